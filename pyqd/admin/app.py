@@ -32,6 +32,7 @@ from pyqd.admin.pages.language import NAMES, language, translate, translate_plur
 from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
+from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.quantities import format_size, format_span
 
@@ -176,8 +177,8 @@ def timestamp(time_ns: int) -> str:
     """Return a time in ns since 1970 as text, in UTC; empty for 0."""
     if not time_ns:
         return ""
-    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}"
+    seconds, rest_ns = divmod(time_ns, SECOND_NS)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // MILLISECOND_NS:03d}"
 
 
 def date_time(at: datetime | None) -> str:

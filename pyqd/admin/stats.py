@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from pyqd.primitives.durations import SECOND_NS
+
 # Sums over brokers, by the names in GET /stats.
 TOPIC_SUMS: Final = (
     "depth",
@@ -59,7 +61,6 @@ CLIENT_FIELDS: Final = {
     "tls_negotiated_protocol_is_mutual": False,
 }
 TOPOLOGY_FIELDS: Final = ("node_topology_region", "node_topology_zone", "topology_region", "topology_zone")
-NS_PER_S: Final = 1_000_000_000
 ALL_NODES: Final = "*"
 
 Json = dict[str, Any]
@@ -252,7 +253,7 @@ def shown_sums(sums: Mapping[str, int], names: Iterable[str], *, omit_delivered:
 def client_row(found: Mapping[str, Any], node: str, region: str, zone: str) -> Json:
     """Return one client with the fields of nsqadmin. node: of the broker, with its topology."""
     row: Json = {"node": node, **{name: found.get(name, default) for name, default in CLIENT_FIELDS.items()}}
-    row["connected"] = (int(time.time()) - int(row["connect_ts"])) * NS_PER_S
+    row["connected"] = (int(time.time()) - int(row["connect_ts"])) * SECOND_NS
     for name, value in zip(
         TOPOLOGY_FIELDS,
         (region, zone, found.get("topology_region"), found.get("topology_zone")),

@@ -36,7 +36,7 @@ MAPPING_RESERVE_MIN: Final = 1024
 # A mapped file and the gap behind it.
 MAPPINGS_PER_FILE: Final = 2
 MEMORY_RESERVE_BYTES: Final = 64 << 20
-# Memory is looked at after so many seconds, or so many new topics and channels: a client makes thousands a second.
+# Memory is read after so many seconds, or so many new topics and channels: a client makes thousands a second.
 MEMORY_LOOK_S: Final = 1.0
 MEMORY_LOOK_COUNT: Final = 32
 DESCRIPTOR_RESERVE_SHARE: Final = 4

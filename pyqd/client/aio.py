@@ -217,7 +217,7 @@ def settle(driver: LoopDriver, publication: Publication) -> None:
         except ClientError as error:
             future.set_exception(error)
             if isinstance(error, ClosedError):
-                # Counts as retrieved: asyncio would log a traceback for each future that nobody awaits, though close()
+                # Counts as retrieved: asyncio would log a traceback for each future that is not awaited, though close()
                 # has logged their number and the user can do nothing else.
                 future.exception()
     driver.wake_watchers()

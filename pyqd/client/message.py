@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pyqd.client.codecs import Codec
 from pyqd.client.errors import SettingError
 from pyqd.client.outgoing import Delay, is_number
+from pyqd.primitives.durations import SECOND_NS
 
 
 def requeue_delay_s(delay: Delay) -> float:
@@ -90,7 +91,7 @@ class Message:
     @property
     def timestamp(self) -> datetime:
         """Time of publishing, in UTC, to the microsecond."""
-        seconds, rest = divmod(self.timestamp_ns, 1_000_000_000)
+        seconds, rest = divmod(self.timestamp_ns, SECOND_NS)
         return datetime.fromtimestamp(seconds, timezone.utc) + timedelta(microseconds=rest // 1000)
 
     @property

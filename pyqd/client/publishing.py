@@ -24,7 +24,7 @@ from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, Time
 from pyqd.primitives.addresses import Address
 
 TICK_S: Final = 0.25
-# A link whose oldest answer is overdue and awaited by nobody is closed after this time without a byte.
+# A link whose oldest answer is overdue, and has no waiting user, is closed after this time without a byte.
 SILENT_S: Final = 5.0
 
 # A command, or a function that returns the bytes for a link and the number of the broker's answers.
@@ -34,7 +34,7 @@ WAITING, SENT, DONE = 0, 1, 2
 
 
 class Publication:
-    """A command whose answer somebody awaits. answer: the data of the broker's response; error: instead of it.
+    """A command whose answer is awaited. answer: the data of the broker's response; error: instead of it.
 
     on_done: called when it is DONE. future: for the use of on_done.
     """

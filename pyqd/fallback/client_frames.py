@@ -21,7 +21,7 @@ assert _MESSAGE_HEADER.size == MESSAGE_HEADER_BYTES
 class FrameSplitter:
     """Splitter of received bytes into frames. An unfinished frame is kept for the next call.
 
-    A frame in many small pieces costs as much per byte as a whole one: nothing is looked at before it is complete.
+    A frame in many small pieces costs as much per byte as a whole one: nothing of it is read before it is complete.
     error_type: of the error that a malformed frame raises.
     """
 

@@ -16,6 +16,7 @@ from pyqd.client.consumption import RetryPolicy
 from pyqd.client.errors import SettingError
 from pyqd.primitives.addresses import TcpAddress, is_ip_address, split_address
 from pyqd.primitives.durations import (
+    HOUR_NS,
     MILLISECOND_NS,
     MINUTE_NS,
     SECOND_NS,
@@ -32,7 +33,6 @@ MAX_ATTEMPTS: Final = 5
 REQUEUE_DELAY_S: Final = 90.0
 REQUEUE_DELAY_MAX_S: Final = 900.0
 BACKOFF_MAX_S: Final = 120.0
-HOUR_NS: Final = 60 * MINUTE_NS
 POLL_MIN_NS: Final = 10 * MILLISECOND_NS
 TIMEOUT_MIN_NS: Final = 100 * MILLISECOND_NS
 TIMEOUT_MAX_NS: Final = 5 * MINUTE_NS

@@ -249,7 +249,7 @@ cdef int put_run(TraceLog log, TracePlace place, const FramedMessages* framed, b
             continue
         log.prepare(place, place.publisher, framed.now_ns, RUN_BYTES_MIN, with_set)
         room = min((<uint32_t> BLOCK_BYTES - log.tail - EVENT_BYTES) // <uint32_t> sizeof(uint32_t), left)
-        # One at least, as `prepare` has left room for events.
+        # One at least, as `prepare` has reserved space for events.
         room = min(room, (<uint32_t> BLOCK_ROWS_MAX - log.row_count + rows - 1) // rows)
         event = <Event*> (log.block + log.tail)
         sizes = <uint32_t*> (event + 1)
@@ -399,7 +399,7 @@ cdef class TraceLog:
     cdef int prepare(
         self, TracePlace place, TraceClient client, int64_t now_ns, uint32_t span_bytes, bint with_set,
     ) noexcept:
-        """Make room for an event of `span_bytes` and give it its context. with_set: and the topic's set of channels."""
+        """Reserve space for an event of `span_bytes` and give it its context. with_set: and the set of channels."""
         cdef Context* context
         self.run_head = 0
         if (

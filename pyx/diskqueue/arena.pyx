@@ -29,8 +29,8 @@ before. Threads pin as well, because the handler of another thread may unmap any
 A page that the disk cannot read raises SIGBUS. While the extent is not *verified*, a handler maps a page of zeros in
 its place, which is *lost*, and pins the extent. The reader of an unverified file checks its content, asks whether the
 page is lost, and treats it as damage. So a start continues, and needs no read or check ahead. In a verified extent the
-signal ends the process, because nobody would check the zeros. A store to such a page ends it as well, because the store
-would be in no file. The next start finds the damage.
+signal ends the process, because no reader would check the zeros. A store to such a page ends it as well, because
+the store would be in no file. The next start finds the damage.
 
 If a file cannot be mapped again, the process ends: a message on standard error names the file, then the previous
 handler of SIGSEGV runs. All stored bytes are in the page cache, as after any kill.

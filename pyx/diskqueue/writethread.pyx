@@ -6,8 +6,8 @@ pwritev2(2) and RWF_DSYNC, and wakes the loop by another one.
 
 Rejected: Linux AIO and io_uring, which need no thread here. Their write is completed, and then flushed, by a worker of
 the kernel on whatever core took the disk's interrupt; where another process keeps that core busy, it waits for the end
-of a time slice, 4 ms and more. A write in a call is completed by whoever waits for it. The loop itself must not wait: a
-flush may take seconds.
+of a time slice, 4 ms and more. A write in a call is completed by the thread that waits for it. The loop itself must not
+wait: a flush may take seconds.
 
 Sources: eventfd(2), pwritev2(2), pthread_sigmask(3).
 """

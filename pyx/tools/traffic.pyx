@@ -146,7 +146,7 @@ cdef void note_sending(Traffic* traffic, Connection* connection, uint32_t comman
 
 
 cdef int publish(Traffic* traffic, Connection* connection, uint32_t command_count) noexcept nogil:
-    """Stamp and send so many commands; there is room for them, and the output buffer is empty."""
+    """Stamp and send so many commands; there is space for them, and the output buffer is empty."""
     cdef uint64_t counter = traffic.next_counter
     cdef uint64_t command_end
     cdef uint32_t command_index

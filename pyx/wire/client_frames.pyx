@@ -4,7 +4,7 @@
     message data: | timestamp: int64 ns | attempts: uint16 | id: 16 hex digits | body |
 
 A chunk without an unfinished frame before it is decoded in place. Otherwise it is appended to the unfinished frame, and
-nothing is looked at before that frame is complete: a frame in many small pieces costs as much per byte as a whole one.
+nothing of it is read before that frame is complete: a frame in many small pieces costs as much per byte as a whole one.
 
 Source: docs/nsq/tcp-protocol.md, "Server to client framing".
 """

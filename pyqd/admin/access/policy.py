@@ -2,8 +2,8 @@
 
 1. A users' file or OpenID Connect: every page and the API need a login. Scripts send basic authentication.
 2. --admin-user without these: a proxy names the user in --acl-http-header, as for nsqadmin. Listed users are
-   administrators, all others may look.
-3. Neither: everybody is an administrator.
+   administrators, all others may view.
+3. Neither: every user is an administrator.
 
 Source: docs/admin.md, "Access".
 """

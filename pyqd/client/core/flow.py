@@ -37,7 +37,7 @@ class SetRdy(NamedTuple):
     """Command to send now: RDY with this count on the connection of this key."""
 
     key: Hashable
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is of no use here
 
 
 @dataclass(frozen=True)

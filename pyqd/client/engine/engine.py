@@ -251,7 +251,7 @@ class Engine:
             self.stand_in.wake()
 
     def wake_waiters(self) -> None:
-        """Have all threads that wait look at their condition again."""
+        """Have all waiting threads evaluate their conditions again."""
         self.role.wake_all()
 
     def step(self, timeout_s: float | None) -> None:

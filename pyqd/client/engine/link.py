@@ -22,7 +22,7 @@ from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
 from pyqd.primitives.addresses import Address
 
-# glibc maps larger blocks of memory anew each time, which costs more than to call recv() several times.
+# glibc maps larger blocks of memory again each time, which costs more than to call recv() several times.
 RECEIVE_BYTES: Final = 1 << 16
 # Bytes of a receive_waiting(), which waits for few answers; the rest is received by the next call.
 WAITED_BYTES: Final = 1 << 14

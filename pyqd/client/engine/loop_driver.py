@@ -112,7 +112,7 @@ class LoopDriver:
             self._call_threadsafe(callback, *args)
 
     def wake_watchers(self) -> None:
-        """Have until() look at its condition again. Called in the loop's thread."""
+        """Have until() evaluate its condition again. Called in the loop's thread."""
         if not self._watchers:
             return
         watchers, self._watchers = self._watchers, []

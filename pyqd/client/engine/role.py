@@ -91,6 +91,6 @@ class Role:
                 forget(result, waiter)
 
     def wake_all(self) -> None:
-        """Have all threads that sleep look at their condition again."""
+        """Have all sleeping threads evaluate their conditions again."""
         for waiter in self.waiters:
             waiter.wake()

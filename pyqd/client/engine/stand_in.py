@@ -68,7 +68,7 @@ class StandIn:
         return self._thread is not None and role.holder == self._thread.ident
 
     def hurry(self) -> None:
-        """Have a look at commands that wait to be sent: see GRACE_S."""
+        """Check soon for commands that wait to be sent: see GRACE_S."""
         if self._resting is not None and not self._has_waited:
             self._resting.wake()
 

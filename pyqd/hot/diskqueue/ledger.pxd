@@ -47,7 +47,7 @@ cdef struct LedgerHeader:
 cdef class Ledger:
     cdef readonly object files
     cdef readonly str path               # None: anonymous memory
-    cdef public object on_replaced       # called without arguments when another file has the name; None: nobody is
+    cdef public object on_replaced       # called without arguments when another file has the name; None: nothing is
     cdef object placeholders             # while the file is missing because the disk is full; else None
     cdef Mapping mapping
     cdef LedgerHeader* header

@@ -13,8 +13,9 @@ from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, RefusedError, SettingError, TooBigError
 from pyqd.client.http import ChannelResult
 from pyqd.client.outgoing import Delay, Outgoing, Time, encode, parse_due
+from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.testing.memory.channels import MemoryChannel, MemoryTopic, Stored, Subscriber
-from pyqd.testing.memory.clock import SECOND_NS, ManualClock
+from pyqd.testing.memory.clock import ManualClock
 from pyqd.testing.memory.consumers import AioMemoryConsumer, MemoryConsumer
 from pyqd.testing.memory.producers import AioMemoryProducer, MemoryProducer
 from pyqd.testing.published import PublishedMessage, utc
@@ -22,7 +23,6 @@ from pyqd.testing.published import PublishedMessage, utc
 ADDRESS = "memory"
 EPHEMERAL = "#ephemeral"
 FIRST_ID = 0x0D00_0000_0000_0000
-MS_NS = 1_000_000
 ROUNDS_MAX = 1000
 
 
@@ -164,8 +164,8 @@ class MemoryBroker:
             # parse_due() has checked the delay, but counts it from the system's time.
             due_ns = self.clock.now_ns + round(seconds_of(delay) * SECOND_NS)
         else:
-            due_ns = due.unix_ms() * MS_NS
-        late_ms, most_ms = (due_ns - self.clock.now_ns) // MS_NS, round(self.max_defer * 1000)
+            due_ns = due.unix_ms() * MILLISECOND_NS
+        late_ms, most_ms = (due_ns - self.clock.now_ns) // MILLISECOND_NS, round(self.max_defer * 1000)
         if late_ms > most_ms:
             raise RefusedError(f"E_INVALID DPUB timeout {late_ms} out of range 0-{most_ms}", ADDRESS)
         return due_ns

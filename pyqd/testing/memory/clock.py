@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-SECOND_NS = 1_000_000_000
+from pyqd.primitives.durations import SECOND_NS
+
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 

@@ -22,14 +22,14 @@ from pyqd.client.errors import AnsweredError, ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Delay
+from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.testing.memory.channels import Entry, MemoryChannel, Subscriber
-from pyqd.testing.memory.clock import SECOND_NS
 
 if TYPE_CHECKING:
     from pyqd.testing.memory.broker import MemoryBroker
 
 RDY_MAX = 2500
-REQUEUE_NS_MAX = REQUEUE_MS_MAX * 1_000_000
+REQUEUE_NS_MAX = REQUEUE_MS_MAX * MILLISECOND_NS
 # Of one message without an advance of the clock: it would be delivered without end.
 DELIVERIES_MAX = 1000
 MSG_TIMEOUT_S_MIN = 1.0

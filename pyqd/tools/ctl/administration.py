@@ -195,7 +195,7 @@ def empty(session: Session, topic: str, channel: str | None, yes: bool) -> None:
 def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None:
     """Delete a topic with its channels, or a channel, and all their messages, after a question.
 
-    Connections of their clients are closed. A client that connects again creates the topic or the channel anew.
+    Connections of their clients are closed. A client that connects again creates the topic or the channel again.
     """
     check_names(topic, channel)
     brokers = session.brokers(may_be_none=True)
