@@ -77,7 +77,7 @@ class RetryPolicy:
             commands.check_topic(self.dead_letter_topic)
 
     def delay_after(self, attempts: int) -> float:
-        """Return the delay after a failure."""
+        """Return the delay after a failure, in seconds. attempts: deliveries so far."""
         return min(self.delay * attempts, self.max_delay)
 
 

@@ -83,7 +83,7 @@ Header = tuple[int, ...]
 
 
 def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: bool = False) -> Columns:
-    """Decode the body of an answer.
+    """Decode the body of an answer of GET /topic/log.
 
     expected: the requested position. with_bodies: fill `bodies`. skip_damaged: count damaged records as lost, and stop
     if the start of the next record is unknown. Raises: ValueError if the data end within a record, a checksum is wrong,

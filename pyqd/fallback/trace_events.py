@@ -279,7 +279,7 @@ class _Rows:
 
 
 def decode(data: bytes, expected: int, skip_damaged: bool = False) -> TraceColumns:
-    """Decode the body of an answer.
+    """Decode the body of an answer of GET /trace/log.
 
     expected: position of the first row; 0: the oldest one. Rows before it are left out. skip_damaged: leave out records
     with a wrong checksum; their events are part of a gap. Raises: ValueError if a record is damaged or not of this

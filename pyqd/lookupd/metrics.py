@@ -24,7 +24,7 @@ HELP = {
 
 
 class LookupCollector(Collector):
-    """Reads the registry. tcp_connections, http_connections: return the open connections."""
+    """Collector of the registry's metrics. tcp_connections, http_connections: return the open connections."""
 
     def __init__(
         self, registry: Registry, tcp_connections: Callable[[], int], http_connections: Callable[[], int]

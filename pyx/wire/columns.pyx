@@ -71,7 +71,7 @@ cdef class Columns:
 
 
 def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint skip_damaged=False):
-    """Decode the body of an answer.
+    """Decode the body of an answer of GET /topic/log.
 
     expected: the requested position. with_bodies: fill `bodies`. skip_damaged: count damaged records as lost, and stop
     if the start of the next record is unknown. Raises: ValueError if the data end within a record, a checksum is wrong,

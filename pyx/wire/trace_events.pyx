@@ -125,7 +125,7 @@ cdef class TraceColumns:
 
 
 def decode(bytes data not None, int64_t expected, bint skip_damaged=False):
-    """Decode the body of an answer.
+    """Decode the body of an answer of GET /trace/log.
 
     expected: position of the first row; 0: the oldest one. Rows before it are left out. skip_damaged: leave out records
     with a wrong checksum; their events are part of a gap. Raises: ValueError if a record is damaged or not of this
@@ -252,7 +252,7 @@ cdef inline uint32_t set_size(const char* block, uint32_t at) noexcept nogil:
 
 
 cdef Fault measure_definition(const char* block, uint64_t at, Tables* tables, uint32_t* place) noexcept nogil:
-    """Check a definition and enter it in the tables. place: that of the events which follow."""
+    """Check a definition and enter it in the tables. place: becomes that of the events after it, if it names one."""
     cdef const Context* context
     cdef const Channels* channels
     cdef const uint16_t* members

@@ -275,7 +275,7 @@ class Link:
             return False
 
     def receive(self) -> bool:
-        """Handle the bytes that are there; return False if there are none."""
+        """Receive and handle the bytes that have arrived; return False if there are none."""
         if self._is_connecting:
             return False
         assert self._socket is not None
