@@ -134,7 +134,7 @@ def mark(consumers: Sequence[Consumer]) -> None:
     some_work = any(each.rate for each in consumers)
     for number, each in enumerate(consumers):
         if len(consumers) <= FEW:
-            # One of few would hide in a median that it is part of.
+            # A consumer among few would hide in a median of which it is a part.
             usual = Usual.of([*consumers[:number], *consumers[number + 1 :]])
         client = each.client
         if each.rate < SLOW_SHARE * usual.rate:

@@ -78,7 +78,7 @@ class Daemon:
         self.options = options
         self.hub: Any = gevent.get_hub()
         if not self.hub:
-            # It runs already if this daemon follows one in the same process.
+            # The hub runs already if this daemon follows one in the same process.
             isolate_native_stacks(self.hub)
         buffers.keep_freed_memory()
         self.stop_wanted = Event()

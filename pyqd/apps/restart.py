@@ -33,7 +33,7 @@ from pyqd.apps.inherited import HANDOVER_VARIABLE, Inherited, owned
 from pyqd.primitives.errors import StartupError
 
 READY, GO, UP, FAILED = "ready", "go", "up", "failed"
-# To load the code and to check flags and files.
+# Time for loading the code and checking flags and files.
 READY_S = 60.0
 MESSAGE_BYTES_MAX = 4096
 # Once the successor was asked to end.

@@ -252,7 +252,7 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         Program(BROKER, broker, ping),
     ]
     if database and ping is not None:
-        # It makes the tables that the web admin reads.
+        # The shipper makes the tables that the web admin reads.
         programs.append(
             Program("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
         )

@@ -44,7 +44,7 @@ DESCRIPTOR_RESERVE_MAX: Final = 1024
 # A quarter each for files of batches, for files that are to stay known to the kernel, for syncs and renames, and for
 # connections that are refused.
 DESCRIPTOR_KINDS: Final = 4
-# Of listeners, event loops of threads, the log.
+# For listeners, event loops of threads, and the log.
 DESCRIPTORS_OWN: Final = 64
 
 logger = logging.getLogger(__name__)

@@ -86,7 +86,7 @@ class Channel(ChannelCore):
             dead_letter_target=DeadLetterTarget(topic.broker, name),
         )
         if options.e2e_processing_latency_percentile:
-            # Not imported otherwise: see there.
+            # Imported only if latencies are measured, for the reason given in that module.
             from pyqd.broker.latency import new_buffer
 
             self.latency = new_buffer(options.e2e_processing_latency_window_time_ns, mono())
@@ -145,7 +145,7 @@ class Channel(ChannelCore):
         attempts_of = files.load_attempts() if ATTEMPTS_FILE in found else {}
         if PARKED_LOG in found:
             if PARKED_LEDGER not in found:
-                # Or a kill came between making the two, and nothing is parked.
+                # If a kill came between making log and ledger, nothing is parked.
                 logger.warning(
                     "DISKQUEUE(%s): the ledger is missing; all parked messages are delivered again",
                     files.path_of(PARKED_LEDGER),

@@ -95,7 +95,7 @@ def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change,
     if state is None:
         return Outcome(channel.name, REFUSAL_OF[lookup.place])
     if lookup.due_ns():
-        # It is in the queue until it is parked.
+        # A deferred message is in the queue until it is parked.
         state = DEFERRED
     try:
         change(lookup)

@@ -21,7 +21,7 @@ IN_FLIGHT: Final = "in_flight"
 DEFERRED: Final = "deferred"
 DEAD_LETTER: Final = "dead_letter"
 STATES: Final = (READY, IN_FLIGHT, DEFERRED, DEAD_LETTER)
-# Of a walk over a queue; then the page is handed out as it is.
+# Slices of a walk over a queue; after these the page is returned as it is.
 TURNS_MAX: Final = 25
 
 _CURSOR = re.compile(r"([rql])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,10})\.(\d{1,20})", re.ASCII)

@@ -384,7 +384,7 @@ class Consumption:
     def _publish_dead_letter(self, message: Message) -> None:
         """Publish a message to the dead-letter topic. It stays in flight until the broker has the copy."""
         if message.is_lost:
-            # It will be delivered again, and fail again.
+            # The message will be delivered again, and fail again.
             self._requeue(message, 0.0, False)
             return
         topic = self.retry.dead_letter_topic

@@ -90,7 +90,7 @@ class TcpServer:
         inherited: a listening socket that another process has opened, or None.
         """
         bound = self.listener.start(address, inherited)
-        # It repeats: a timer that has gone off once and is started again goes off at once.
+        # A repeating timer: one that has gone off once and is started again goes off at once.
         self.sweep_timer = self.hub.loop.timer(self.sweep_s(), self.sweep_s())
         self.sweep_timer.start(self.sweep)
         logger.info("TCP: listening on %s", bound)

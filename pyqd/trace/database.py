@@ -70,7 +70,7 @@ class Database:
         self._versions = versions or Versions()
         # Statements for many rows bypass SQLAlchemy.
         self._driver_error = self.engine.dialect.loaded_dbapi.Error
-        # By number of the node.
+        # Last deliveries, by number of the node.
         self._recent: dict[int, RecentDeliveries] = {}
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ nodes: Final = _table(
     # Identity of the log: a broker whose data directory was removed begins another log.
     sa.Column("log", ascii_text(TEXT_CHARS), nullable=False, unique=True),
     sa.Column("nsqd", free_text(TEXT_CHARS), nullable=False),
-    # Of the first event that is not stored yet.
+    # Position of the first event that is not stored yet.
     sa.Column("position", BIG, nullable=False),
     sa.Column("event_at", UtcTime, nullable=True),
     sa.Column("shipped_at", UtcTime, nullable=True),

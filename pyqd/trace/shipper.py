@@ -77,7 +77,7 @@ class Shipper:
         self._nodes: dict[Fetcher, Node] = {}
         # Fetchers that have found another reader of their broker at work: the time to try again, and the broker.
         self._standby: dict[Fetcher, tuple[float, Identity]] = {}
-        # Of these, those whose other reader is a fetcher here.
+        # Fetchers on standby whose other reader is a fetcher here.
         self._doubles: set[Fetcher] = set()
         self._backoff = Backoff()
         self._event_count = 0

@@ -23,5 +23,5 @@ OVER: Final = ("finished", "dead_lettered", "cancelled", "dropped")
 
 # Reasons for which a channel drops all its messages.
 CLEARED: Final = ("emptied", "channel_deleted", "topic_deleted")
-# It drops those up to an id, and delivers those above it again.
+# A seek drops the messages up to an id, and delivers those above it again.
 SEEK: Final = "seek"

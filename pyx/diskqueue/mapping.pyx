@@ -76,7 +76,7 @@ cdef extern from *:
     ctypedef char volatile_char "pyqd_volatile_char"
 
 cdef uint64_t PAGE_BYTES = 4096
-# Of a file that is written: so much is filled in less than a millisecond.
+# Limit for a file that is written: so many bytes are filled in less than a millisecond.
 cdef uint64_t READ_AHEAD_BYTES_MAX = 256 << 10
 cdef enum:
     DESCRIPTORS_MAX = 64

@@ -250,7 +250,7 @@ cdef class Segment:
             raise LaterFormatError(
                 path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
         if header.checksum == header_checksum(header, 0):
-            # It was retired.
+            # The segment was retired.
             self.number = 0
             return 0
         if header.checksum != header_checksum(header, header.number):

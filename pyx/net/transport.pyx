@@ -33,7 +33,7 @@ cdef enum:
     CHUNK_BYTES = 128 << 10
     WAITING_BYTES = 64 << 10
 
-# One for a transport on the socket, one for a transport on a transport: both are empty between two calls.
+# Buffers of a transport on the socket, and of a transport on a transport: both are empty between two calls.
 cdef char* lower_scratch = <char*> malloc(SCRATCH_BYTES)
 cdef char* upper_scratch = <char*> malloc(SCRATCH_BYTES)
 if lower_scratch == NULL or upper_scratch == NULL:

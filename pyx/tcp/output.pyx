@@ -329,7 +329,7 @@ cdef class ClientOutput(Consumer):
             try:
                 self.take_messages(quota)
             except StorageError as error:
-                # Of the channel; the queued frames are complete.
+                # The error is the channel's; the queued frames are complete.
                 failure = error
             self.flush_or_block()
         except BaseException as error:

@@ -37,7 +37,7 @@ cdef enum:
 cdef const char* IDENTIFIER = b"sNaPpY"
 cdef bytes IDENTIFIER_CHUNK = b"\xff\x06\x00\x00sNaPpY"
 
-# It is empty between two calls.
+# The buffer is empty between two calls.
 cdef char* scratch = <char*> malloc(CHUNK_HEADER_BYTES + CHECKSUM_BYTES + COMPRESSED_MAX)
 if scratch == NULL:
     raise MemoryError

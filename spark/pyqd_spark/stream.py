@@ -159,7 +159,7 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = places_in(start)
         created = places_in(start.get(CREATED, {}))
         for key in sorted(set(known) - set(found)):
-            # It stays in the offsets: when it is back, reading resumes at the same position.
+            # The node stays in the offsets: when the node is back, reading resumes at the same position.
             lose(self.settings, f"{named(key)} is not there any more, read so far: to {known[key]}")
         places = dict(known)
         for key, one in found.items():

@@ -44,7 +44,7 @@ class DeadLetterViews:
         letters = self.of(node, topic, channel)
         place = letters.place()
         if place.target:
-            # They are messages of that topic.
+            # Dead letters are messages of their dead-letter topic.
             self.site.require(Role.VIEW, place.target)
         holder = place.chosen(fields.get("holder"))
         text = fields.get("text", "")

@@ -43,7 +43,7 @@ cdef class Mapping:
 
     cdef inline bint is_lost(self, uint64_t start, uint64_t length) noexcept:
         # Whether some of those bytes could not be read from the disk: there are zeros in their place.
-        # They have been accessed before: the compiler must not look first.
+        # The caller has accessed these bytes before: the compiler must not move this check before the access.
         debug_require(start <= self.size_bytes)
         debug_require(length <= self.size_bytes - start)
         store_barrier()

@@ -17,7 +17,7 @@ CONNECTIONS_MAX: Final = 10_000
 RATE_MAX: Final = 1_000_000_000
 RDY_MAX: Final = 1_000_000
 COUNT_MAX: Final = 1_000_000_000_000
-# Of the commands of one connection, in the generator.
+# Memory for the commands of one connection, in the generator.
 OUTSTANDING_BYTES_MAX: Final = 64 << 20
 COMMAND_BYTES: Final = 80
 DEADLINE: Final = "%Y-%m-%d %H:%M:%S"

@@ -13,7 +13,7 @@ from pyqd.tools.ctl.table import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# Of a table that goes to a file or a pipe.
+# Width of a table that goes to a file or a pipe.
 WIDTH_CHARS: Final = 160
 
 
