@@ -16,6 +16,8 @@ from tests.support.server import Daemon, pyqd, running
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+    from tests.support.certificates import Certificates
+
 # Each starts a daemon for one test, which takes longer than most tests: these are not for a quick look.
 ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 
@@ -80,6 +82,15 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
     mark = request.node.get_closest_marker("flags")
     with running(Daemon(pyqd(), tmp_path, mark.args if mark else ())) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority, and its certificates for a server and a client. Tests leave the files as they are."""
+    # Most tests need none, and the library takes a while to import.
+    from tests.support.certificates import Certificates
+
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -33,7 +33,7 @@ from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.schedule import Scheduler
 from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError
 from pyqd.primitives.memory import thaw
-from pyqd.primitives.names import is_ephemeral_str, topic_dir, topic_of_dir
+from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str, topic_dir, topic_of_dir
 
 TOPICS_DIRECTORY = "topics"
 DISCARDED_DIRECTORY = "discarded"
@@ -181,6 +181,7 @@ class Broker:
 
     def load(self) -> None:
         """Open the data directory and every topic in it."""
+        assert not self.topics, "a broker is loaded once"
         try:
             topics = os.path.join(self.root, TOPICS_DIRECTORY)
             self.files.make_directory(topics)
@@ -193,7 +194,7 @@ class Broker:
             self.empty_discarded()
             for left in (PROBE_FILE, PROBE_FILE + MAKING):
                 self.files.remove(os.path.join(self.root, left))
-            # It puts the arena's handler of faults first, once, and no file is mapped before that.
+            # This call puts the arena's handler of faults first, once. No file is mapped before.
             arena.begin_load()
             try:
                 self.load_journal()
@@ -358,6 +359,7 @@ class Broker:
 
         Raises: StorageError.
         """
+        assert directory.startswith(os.path.join(self.root, TOPICS_DIRECTORY) + os.sep), "not one of the broker's"
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
         # A start has made it, or the disk was full then.
         self.files.make_directory(discarded)
@@ -371,7 +373,7 @@ class Broker:
         """Remove in a thread the files that `discard` has moved out of a directory. again: a failure was
         logged before.
         """
-
+        assert moved.startswith(os.path.join(self.root, DISCARDED_DIRECTORY) + os.sep), "the files are still in use"
         thaw()
 
         def remove() -> None:
@@ -441,6 +443,7 @@ class Broker:
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known by its name."""
+        assert topic.name not in self.topics, "two topics have one name"
         if self.draining:
             topic.refuse_publishes()
         self.topics[topic.name] = topic
@@ -458,6 +461,7 @@ class Broker:
 
     def new_topic(self, name: str, directory: str | None) -> Topic:
         """Make a topic with its first segment. Raises: StorageError."""
+        assert is_valid_name_str(name), "the caller checks names"
         if directory is None:
             return Topic(self, name, None)
         try:

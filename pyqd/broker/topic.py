@@ -24,7 +24,7 @@ from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.wire.trace_events import REASONS
 from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached, StorageError
-from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
+from pyqd.primitives.names import channel_of_dir, is_ephemeral_str, is_valid_name_str
 
 if TYPE_CHECKING:
     from pyqd.broker.broker import Broker
@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 class Topic(TopicCore):
     """One topic.
 
-    Its directory holds its state, its log, and a directory for each channel. What is there is what exists: there is no
-    list of topics and channels beside it that could say otherwise. An ephemeral topic has no directory.
+    Its directory holds its state, its log, and a directory for each channel. The directories alone say which topics
+    and channels exist: no list beside them could contradict them. An ephemeral topic has no directory.
     found: the names in the directory that an earlier run left; None: the topic is new.
     Raises: StorageError, CorruptionError. Source: docs/storage.md, "Topic".
     """
@@ -65,7 +65,7 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.names = Names()
-        # It was there, and is damaged.
+        # The file `state` was there, and is damaged.
         self.state_lost = False
         if directory is not None and (found is None or not broker.names_durable):
             self.names.changed(os.path.dirname(directory))
@@ -222,6 +222,8 @@ class Topic(TopicCore):
         """Return the channel of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""
         channel = self.channels_by_name.get(name)
         if channel is None:
+            assert is_valid_name_str(name), "the caller checks names"
+            assert not self.exiting, "a deleted topic has no directory for a channel"
             limit = self.broker.options.max_channels_per_topic
             if limit and len(self.channels_by_name) >= limit:
                 raise LimitReached("TOO_MANY_CHANNELS", f"channel {name} of topic {self.name} exceeds limit of {limit}")
@@ -262,6 +264,7 @@ class Topic(TopicCore):
 
     def drop_channel(self, channel: Channel) -> None:
         """Forget a channel whose directory has been moved or removed, and close its consumers."""
+        assert self.channels_by_name.get(channel.name) is channel
         channel.exiting = True
         for consumer in channel.close_consumers():
             consumer.client.close()
@@ -282,6 +285,7 @@ class Topic(TopicCore):
 
     def drop_channels(self) -> bool:
         """Drop some channels of a deleted topic, and the log with the last one. Returns: True if channels remain."""
+        assert self.exiting, "the topic is not deleted"
         for name, channel in list(islice(self.channels_by_name.items(), CHANNELS_DROPPED_AT_ONCE)):
             logger.info("TOPIC(%s): deleting channel %s", self.name, name)
             self.drop_channel(channel)

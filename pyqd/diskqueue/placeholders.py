@@ -63,6 +63,7 @@ class Placeholders:
         return True
 
     def _add(self, path: str, stand_in: Placeholder) -> None:
+        assert path not in self._waiting, "a missing file has two placeholders"
         self._waiting[path] = stand_in
         logger.error(
             "cannot create %s: the disk is full; it is kept in memory until space is free; after a kill before that,"

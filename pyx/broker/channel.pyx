@@ -231,7 +231,10 @@ cdef class ChannelCore(Scheduled):
 
     cdef int make_finishable(self, uint64_t guid) except -1:
         """Grow the ledger so that a message in flight can be finished. Raises: StorageError (nothing changed)."""
-        cdef Slot* held = &self.slots.slots[self.slots.find(guid)]
+        cdef int64_t slot = self.slots.find(guid)
+        cdef Slot* held
+        assert slot >= 0, "the message is not in flight"
+        held = &self.slots.slots[slot]
         return self.parking.reach(held.record, held.source)
 
     cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1:
@@ -421,6 +424,7 @@ cdef class ChannelCore(Scheduled):
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
             if consumer is not None:
+                assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
                 consumer.in_flight -= 1
             count += 1
         if count:
@@ -512,6 +516,7 @@ cdef class ChannelCore(Scheduled):
         """
         cdef uint64_t depth = self.available()
         cdef uint64_t excess
+        assert self.ephemeral, "a durable channel drops no message"
         if depth <= self.memory_count_max or self.parking.lags():
             return 0
         if not self.ledger.header.paused and self.dispatcher.can_dispatch():
@@ -629,6 +634,7 @@ cdef class ChannelCore(Scheduled):
 
     def note_cancelled(self, uint64_t ordinal):
         """Record a message of the topic's log as cancelled: a seek skips it. Raises: StorageError (nothing changed)."""
+        assert ordinal < self.readable.log.end, "the log has no such message"
         if self.cancelled is None:
             self.cancelled = self.files.open_cancelled()
         self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)

@@ -133,6 +133,7 @@ cdef class DeadLetterPolicy:
         cdef ReadyEntry entry = self.pending.at(self.pending.first)[0]
         cdef const Record* record = entry.record
         cdef uint64_t guid = record.guid
+        assert self.is_sorted(), "a message may have attempts left by the present limit"
         # Finishing the message must not fail any more.
         self.parking.reach(record, entry.source)
         topic.published_by(None)

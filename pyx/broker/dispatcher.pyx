@@ -26,6 +26,7 @@ cdef class Dispatcher:
         self.by_number = {}
 
     cdef int add(self, Consumer consumer) except -1:
+        assert consumer.number not in self.by_number, "two consumers have one number, which owns messages in flight"
         self.consumers.append(consumer)
         self.by_number[consumer.number] = consumer
         return 0

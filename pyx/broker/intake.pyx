@@ -113,6 +113,7 @@ cdef class Intake(Scheduled):
         self.waiting = deque()
 
     cdef int add(self, QueuedBatch queued) except -1:
+        assert not queued.finished and not queued.begun
         self.waiting.append(queued)
         self.topic.busy = True
         return self.topic.scheduler.request_wake(self)
@@ -139,6 +140,7 @@ cdef class Intake(Scheduled):
     cdef bint store_slice(self, QueuedBatch queued) except -1:
         """Add some messages of the first batch. Returns: whether it is stored. Raises: StorageError (it is dropped)."""
         cdef MessageBatch* batch = &queued.batch
+        assert queued is self.waiting[0], "ordinals are given in the order of the queue"
         if not queued.begun or not (batch.kept == 0 or self.topic.log.resume_batch()):
             self.begin(queued)
         try:

@@ -225,6 +225,7 @@ cdef class Parking:
     cdef int settle_to(self, uint64_t end) except -1:
         """Finish the origins of the parked records below an ordinal, some of which are not settled."""
         cdef uint64_t index, origin
+        assert self.parked.settled <= end <= self.parked.log.end
         for index in range(end - self.parked.settled):
             origin = self.parked.origin_at(index)
             if origin & 1 == FROM_PARKED:
@@ -241,6 +242,7 @@ cdef class Parking:
         return 0
 
     cdef int walk_to(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
+        assert SEGMENT_HEADER_BYTES <= offset <= segment.tail, "there is no place for a record"
         self.walk_segment = segment
         self.walk_offset = offset
         self.walk_ordinal = max(ordinal, segment.first_ordinal)

@@ -39,6 +39,7 @@ cdef class SlotTable:
     cdef int grow(self) except -1:
         cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, 2 * self.capacity)
         cdef uint32_t slot
+        assert self.free_count == 0, "a free slot would be on the stack twice"
         if array_reserve(&self.slots_memory, <size_t> capacity * sizeof(Slot)) != 0:
             raise MemoryError
         self.slots = <Slot*> self.slots_memory.base
@@ -74,10 +75,12 @@ cdef class SlotTable:
 
     cdef int remove(self, uint32_t slot) except -1:
         """Forget a slot that is in use."""
+        cdef int64_t found
         debug_require(slot < self.capacity)
         debug_require(self.deadlines.contains(slot))
         self.deadlines.remove(slot)
-        self.ids.take(self.slots[slot].record.guid)
+        found = self.ids.take(self.slots[slot].record.guid)
+        assert found == slot, "the id of a message in flight leads to another slot"
         self.free_slots[self.free_count] = slot
         self.free_count += 1
         return 0
@@ -137,6 +140,7 @@ cdef class ReadyRing:
         cdef uint32_t former = self.capacity
         cdef uint32_t capacity = max(<uint32_t> RING_MIN, 2 * former)
         cdef uint32_t wrapped
+        assert self.count == former, "only a full ring grows"
         if array_reserve(&self.memory, <size_t> capacity * sizeof(ReadyEntry)) != 0:
             raise MemoryError
         self.entries = <ReadyEntry*> self.memory.base

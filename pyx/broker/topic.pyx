@@ -239,6 +239,7 @@ cdef class TopicCore(Scheduled):
         cdef ChannelCore channel
         cdef uint64_t before = self.readable.deferred_count
         cdef uint64_t offset = <const char*> first - self.log.active.base
+        assert deferred_count <= count and self.readable.end == self.log.end, "held messages are not parked"
         if not at_once and not self.readable.all_lag:
             self.readable.all_lag = True
             for channel in self.channels:
@@ -295,6 +296,7 @@ cdef class TopicCore(Scheduled):
         cdef const Record* first
         if count == 0:
             return 0
+        assert self.log.batch.is_open, "the messages counted as open are in no batch"
         first = <const Record*> self.log.batch.first
         self.open_count = self.open_bytes = 0
         if self.trace is not None:
@@ -343,7 +345,7 @@ cdef class TopicCore(Scheduled):
         cdef uint64_t held = self.held_count()
         batch.kept = batch.count
         if self.ephemeral and not self.is_readable():
-            # As with single messages, those past what the topic may hold are accepted and dropped.
+            # As with single messages, those beyond the limit of held messages are accepted and dropped.
             batch.kept = <uint32_t> min(
                 <uint64_t> batch.count, self.memory_count_max - min(held, self.memory_count_max))
         if batch.kept == 0:
@@ -596,6 +598,7 @@ cdef class TopicCore(Scheduled):
 
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets the held messages, unless the topic is paused or awaits channels."""
+        assert channel.readable is self.readable, "the channel reads another topic's log"
         self.channels.append(channel)
         self.note_members()
         self.readable.all_lag = False
@@ -608,6 +611,7 @@ cdef class TopicCore(Scheduled):
         cdef Position position
         cdef uint64_t start = self.readable.end
         cdef bint are_held = self.readable.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
+        assert self.is_readable(), "no channel may read the held messages"
         if are_held:
             position = self.readable.end_position()
             for channel in self.channels:

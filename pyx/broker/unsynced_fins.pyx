@@ -31,6 +31,7 @@ cdef class UnsyncedFins:
         cdef Consumer consumer
         cdef list covered = []
         for consumer in self.consumers:
+            assert consumer.awaits_sync, "a consumer is listed twice"
             consumer.awaits_sync = False
             covered.append((consumer, consumer.unsynced_count))
         self.consumers = []

@@ -209,8 +209,9 @@ cdef class Ledger:
         return 0
 
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1:
-        """Forget what lies outside the log's `[oldest, end)`: after a start, before any other call."""
+        """Forget the records outside the log's `[oldest, end)`: after a start, before any other call."""
         cdef LedgerHeader* header = self.header
+        assert oldest <= end, "the log ends before it begins"
         self.change_count += 1
         # All of them are of records that the log has no more, or that a reset has dropped durably.
         self.clear_late_bits(header.floor)
@@ -265,6 +266,7 @@ cdef class Ledger:
         bits_from: the first record of which the ring had a bit then.
         May be called in a thread, as the interpreter's lock is held.
         """
+        assert change_count <= self.change_count, "a sync has covered changes that were not made yet"
         self.synced_change_count = max(self.synced_change_count, change_count)
         if reset_count == self.reset_count:
             self.header.trusted_below = max(self.header.trusted_below, bits_from + self.capacity_bits)
@@ -369,6 +371,7 @@ cdef class Ledger:
 
     cdef int hand_out(self) except -1:
         """Move the cursor over a record that is handed out now."""
+        assert not self.next_is_finished(), "a finished record is handed out"
         self.change_count += 1
         self.header.cursor += 1
         return 0
@@ -409,6 +412,7 @@ cdef class Ledger:
         return 0
 
     cdef int clear_absorbed(self) except -1:
+        assert self.header.absorb_from <= self.header.absorb_to <= self.header.floor
         store_barrier()
         ring_clear_range(self.words, self.capacity_bits, self.header.absorb_from, self.header.absorb_to)
         store_barrier()
@@ -419,6 +423,7 @@ cdef class Ledger:
         """Clear those of the bits behind the floor that are of records below an ordinal, the floor at most."""
         if self.uncleared_from == ALL_CLEARED or end <= self.uncleared_from:
             return 0
+        assert end <= self.header.floor, "the bits of unfinished records are cleared"
         self.change_count += 1
         if end >= self.header.absorb_to:
             self.uncleared_from = ALL_CLEARED
@@ -463,7 +468,7 @@ cdef class Ledger:
         count_from(header, ordinal)
         header.parked_below = ordinal
         header.parked_from = parked_from
-        # A reset may go back: what is on stable storage then speaks of other deliveries. A new file has zeros only.
+        # A reset may go back: then the bits on stable storage are of other deliveries. A new file has zeros only.
         header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
         self.pristine = False
         self.reset_count += 1
@@ -500,6 +505,7 @@ cdef class Ledger:
         cdef uint64_t floor = self.header.floor
         cdef Mapping mapping
         cdef LedgerHeader* header
+        assert ordinal >= floor, "the record is finished"
         while ordinal - floor >= capacity:
             capacity *= 2
         mapping = self.new_file(capacity)
@@ -510,7 +516,7 @@ cdef class Ledger:
         ring_copy(
             self.words, self.capacity_bits, <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), capacity,
             floor, self.bits_end())
-        # So it is, once the file has the name.
+        # All bits of the new file can be trusted once the file has the name.
         header.trusted_below = floor + capacity
         return self.sync_and_replace(mapping)
 

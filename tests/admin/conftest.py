@@ -243,6 +243,12 @@ def direct(request: pytest.FixtureRequest, world: World, start_admin: Callable[.
     return start_admin(request.param, *(f"--nsqd-http-address={address}" for address in world.addresses()))
 
 
+@pytest.fixture(scope="module")
+def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
+    """A pyqadmin without logins, for the tests of one file."""
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+
+
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """Return a topic's name of this test alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -11,11 +10,6 @@ from pyqd.admin.messages import hex_dump, shown_as
 from tests.admin.conftest import Admin, World
 from tests.admin.test_access import Browser
 from tests.support.nsq import Client
-
-
-@pytest.fixture(scope="module")
-def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 
 from pyqd.admin.consumers import CHANNELS_MAX, NOT_READY, REQUEUES, SLOW, TIMES_OUT, Looks
 from tests.admin.conftest import Admin, World
@@ -80,11 +78,6 @@ def test_only_the_latest_channels_are_kept() -> None:
     for number in range(CHANNELS_MAX + 10):
         looks.compare(("t", str(number)), [client("a", 10)], 0.0)
     assert len(looks._looks) == CHANNELS_MAX
-
-
-@pytest.fixture(scope="module")
-def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
 
 
 def test_consumers_are_compared_on_a_page(open_admin: Admin, world: World, topic: str) -> None:

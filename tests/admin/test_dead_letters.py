@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -13,11 +12,6 @@ from tests.support.nsq import Client
 from tests.support.server import wait_until
 
 LONG = b"long " * 2000
-
-
-@pytest.fixture(scope="module")
-def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
 
 
 @pytest.fixture

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 
-import pytest
 
 from pyqd.admin.cluster import Node
 from pyqd.admin.durability import ABSENT_POLLS, DurabilityReader
 from pyqd.admin.upstream import Upstream
 from tests.admin.conftest import Admin, World
 from tests.support.server import wait_until
-
-
-@pytest.fixture(scope="module")
-def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
 
 
 def test_the_state_of_each_broker_is_shown(open_admin: Admin, world: World) -> None:

@@ -15,11 +15,6 @@ from tests.admin.conftest import Admin, World
 from tests.admin.test_access import FORM, Browser, basic
 
 
-@pytest.fixture(scope="module")
-def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
-
-
 @pytest.fixture
 def browser(open_admin: Admin) -> Browser:
     return Browser(open_admin)

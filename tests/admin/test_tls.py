@@ -16,11 +16,6 @@ from tests.support.http_stub import http_stub, json_answer
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def test_pages_over_https_have_cookies_for_https_only(
     world: World, start_admin: Callable[..., Admin], certificates: Certificates
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pyqd.client import AuthenticationError, Consumer, Message, Producer, RetryPolicy, SettingError, consumption
 from tests.support.http_stub import http_stub
-from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers
+from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers, settle
 
 
 @pytest.fixture
@@ -51,13 +51,6 @@ def begin(consumer: Consumer) -> None:
 def one(consumer: Consumer) -> Message:
     (message,) = consumer.fetch(timeout=WAIT_S)
     return message
-
-
-def settle(broker: ScriptedBroker) -> None:
-    """Wait until the client has read what the broker sent before."""
-    answered = broker.commands().count("NOP")
-    broker.heartbeat()
-    broker.wait_for("NOP", times=answered + 1)
 
 
 class TestBootstrap:

@@ -37,11 +37,6 @@ READER = "a-token-of-the-tests-0002"
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with running(Daemon(pyqd(), tmp_path_factory.mktemp("broker"))) as daemon:
         yield daemon

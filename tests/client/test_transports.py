@@ -9,17 +9,12 @@ import pytest
 from pyqd.client import AuthenticationError, NotConnectedError, RefusedError, SettingError, TlsError
 from pyqd.testing import BrokerProcess
 from tests.support.authd import Answer, AuthServer, entry, state
-from tests.support.certificates import Certificates, certify
+from tests.support.certificates import certify
 from tests.support.server import Daemon, pyqd, running
 
 WAIT_S = 20.0
 # Larger than one record of TLS, one chunk of snappy and one read of a socket.
 BODIES = [b"small", bytes(range(256)) * 2000, b"x" * 900_000]
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")

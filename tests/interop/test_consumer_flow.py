@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyqd.client import Consumer, Message, Requeue, RetryPolicy, aio
-from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers
+from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers, settle
 
 pytestmark = pytest.mark.interop
 
@@ -235,13 +235,6 @@ def admit(*brokers: ScriptedBroker) -> None:
     for broker in brokers:
         broker.admit()
         broker.wait_for_rdy(lambda rdy: rdy > 0)
-
-
-def settle(broker: ScriptedBroker) -> None:
-    """Wait until the client has read what the broker sent before."""
-    answered = broker.commands().count("NOP")
-    broker.heartbeat()
-    broker.wait_for("NOP", times=answered + 1)
 
 
 def hold(client: Client, broker: ScriptedBroker, count: int) -> None:

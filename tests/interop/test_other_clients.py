@@ -17,7 +17,7 @@ import pytest
 from tests.interop.conftest import PYTHON_CLIENTS
 from tests.interop.process import ROOT, ClientProcess
 from tests.support.http_stub import http_stub, json_answer
-from tests.support.scripted_broker import ScriptedBroker, frame, scripted_brokers
+from tests.support.scripted_broker import ScriptedBroker, frame, scripted_brokers, settle
 from tests.support.server import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
@@ -86,13 +86,6 @@ def start(library: str, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for each in started:
         each.kill()
-
-
-def settle(broker: ScriptedBroker) -> None:
-    """Wait until the client has read what the broker sent before."""
-    answered = broker.commands().count("NOP")
-    broker.heartbeat()
-    broker.wait_for("NOP", times=answered + 1)
 
 
 def pass_message(client: ClientProcess, broker: ScriptedBroker) -> None:

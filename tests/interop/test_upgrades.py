@@ -26,11 +26,6 @@ BODIES = [b"a", b"short", b"b" * 20_000, random.Random(8).randbytes(300_000), by
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def upgrading_daemon(
     implementation: Implementation, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Daemon]:

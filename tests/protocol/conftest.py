@@ -96,12 +96,6 @@ def own_server(implementation: Implementation, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority, and its certificates for a server and a client."""
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="session")
 def upgrading_server(
     implementation: Implementation, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Daemon]:

@@ -36,11 +36,6 @@ Act = Callable[[Options, Path], Any]
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Starter]:
     """Give start(implementation, *flags), which starts a server with TLS; one for all tests with the same flags."""
     running: dict[tuple[str, ...], Daemon] = {}

@@ -243,3 +243,10 @@ def scripted_brokers(*names: str, max_rdy_count: int = 2500) -> Iterator[list[Sc
         for broker in brokers:
             stack.callback(broker.stop)
         yield brokers
+
+
+def settle(broker: ScriptedBroker) -> None:
+    """Wait until the client has read what the broker sent before."""
+    answered = broker.commands().count("NOP")
+    broker.heartbeat()
+    broker.wait_for("NOP", times=answered + 1)

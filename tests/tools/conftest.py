@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.lookup import Lookupd, Registration, lookupd
+from tests.support.nsq import Client
 from tests.support.server import Daemon, Implementation, nsqd, pyqd, running
 from tests.support.tools import Run, Start, Tools, run_tool, starting
 
@@ -76,6 +77,17 @@ def registration(lookup: Lookupd, broker: Daemon) -> Iterator[Registration]:
 def topic() -> str:
     """Name of a topic that no other test uses."""
     return f"topic-{next(TOPIC_NUMBERS)}"
+
+
+@pytest.fixture
+def publish(broker: Daemon, topic: str) -> Callable[..., None]:
+    """Function that publishes bodies."""
+
+    def publish_all(*bodies: bytes, to: str = topic) -> None:
+        with Client(broker.tcp_address) as client:
+            client.pub_each(to, bodies)
+
+    return publish_all
 
 
 @pytest.fixture

@@ -24,17 +24,6 @@ LOOKUPD = "--lookupd-http-address=127.0.0.1:1"
 BODIES = [b"one", b"", b'{"a": 1}', b"two\nlines\r", b"\x00\xff\x1b[31m"]
 
 
-@pytest.fixture
-def publish(broker, topic):
-    """Function that publishes bodies."""
-
-    def publish_all(*bodies, to=topic):
-        with Client(broker.tcp_address) as client:
-            client.pub_each(to, bodies)
-
-    return publish_all
-
-
 def settled(broker, topic, channel, **fields):
     """Wait until nothing of the channel is left."""
     broker.wait_for_channel(topic, channel, **{"depth": 0, "in_flight_count": 0, **fields})

@@ -17,7 +17,6 @@ import pytest
 
 from tests.support import small_disk
 from tests.support.http_stub import http_stub
-from tests.support.nsq import Client
 from tests.support.server import free_port, wait_until
 from tests.support.tools import Tools, tools_environment
 
@@ -27,17 +26,6 @@ LOOKUPD = "--lookupd-http-address=127.0.0.1:1"
 HOST = socket.gethostname().split(".")[0]
 # Names of files that do not depend on the time.
 NO_TIME = "--datetime-format=x"
-
-
-@pytest.fixture
-def publish(broker, topic):
-    """Function that publishes bodies."""
-
-    def publish_all(*bodies, to=topic):
-        with Client(broker.tcp_address) as client:
-            client.pub_each(to, bodies)
-
-    return publish_all
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.http_target import Answer, HttpTarget, http_target
-from tests.support.nsq import Client
 from tests.support.server import free_port, wait_until
+from tests.support.tools import finished
 
 TOOL = "pyq_to_http"
 NSQD = "--nsqd-tcp-address=127.0.0.1:1"
@@ -30,29 +30,10 @@ def target() -> Iterator[HttpTarget]:
 
 
 @pytest.fixture
-def publish(broker, topic):
-    """Function that publishes bodies."""
-
-    def publish_all(*bodies):
-        with Client(broker.tcp_address) as client:
-            client.pub_each(topic, bodies)
-
-    return publish_all
-
-
-@pytest.fixture
 def to_http(start, address, topic):
     """Function that starts the tool on the topic."""
     base = (f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}", "--consumer-opt=output_buffer_size,-1")
     return lambda *arguments: start(TOOL, *base, *arguments)
-
-
-def finished(broker, topic, **fields):
-    """Wait until all messages of the channel are finished."""
-    # nsqd makes a channel before it moves the messages of the topic to it.
-    count = broker.topic(topic)["message_count"]
-    none_left = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": count}
-    broker.wait_for_channel(topic, "c", **{**none_left, **fields})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.nsq import Client
 from tests.support.server import Daemon, free_port, running, wait_until
-from tests.support.tools import bodies_of
+from tests.support.tools import bodies_of, finished
 
 TOOL = "pyq_to_nsq"
 NSQD = "--nsqd-tcp-address=127.0.0.1:1"
@@ -33,17 +33,6 @@ def second(implementation, tmp_path_factory) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def publish(broker, topic):
-    """Function that publishes bodies."""
-
-    def publish_all(*bodies, to=topic):
-        with Client(broker.tcp_address) as client:
-            client.pub_each(to, bodies)
-
-    return publish_all
-
-
-@pytest.fixture
 def forward(start, address, topic):
     """Function that starts the tool on the topic, to brokers."""
 
@@ -53,14 +42,6 @@ def forward(start, address, topic):
         return start(TOOL, *base, *destinations, *arguments)
 
     return start_it
-
-
-def finished(broker, topic, **fields):
-    """Wait until all messages of the channel are finished."""
-    # nsqd makes a channel before it moves the messages of the topic to it.
-    count = broker.topic(topic)["message_count"]
-    none_left = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": count}
-    broker.wait_for_channel(topic, "c", **{**none_left, **fields})
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,6 @@ class Peer:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Daemon]:
     flags = (*certificates.server_flags(), "-https-address=127.0.0.1:0")
     with running(Daemon(pyqd(), tmp_path_factory.mktemp("broker"), flags)) as daemon:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 from pyqd.tools.ctl import target
 from pyqd.tools.ctl.app import cli
+from tests.lookupd.conftest import LookupDaemon
+from tests.lookupd.conftest import running as lookup_running
 from tests.support.server import Daemon, nsqd, pyqd, running
 
-TOPIC_NUMBERS = itertools.count()
 # A dead letter is published with a sync.
 FLAGS = ("-sync-timeout=50ms",)
 VARIABLES = (*target.VARIABLES.values(), target.CONTEXT_VARIABLE, "XDG_CONFIG_HOME", "COLUMNS")
@@ -111,7 +112,9 @@ def go_ctl(go_broker: Daemon, tmp_path: Path) -> Ctl:
     return Ctl(tmp_path, address_of(go_broker))
 
 
-@pytest.fixture
-def topic() -> str:
-    """Name of a topic that no other test uses."""
-    return f"topic-{next(TOPIC_NUMBERS)}"
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookupDaemon]:
+    """A lookup daemon for all tests of a file, without a broker."""
+    log = tmp_path_factory.mktemp("lookup") / "log"
+    with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), log)) as daemon:
+        yield daemon

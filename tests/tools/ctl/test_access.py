@@ -21,18 +21,6 @@ ADMIN = "a-token-of-the-tests-0002"
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookupDaemon]:
-    log = tmp_path_factory.mktemp("lookup") / "log"
-    with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), log)) as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
 def guarded(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, lookup: LookupDaemon
 ) -> Iterator[tuple[Daemon, str]]:

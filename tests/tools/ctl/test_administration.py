@@ -141,13 +141,6 @@ def test_an_ephemeral_channel_is_named_as_it_is(ctl: Ctl, broker: Daemon, topic:
 
 
 @pytest.fixture(scope="module")
-def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookupDaemon]:
-    log = tmp_path_factory.mktemp("lookup") / "log"
-    with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), log)) as daemon:
-        yield daemon
-
-
-@pytest.fixture(scope="module")
 def registered(lookup: LookupDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A broker that the lookup daemon names."""
     flags = (f"-lookupd-tcp-address=127.0.0.1:{lookup.ports['TCP']}", "-broadcast-address=127.0.0.1")

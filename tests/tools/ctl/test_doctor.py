@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from pyqd.tools.ctl import checks
 from pyqd.tools.ctl.checks import Finding
 from pyqd.tools.ctl.facts import Facts, FileSystem, LookupFacts, Offset, mount_of, offset_of, parse_metrics
 from tests.lookupd.conftest import LookupDaemon
-from tests.lookupd.conftest import running as lookup_running
 from tests.support.server import Daemon, free_port, pyqd, running, wait_until
 from tests.tools.ctl.conftest import Ctl, Ran, address_of
 
@@ -58,13 +56,6 @@ def test_a_low_limit_of_open_files_is_found(daemon: Daemon, tmp_path: Path) -> N
     assert "of 1,000 open files" in row["finding"]
     assert "LimitNOFILE=" in row["fix"]
     assert "LimitNOFILE=" in ctl("doctor", "--table").out
-
-
-@pytest.fixture(scope="module")
-def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookupDaemon]:
-    log = tmp_path_factory.mktemp("lookup") / "log"
-    with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), log)) as daemon:
-        yield daemon
 
 
 @pytest.fixture(scope="module")
