@@ -121,9 +121,10 @@ class TestEnd:
         assert program.end() == (0, [])
         assert len(bodies_of(face, address, topic, 1000)) == 1000
 
-    def test_without_a_broker_the_program_ends_soon_and_says_what_is_lost(self, run, topic):
-        program = run("""
-            producer = Producer("127.0.0.1:1")
+    @pytest.mark.parametrize("place", ['"127.0.0.1:1"', '"localhost:1"', 'lookupd="127.0.0.1:1"'])
+    def test_without_a_broker_the_program_ends_soon_and_says_what_is_lost(self, run, topic, place):
+        program = run(f"""
+            producer = Producer({place})
             producer.submit(topic, b"x")
         """)
         started_s = time.monotonic()
@@ -133,6 +134,19 @@ class TestEnd:
         assert "Traceback" not in errors
         # Two seconds for the broker to come back.
         assert time.monotonic() - started_s < 10
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+    def test_a_program_may_publish_when_it_ends(self, run, face, address, topic, host):
+        program = run(
+            """
+            import atexit
+            producer = Producer(address)
+            atexit.register(lambda: producer.publish(topic, b"the end"))
+            """,
+            address.replace("127.0.0.1", host),
+        )
+        assert program.end() == (0, [])
+        assert bodies_of(face, address, topic, 1) == [b"the end"]
 
     @pytest.mark.parametrize(
         "text",

@@ -156,6 +156,36 @@ class TestNoBroker:
         producer.publish("first", b"y")
 
 
+class TestThreads:
+    """Python starts no thread at a container's limit, and 3.12 starts none while the interpreter ends."""
+
+    @pytest.fixture(autouse=True)
+    def no_threads(self, monkeypatch):
+        real_start = threading.Thread.start
+
+        def start(thread):
+            if thread.name.startswith("pyqd "):
+                raise RuntimeError("can't start new thread")
+            real_start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+
+    def test_a_publish_needs_none_of_its_own(self, face, scripted, caplog):
+        # A name, which is otherwise looked up in a thread.
+        producer = face.producer(scripted.address.replace("127.0.0.1", "localhost"), **SOON)
+        producer.publish("t", b"1")
+        scripted.hang_up()
+        producer.publish("t", b"2")
+        assert scripted.bodies()[0] == b"1"
+        assert scripted.bodies()[-1] == b"2"
+        assert "can't start new thread; heartbeats are answered only while the program waits" in caplog.text
+
+    def test_a_lookup_daemon_is_asked_by_the_thread_that_waits(self, face):
+        producer = face.producer(lookupd=f"127.0.0.1:{free_port()}", lookupd_poll_interval=0.05, timeout=0.3)
+        with pytest.raises(NotConnectedError, match="Connection refused"):
+            producer.publish("t", b"x")
+
+
 class TestConnect:
     def test_it_returns_when_the_brokers_are_reached(self, face, scripted):
         producer = face.producer(scripted.address)

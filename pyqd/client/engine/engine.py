@@ -118,7 +118,11 @@ class Engine:
         def run() -> None:
             self.post(work())
 
-        threading.Thread(target=run, name=f"{self.name}: {name}", daemon=True).start()
+        try:
+            threading.Thread(target=run, name=f"{self.name}: {name}", daemon=True).start()
+        except RuntimeError:
+            # There is no other thread, at a container's limit or because the interpreter ends: the driver waits.
+            self.post(lambda: work()())
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Call back in delay_s seconds, with the lock held."""

@@ -22,6 +22,8 @@ GRACE_S: Final = 0.005
 STUCK_S: Final = 0.25
 # Pause after an internal error, so that it is not repeated in a busy loop.
 ERROR_PAUSE_S: Final = 1.0
+# In the reason for which Python starts no thread when the interpreter ends. A program that publishes then waits itself.
+SHUTDOWN: Final = "shutdown"
 
 logger = logging.getLogger("pyqd.client")
 
@@ -55,10 +57,22 @@ class StandIn:
         self._has_waited = False
 
     def start(self, engine: Driven) -> None:
-        """Start the thread, once. Called with the lock or without."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=run, args=(weakref.ref(engine),), name=engine.name, daemon=True)
-            self._thread.start()
+        """Start the thread, once. Called with the lock or without.
+
+        Without a thread, as at the limit of threads of a container, the next call tries again. Threads of the user that
+        wait drive meanwhile.
+        """
+        if self._thread is not None:
+            return
+        self._thread = thread = threading.Thread(target=run, args=(weakref.ref(engine),), name=engine.name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            if SHUTDOWN not in str(error):
+                logger.warning(
+                    "%s: %s; heartbeats are answered only while the program waits for a broker", engine.name, error
+                )
 
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
