@@ -6,6 +6,9 @@ command may have been executed: an UnansweredError leaves that open, all other e
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 
 class ClientError(Exception):
     """Base class of all errors of the client."""
@@ -89,8 +92,17 @@ class AuthenticationError(RefusedError):
     """The broker refuses the secret, or the rights that it gives."""
 
 
-QUOTA_CODES = frozenset({"E_TOO_MANY_CONNECTIONS", "E_TOO_MANY_TOPICS", "E_TOO_MANY_CHANNELS"})
-AUTHENTICATION_CODES = frozenset({"E_AUTH_FIRST", "E_AUTH_FAILED", "E_AUTH_DISABLED", "E_AUTH_ERROR", "E_UNAUTHORIZED"})
+QUOTA_CODES: Final = frozenset({"E_TOO_MANY_CONNECTIONS", "E_TOO_MANY_TOPICS", "E_TOO_MANY_CHANNELS"})
+AUTHENTICATION_CODES: Final = frozenset(
+    {"E_AUTH_FIRST", "E_AUTH_FAILED", "E_AUTH_DISABLED", "E_AUTH_ERROR", "E_UNAUTHORIZED"}
+)
+# Refusals of a publish. The code is that of any failed write, so that the text tells a lack of space: the topic's quota
+# and the disk's floor of pyqd, errors of the system from pyqd and nsqd.
+WRITE_CODES: Final = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED", "E_DMPUB_FAILED"})
+SPACE: Final = re.compile(
+    r"limit of \d+ bytes is reached|would be left free on the disk|no space left on device|disk quota exceeded",
+    re.IGNORECASE,
+)
 
 
 def refusal(data: bytes, broker: str = "", doing: str = "") -> RefusedError:
@@ -98,7 +110,7 @@ def refusal(data: bytes, broker: str = "", doing: str = "") -> RefusedError:
     text = data.decode(errors="replace")
     code = text.split(" ", 1)[0]
     kind = RefusedError
-    if code in QUOTA_CODES:
+    if code in QUOTA_CODES or (code in WRITE_CODES and SPACE.search(text)):
         kind = QuotaError
     elif code in AUTHENTICATION_CODES:
         kind = AuthenticationError

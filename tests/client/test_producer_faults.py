@@ -155,6 +155,37 @@ class TestNoBroker:
             producer.publish("second", b"x")
         producer.publish("first", b"y")
 
+    @pytest.mark.flags("-max-topic-bytes=262144")
+    def test_a_quota_of_space(self, face, daemon):
+        producer = face.producer(address_of(daemon))
+
+        def fill():
+            for _ in range(100):
+                producer.publish("full", bytes(20_000))
+
+        with pytest.raises(QuotaError, match=r"E_PUB_FAILED .* the topic's limit of 262144 bytes is reached"):
+            fill()
+        with pytest.raises(QuotaError, match="E_MPUB_FAILED"):
+            producer.publish_many("full", [bytes(20_000)] * 2)
+        with pytest.raises(QuotaError, match="E_DPUB_FAILED"):
+            producer.publish("full", bytes(20_000), delay=60)
+        producer.publish("empty", b"x")
+
+    @pytest.mark.parametrize(
+        ("text", "kind"),
+        [
+            ("less than 1048576 bytes would be left free on the disk", QuotaError),
+            ("write /data/t.diskqueue.000001.dat: no space left on device", QuotaError),
+            ("failed to write segment 3 - Disk quota exceeded", QuotaError),
+            ("failed to write segment 3 - Input/output error", RefusedError),
+        ],
+    )
+    def test_a_lack_of_space_is_told_from_a_broken_disk(self, face, scripted, text, kind):
+        scripted.answer = lambda publish: frame(ERROR, f"E_PUB_FAILED PUB failed {text}".encode())
+        with pytest.raises(RefusedError, match=text) as caught:
+            face.producer(scripted.address).publish("t", b"x")
+        assert type(caught.value) is kind
+
 
 class TestThreads:
     """Python starts no thread at a container's limit, and 3.12 starts none while the interpreter ends."""
