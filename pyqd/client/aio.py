@@ -27,7 +27,26 @@ from pyqd.client.consumer import CLOSE_S, CLOSED, DRAIN_S, ConsumerBase, check_c
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine.engine import Engine
 from pyqd.client.engine.loop_driver import LoopDriver
-from pyqd.client.errors import ClientError, ClosedError, SettingError
+from pyqd.client.errors import (
+    AnsweredError,
+    AuthenticationError,
+    BufferFullError,
+    ClientError,
+    ClosedError,
+    CodecError,
+    InvalidNameError,
+    LookupFailedError,
+    NotConnectedError,
+    NotFoundError,
+    ProtocolError,
+    QuotaError,
+    RefusedError,
+    SettingError,
+    TimedOutError,
+    TlsError,
+    TooBigError,
+    UnansweredError,
+)
 from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
 from pyqd.client.outgoing import Delay, Outgoing, Time, published_id, published_ids
@@ -36,7 +55,34 @@ from pyqd.client.publishing import Publication
 from pyqd.client.settings import Settings
 from pyqd.client.stop_signals import STOP_SIGNALS
 
-__all__ = ["Consumer", "Message", "Outgoing", "Producer", "Requeue", "RetryPolicy", "Settings"]
+# The names of pyqd.client.
+__all__ = [
+    "AnsweredError",
+    "AuthenticationError",
+    "BufferFullError",
+    "ClientError",
+    "ClosedError",
+    "CodecError",
+    "Consumer",
+    "InvalidNameError",
+    "LookupFailedError",
+    "Message",
+    "NotConnectedError",
+    "NotFoundError",
+    "Outgoing",
+    "Producer",
+    "ProtocolError",
+    "QuotaError",
+    "RefusedError",
+    "Requeue",
+    "RetryPolicy",
+    "SettingError",
+    "Settings",
+    "TimedOutError",
+    "TlsError",
+    "TooBigError",
+    "UnansweredError",
+]
 
 # Messages that an iteration yields before it lets other tasks run.
 YIELD_COUNT = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
@@ -33,6 +34,28 @@ async def asyncio_with(consumer: Any) -> None:
 async def asyncio_for(consumer: Any) -> None:
     async for _ in consumer:
         pass
+
+
+def test_both_faces_have_the_same_names() -> None:
+    assert aio.__all__ == pyqd.client.__all__
+    shared = set(aio.__all__) - {"Consumer", "Producer"}
+    assert {name: getattr(aio, name) for name in shared} == {name: getattr(pyqd.client, name) for name in shared}
+
+
+@pytest.mark.parametrize("face", ["Consumer", "Producer"])
+def test_both_faces_have_the_same_methods(face: str) -> None:
+    blocking, asynchronous = getattr(pyqd.client, face), getattr(aio, face)
+
+    def methods(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert methods(blocking) == methods(asynchronous)
+    for name in methods(blocking):
+        member = getattr(blocking, name)
+        if callable(member):
+            assert list(inspect.signature(member).parameters) == list(
+                inspect.signature(getattr(asynchronous, name)).parameters
+            )
 
 
 @pytest.mark.parametrize("use", [blocking_with, blocking_for])
