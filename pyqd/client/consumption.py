@@ -45,7 +45,8 @@ CLOSE_WAIT_S: Final = 5.0
 CROSSING_S: Final = 0.1
 TOUCHES_PER_TIMEOUT: Final = 4
 TOUCH_S_MIN: Final = 0.05
-REQUEUE_MS_MAX: Final = 3_600_000
+# Brokers cut a delay to their --max-req-timeout. More milliseconds would overflow the nanoseconds of nsqd.
+REQUEUE_MS_MAX: Final = 1 << 40
 MAX_IN_FLIGHT: Final = 1 << 31
 # A program that waits for a message while all that it may have are unanswered has perhaps forgotten to answer.
 UNANSWERED_S: Final = 10.0

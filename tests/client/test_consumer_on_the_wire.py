@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -252,6 +253,17 @@ class TestTouchAndRequeue:
                 raise ZeroDivisionError
             broker.wait_for(f"REQ {number} {delay_ms}")
         assert broker.commands("RDY") == ["RDY 1"]
+
+    def test_a_delay_longer_than_an_hour_is_left_to_the_broker(self, consume, broker):
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.deliver(b"daily")
+        one(consumer).requeue(timedelta(days=1), backoff=False)
+        broker.wait_for("REQ 1 86400000")
+        broker.deliver(b"never")
+        one(consumer).requeue(timedelta(days=100_000), backoff=False)
+        broker.wait_for(f"REQ 2 {1 << 40}")
 
     def test_messages_that_nobody_took_are_given_back_without_delay(self, consume, broker):
         consumer = consume(broker, max_in_flight=3)

@@ -234,6 +234,18 @@ def test_back_off_pauses_a_consumer_on_the_brokers_clock(broker: MemoryBroker) -
     assert consumer.stats()["backoff_level"] == 0
 
 
+@pytest.mark.parametrize(("limit", "hours"), [({}, 1), ({"max_req_timeout": 86_400.0}, 5)])
+def test_the_delay_of_a_requeue_is_cut_to_the_limit(limit: dict[str, float], hours: int) -> None:
+    broker = MemoryBroker(**limit)
+    consumer = broker.consumer("orders", "email")
+    broker.publish("orders", b"one")
+    consumer.fetch()[0].requeue(timedelta(hours=5))
+    broker.clock.advance(timedelta(hours=hours, seconds=-1))
+    assert consumer.fetch() == []
+    broker.clock.advance(1)
+    assert bodies(consumer.fetch()) == [b"one"]
+
+
 def test_without_back_off_a_failure_pauses_nothing(broker: MemoryBroker) -> None:
     consumer = broker.consumer("orders", "email")
     broker.publish_many("orders", [b"bad", b"good"])

@@ -18,8 +18,6 @@ from pyqd.client.errors import RefusedError
 LIMIT: Final = re.compile(r"\b(timeout|due time) \S+ out of range 0-(\d+)")
 # The limit moves with the broker's clock, which may be behind ours.
 SLACK_MS: Final = 1000
-# REQ's delay is an integer of milliseconds; brokers cut it to --max-req-timeout.
-REQUEUE_MS_MAX: Final = 3_600_000
 
 
 def now_ms() -> int:
@@ -62,6 +60,9 @@ def limit_in(text: str) -> int | None:
 
 
 def requeue_delay_s(due_ms: int | None) -> float | None:
-    """Return the delay with which to requeue a received message; None if the message is due."""
+    """Return the delay with which to requeue a received message; None if the message is due.
+
+    A broker cuts it to --max-req-timeout.
+    """
     left_ms = 0 if due_ms is None else due_ms - now_ms()
-    return min(left_ms, REQUEUE_MS_MAX) / 1000 if left_ms > 0 else None
+    return left_ms / 1000 if left_ms > 0 else None

@@ -31,7 +31,7 @@ class MemoryBroker:
 
     now: first time of the clock; the system's time by default. The other arguments are the daemon's flags of these
     names, with the daemon's defaults: largest message in bytes, longest delay of a published message, timeout of
-    messages in flight, and the longest time in flight with touches, in seconds.
+    messages in flight, the longest time in flight with touches, and the longest delay of a requeue, in seconds.
     """
 
     def __init__(
@@ -42,12 +42,14 @@ class MemoryBroker:
         max_defer: float = 3600.0,
         msg_timeout: float = 60.0,
         max_msg_timeout: float = 900.0,
+        max_req_timeout: float = 3600.0,
     ) -> None:
         self.clock = ManualClock(now)
         self.max_msg_size = max_msg_size
         self.max_defer = max_defer
         self.msg_timeout = msg_timeout
         self.max_msg_timeout = max_msg_timeout
+        self.max_req_timeout = max_req_timeout
         self._topics: dict[str, MemoryTopic] = {}
         self._ids = itertools.count(FIRST_ID)
         self._consumers: list[MemoryConsumer] = []

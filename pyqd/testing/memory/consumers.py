@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyqd.client.codecs import Codec
 from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_handler
-from pyqd.client.consumption import REQUEUE_MS_MAX, RetryPolicy, check_max_in_flight
+from pyqd.client.consumption import RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.errors import AnsweredError, ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Delay
-from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.testing.memory.channels import Entry, MemoryChannel, Subscriber
 
 if TYPE_CHECKING:
     from pyqd.testing.memory.broker import MemoryBroker
 
 RDY_MAX = 2500
-REQUEUE_NS_MAX = REQUEUE_MS_MAX * MILLISECOND_NS
 # Of one message without an advance of the clock: it would be delivered without end.
 DELIVERIES_MAX = 1000
 MSG_TIMEOUT_S_MIN = 1.0
@@ -168,7 +167,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
         seconds = self.retry.delay_after(message.attempts) if delay is None else requeue_delay_s(delay)
         if not self._answer(message):
             return
-        delay_ns = min(REQUEUE_NS_MAX, round(seconds * SECOND_NS))
+        delay_ns = round(min(seconds, self._broker.max_req_timeout) * SECOND_NS)
         self._count("requeued", self._channel.requeue(message.key, self._subscriber, delay_ns))
         self._apply(self._flow.requeued(LINK, self._now_s, backoff))
 

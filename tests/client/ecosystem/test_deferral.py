@@ -36,7 +36,7 @@ def test_a_limit_below_the_slack_is_no_delay() -> None:
 def test_a_received_message_that_is_not_due_is_requeued_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferral, "now_ms", lambda: 1_000_000)
     assert requeue_delay_s(1_000_250) == 0.25
-    assert requeue_delay_s(1_000_000 + 2 * HOUR_MS) == HOUR_MS / 1000
+    assert requeue_delay_s(1_000_000 + 2 * HOUR_MS) == 2 * HOUR_MS / 1000
     assert [requeue_delay_s(due_ms) for due_ms in (None, 1_000_000, 999_999, 0)] == [None] * 4
 
 
