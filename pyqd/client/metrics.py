@@ -123,13 +123,15 @@ def _connections(found: list[tuple[dict[str, Any], dict[str, str]]]) -> Metric:
     return family
 
 
-_collector = ClientCollector()
-_registered: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
+_collectors: Final[weakref.WeakKeyDictionary[CollectorRegistry, ClientCollector]] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
 
 
 def watch(watched: Watched, name: str = "", registry: CollectorRegistry = REGISTRY) -> None:
     """Show the metrics of a producer or consumer in a registry, by default in that of prometheus_client."""
-    if registry not in _registered:
-        _registered.add(registry)
-        registry.register(_collector)
-    _collector.watch(watched, name)
+    with _lock:
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = _collectors[registry] = ClientCollector()
+            registry.register(collector)
+    collector.watch(watched, name)

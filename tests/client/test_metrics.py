@@ -13,8 +13,7 @@ from tests.support.server import REPOSITORY, WAIT_S
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
-    monkeypatch.setattr(metrics, "_collector", metrics.ClientCollector())
+def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
@@ -43,6 +42,15 @@ def test_producers_with_the_same_name_are_added_up(url: str, registry: Collector
             metrics.watch(producer, registry=registry)
             producer.publish("orders", b"x")
         assert registry.get_sample_value("pyqd_client_producer_published_messages_total", {"name": ""}) == 2
+
+
+def test_a_registry_shows_only_what_it_watches(registry: CollectorRegistry) -> None:
+    other = CollectorRegistry()
+    with Producer("127.0.0.1:1") as first, Producer("127.0.0.1:1") as second:
+        metrics.watch(first, "first", registry)
+        metrics.watch(second, "second", other)
+        assert b'name="second"' not in generate_latest(registry)
+        assert b'name="first"' not in generate_latest(other)
 
 
 def test_a_producer_that_is_gone_has_no_metrics(url: str, registry: CollectorRegistry) -> None:
