@@ -249,6 +249,7 @@ class Producer(ProducerBase):
         with self._engine.lock:
             self._close_links()
         self._driver.detach()
+        self._engine.run_outside()
         self._engine.join()
 
 

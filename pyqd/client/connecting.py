@@ -44,8 +44,6 @@ PIECE_BYTES: Final = 1 << 16
 LASTING_ERRORS: Final = (TlsError, AuthenticationError, ProtocolError, SettingError)
 OPEN_S: Final = 5.0
 
-logger = logging.getLogger("pyqd.client")
-
 
 class Connector:
     """Opens connections to brokers with the settings of one producer or consumer."""
@@ -183,7 +181,7 @@ class Pool:
         broker = self._by_link[link]
         broker.health.connected(time.monotonic())
         if broker.last_error is not None:
-            logger.info("connected to %s again", broker.address)
+            self._engine.log(logging.INFO, "connected to %s again", broker.address)
         broker.last_error = None
         broker.was_reached = True
         self.on_change()
@@ -198,7 +196,7 @@ class Pool:
             # Once for each cause: that of the loss is often another one than that of the attempts which follow.
             if str(broker.last_error) != str(error) and not self._is_closed:
                 reason = str(error).removeprefix(f"{broker.address}: ")
-                logger.warning("no connection to %s: %s; trying again", broker.address, reason)
+                self._engine.log(logging.WARNING, "no connection to %s: %s; trying again", broker.address, reason)
             broker.last_error = error
             broker.is_error_lasting = is_lasting(error, link)
             self.on_change()
@@ -411,7 +409,7 @@ class Lookup:
         self._is_asking = False
         if self._reasons.get(address) != reason:
             self._reasons[address] = reason
-            logger.warning("no brokers from a lookup daemon: %s", reason)
+            self._engine.log(logging.WARNING, "no brokers from a lookup daemon: %s", reason)
         self.last_error = reason
         self._schedule.failed(time.monotonic())
         self._arm()

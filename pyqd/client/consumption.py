@@ -53,8 +53,6 @@ UNANSWERED_S: Final = 10.0
 # A consumer that has worked goes on trying for this time if all brokers refuse it: a login service may be down.
 REFUSED_S: Final = 60.0
 
-logger = logging.getLogger("pyqd.client")
-
 
 @dataclass(frozen=True)
 class RetryPolicy:
@@ -225,7 +223,8 @@ class Consumption:
         if data.split(b" ", 1)[0].decode(errors="replace") in LATE_CODES:
             self.late_count += 1
             self._stop_touching(link, data)
-            logger.info("%s: %s; the message may be delivered again", link.broker, data.decode(errors="replace"))
+            said = data.decode(errors="replace")
+            self._engine.log(logging.INFO, "%s: %s; the message may be delivered again", link.broker, said)
             return False
         link.fail(refusal(data, link.broker, f"{self.topic}/{self.channel}"))
         return True
@@ -341,7 +340,9 @@ class Consumption:
         message.is_answered = True
         if message.is_lost:
             self.late_count += 1
-            logger.info("%r: its connection to %s is lost; it will be delivered again", message, message.broker)
+            self._engine.log(
+                logging.INFO, "%r: its connection to %s is lost; it will be delivered again", message, message.broker
+            )
             return False
         in_flight = self._subscriptions[message.link].messages
         # A message that timed out may have come again on the same connection.
@@ -396,8 +397,11 @@ class Consumption:
         body = encode(message.body, None)
         publication = Publication(commands.pub(topic, body), len(body), time.monotonic() + DEAD_LETTER_S)
         publication.on_done = lambda publication: self._dead_letter_published(message, publication)
-        logger.warning("message %s of %s/%s failed %d times: moving it to topic %s", message.id, self.topic,
-                       self.channel, message.attempts, topic)  # fmt: skip
+        self._engine.log(
+            logging.WARNING,
+            "message %s of %s/%s failed %d times: moving it to topic %s",
+            message.id, self.topic, self.channel, message.attempts, topic,
+        )  # fmt: skip
         self._dead_letters.submit(publication, at_once=False)
 
     def _dead_letter_published(self, message: Message, publication: Publication) -> None:
@@ -407,9 +411,8 @@ class Consumption:
             self.dead_letter_count += 1
             self._finish(message)
         else:
-            logger.error(
-                "cannot publish message %s to the dead-letter topic: %s; requeued", message.id, publication.error
-            )
+            text = "cannot publish message %s to the dead-letter topic: %s; requeued"
+            self._engine.log(logging.ERROR, text, message.id, publication.error)
             self._requeue(message, self.retry.max_delay, False)
 
     # Time.
@@ -470,7 +473,8 @@ class Consumption:
         if self.is_stopping or progress != self._progress() or progress[-1]:
             self._answer_timer = None
             return
-        logger.warning(
+        self._engine.log(
+            logging.WARNING,
             "%s/%s: no message comes before one of the %d unanswered ones is finished or requeued, because "
             "max_in_flight is %d; `with message:` finishes each",
             self.topic, self.channel, self.flow.in_flight, self.flow.max_in_flight,

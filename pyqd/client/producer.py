@@ -42,8 +42,6 @@ OVERHEAD_BYTES = 200
 CLOSE_S = 5.0
 EXIT_S = 2.0
 
-logger = logging.getLogger("pyqd.client")
-
 
 class ProducerBase(OneFace):
     """Set-up that the blocking and the asyncio producer share: engine, connections, lookup."""
@@ -86,6 +84,7 @@ class ProducerBase(OneFace):
         with engine.lock:
             engine.wait(lambda: self._publishing.pending_count == 0, time.monotonic() + EXIT_S)
             self._close_links()
+        engine.run_outside()
         engine.join()
 
     def __del__(self) -> None:
@@ -286,6 +285,7 @@ class Producer(ProducerBase):
 def close_links(publishing: Publishing, engine: Engine) -> None:
     """Close everything; pending publications fail."""
     if publishing.pending_count:
-        logger.warning("closed with %d messages that no broker has acknowledged", publishing.pending_count)
+        text = "closed with %d messages that no broker has acknowledged"
+        engine.log(logging.WARNING, text, publishing.pending_count)
     publishing.close()
     engine.close()

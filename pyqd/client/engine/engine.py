@@ -146,6 +146,13 @@ class Engine:
         self._outside.append(callback)
         if self._is_asleep:
             self._poller.wake()
+        elif self._ask_loop is not None and not self.role.is_held_here():
+            self._ask_loop()
+
+    def log(self, level: int, text: str, *arguments: object) -> None:
+        """Log a line soon, without the lock: a handler of `logging` may publish the line by this very producer."""
+        if logger.isEnabledFor(level):
+            self.call_outside(partial(logger.log, level, text, *arguments))
 
     def note_dirty(self, link: Link, soon: bool) -> None:
         """Have the driver flush a link. soon: start the stand-in if there is no driver."""
@@ -386,6 +393,7 @@ class Engine:
             self._poller.wake()
         else:
             close()
+            self.run_outside()
             self._poller.release()
 
     def after_fork(self) -> None:

@@ -43,6 +43,8 @@ class Driven(Protocol):
 
     def step_as_stand_in(self, timeout_s: float | None) -> None: ...
 
+    def log(self, level: int, text: str, *arguments: object) -> None: ...
+
 
 class StandIn:
     """Thread that stands in, and its sleep between. Methods are called with the engine's lock held.
@@ -70,9 +72,8 @@ class StandIn:
         except RuntimeError as error:
             self._thread = None
             if SHUTDOWN not in str(error):
-                logger.warning(
-                    "%s: %s; heartbeats are answered only while the program waits for a broker", engine.name, error
-                )
+                text = "%s: %s; heartbeats are answered only while the program waits for a broker"
+                engine.log(logging.WARNING, text, engine.name, error)
 
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
