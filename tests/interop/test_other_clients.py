@@ -1,12 +1,14 @@
-"""pynsq, gnsq and ansq on scripted brokers: cells of docs/client-conformance.md that a star marks.
+"""pynsq, gnsq, ansq and go-nsq on scripted brokers: cells of docs/client-conformance.md that a star marks.
 
-A test reads what the page says about the library, does what the row is about, and compares. Each starred cell of these
-three libraries has a test.
+A test reads what the page says about the library, does what the row is about, and compares. Each starred cell has a
+test; those of consumers of go-nsq have theirs in test_consumer_flow.py.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.conftest import PYTHON_CLIENTS
+from tests.interop.conftest import CLIENTS, PYTHON_CLIENTS
 from tests.interop.process import ROOT, ClientProcess
 from tests.support.http_stub import http_stub, json_answer
+from tests.support.publish_broker import ERROR, PublishBroker, publish_brokers
 from tests.support.scripted_broker import ScriptedBroker, frame, scripted_brokers, settle
 from tests.support.server import wait_until
 
@@ -35,19 +38,38 @@ def cells_of_page() -> dict[str, dict[str, str]]:
     """Return the cells of the page by row and library."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     split = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    return {cells[0]: dict(zip(LIBRARIES, cells[1:], strict=False)) for cells in split if len(cells) == 6}
+    return {cells[0]: dict(zip(CLIENTS, cells[1:], strict=False)) for cells in split if len(cells) == 6}
 
 
 CELLS = cells_of_page()
-TESTED: set[str] = set()
+TESTED: set[tuple[str, str]] = set()
+# Absent features, and words that the sources of a library with the feature would have.
+ABSENT = {
+    "circuit breaker of a broker": r"[Cc]ircuit",
+    "unix sockets, of pyqd": r"AF_UNIX|UnixResolver|unix_connection|\"unix\"",
+    "a broker that registered 0.0.0.0 is reached": r"0\.0\.0\.0",
+    "the id of a published message": r"message_ids",
+    "due times": r"due_time|DueTime|publish_at|PublishAt|defer_until",
+    "cancel and reschedule": r"reschedule_|RescheduleMessage",
+    "codecs for bodies": r"[Cc]odec",
+    "Celery and kombu": r"[Cc]elery|[Kk]ombu",
+    "Dramatiq": r"[Dd]ramatiq",
+    "broker in memory for tests": r"[Ii]n.?[Mm]emory|[Ff]ake|[Mm]ock",
+}
 
 
-def row(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def starred_in(name: str, libraries: list[str]) -> list[str]:
+    """Return the libraries whose cell in a row has a star, and note that they are tested."""
+    starred = [library for library in libraries if CELLS[name][library].endswith(STAR)]
+    assert starred, name
+    TESTED.update((name, library) for library in starred)
+    return starred
+
+
+def row(name: str, libraries: list[str] = LIBRARIES) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator for the test of a row, which gets its cell for each library."""
     assert name in CELLS, name
-    TESTED.add(name)
-    starred = [library for library in LIBRARIES if CELLS[name][library].endswith(STAR)]
-    assert starred, name
+    starred = starred_in(name, libraries)
     return pytest.mark.parametrize(
         ("library", "cell"),
         [(library, CELLS[name][library].removesuffix(STAR)) for library in starred],
@@ -70,14 +92,25 @@ def broker(brokers: list[ScriptedBroker]) -> ScriptedBroker:
 
 
 @pytest.fixture
-def start(library: str, tmp_path: Path) -> Iterator[Start]:
+def publisher() -> Iterator[PublishBroker]:
+    """Give a broker that answers publishes as the test says."""
+    with publish_brokers(1) as (made,):
+        yield made
+
+
+@pytest.fixture
+def start(library: str, tmp_path: Path, go_program: Callable[[], Path]) -> Iterator[Start]:
     """Give a function that starts a client of the library on some brokers."""
-    if importlib.util.find_spec(PYTHON_CLIENTS[library]) is None:
+    if library not in PYTHON_CLIENTS:
+        program = [str(go_program())]
+    elif importlib.util.find_spec(PYTHON_CLIENTS[library]) is None:
         pytest.skip(f"{library} is not installed")
+    else:
+        program = [sys.executable, "-m", f"tests.interop.clients.{library}_client"]
     started: list[ClientProcess] = []
 
-    def begin(*brokers: ScriptedBroker, role: str = "consumer", **options: int | str) -> ClientProcess:
-        command = [sys.executable, "-m", f"tests.interop.clients.{library}_client", f"--role={role}"]
+    def begin(*brokers: ScriptedBroker | PublishBroker, role: str = "consumer", **options: int | str) -> ClientProcess:
+        command = [*program, f"--role={role}"]
         command += [f"--address={','.join(each.address for each in brokers)}", "--topic=topic", "--channel=channel"]
         command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         started.append(ClientProcess(command, tmp_path / f"{len(started)}.log"))
@@ -333,6 +366,18 @@ class TestDiscovery:
                 broker.wait_for_rdy(lambda rdy: rdy > 0)
         assert cell == "yes"
 
+    @row("a broker that is no longer named stays connected")
+    def test_a_broker_that_is_no_longer_named(self, broker, start, cell):
+        named = [self.producer(broker)]
+        with http_stub(lambda path, query: json_answer({"channels": [], "producers": named})) as stub:
+            client = start(lookupd=stub.address)
+            broker.wait_for_rdy(lambda rdy: rdy > 0)
+            named.clear()
+            polls = len(stub.requests)
+            wait_until(lambda: len(stub.requests) >= polls + 2, "polls without the broker")
+            broker.deliver(b"still here")
+            assert (client.expect("message")["body"] == b"still here") is (cell == "yes")
+
     @row("answers from before nsqlookupd 1.0")
     def test_a_wrapped_answer(self, broker, start, cell):
         data = {"channels": [], "producers": [self.producer(broker)]}
@@ -355,6 +400,67 @@ class TestDiscovery:
         assert ("Traceback" not in said) is (cell == "yes"), said
 
 
+class TestPublishing:
+    @pytest.fixture
+    def producer(self, publisher, start):
+        """A producer of the library that is connected."""
+        client = start(publisher, role="producer")
+        client.expect("connected")
+        return client
+
+    @row("deferred messages", CLIENTS)
+    def test_a_deferred_message(self, publisher, producer, cell):
+        producer.publish("dpub", "topic", b"later", delay_ms=1500)
+        assert ([each.line for each in publisher.published] == [b"DPUB topic 1500"]) is (cell == "yes")
+
+    @row("a batch is published whole or not at all", CLIENTS)
+    def test_a_batch_is_one_command(self, publisher, producer, cell):
+        producer.publish("mpub", "topic", b"1", b"2", b"3")
+        assert ([each.line for each in publisher.published] == [b"MPUB topic"]) is (cell == "yes")
+
+    @row("a refusal is a typed error", CLIENTS)
+    def test_a_refusal(self, publisher, producer, cell):
+        publisher.answer = lambda publish: frame(ERROR, b"E_BAD_TOPIC PUB topic name")
+        producer.send("pub", topic="topic", bodies=[b"body"])
+        error = producer.expect("failed")["error"]
+        # The script writes the class of an exception before its text.
+        assert (error.startswith("NSQBadTopic: ")) is (cell == "yes"), error
+        assert "E_BAD_TOPIC" in error or cell == "yes"
+
+
+class TestAbsence:
+    @staticmethod
+    def sources_of(library: str, go_program: Callable[[], Path]) -> str:
+        """Return the sources of a library, without its tests."""
+        if library in PYTHON_CLIENTS:
+            spec = importlib.util.find_spec(PYTHON_CLIENTS[library])
+            if spec is None or spec.origin is None:
+                pytest.skip(f"{library} is not installed")
+            paths = Path(spec.origin).parent.rglob("*.py")
+        else:
+            go_program()
+            command = ["go", "list", "-m", "-f", "{{.Dir}}", "github.com/nsqio/go-nsq"]
+            found = subprocess.run(command, cwd=ROOT / "tests/interop/go", capture_output=True, text=True, check=True)
+            paths = Path(found.stdout.strip()).rglob("*.go")
+        return "\n".join(path.read_text(errors="replace") for path in paths if not path.name.endswith("_test.go"))
+
+    @pytest.mark.parametrize(
+        ("name", "library"), [(name, library) for name in ABSENT for library in starred_in(name, CLIENTS)]
+    )
+    def test_the_sources_do_not_have_the_words_of_the_feature(self, name, library, go_program):
+        assert CELLS[name][library].removesuffix(STAR) == "no"
+        sources = self.sources_of(library, go_program)
+        assert "PUB" in sources
+        assert re.findall(rf"(?m)^.*(?:{ABSENT[name]}).*$", sources) == []
+
+
 def test_each_starred_cell_has_a_test() -> None:
-    starred = {name for name, cells in CELLS.items() if any(cell.endswith(STAR) for cell in cells.values())}
-    assert starred == TESTED
+    flow = (ROOT / "tests/interop/test_consumer_flow.py").read_text()
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for library, cell in zip(CLIENTS, cells[1:], strict=False):
+            if len(cells) != 6 or not cell.endswith(STAR) or (cells[0], library) in TESTED:
+                continue
+            # Both libraries run the test that the last cell names.
+            assert library == "go-nsq", cells[0]
+            assert all(f"def {name}(" in flow for name in re.findall(r"`(test_\w+)`", cells[5])), cells[0]
