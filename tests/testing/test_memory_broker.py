@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -235,7 +236,7 @@ def test_back_off_pauses_a_consumer_on_the_brokers_clock(broker: MemoryBroker) -
 
 
 @pytest.mark.parametrize(("limit", "hours"), [({}, 1), ({"max_req_timeout": 86_400.0}, 5)])
-def test_the_delay_of_a_requeue_is_cut_to_the_limit(limit: dict[str, float], hours: int) -> None:
+def test_the_delay_of_a_requeue_is_cut_to_the_limit(limit: dict[str, Any], hours: int) -> None:
     broker = MemoryBroker(**limit)
     consumer = broker.consumer("orders", "email")
     broker.publish("orders", b"one")
