@@ -26,8 +26,10 @@ from pyqd.primitives.names import is_valid_name_str
 MAGIC: Final = b"  V1"
 # Names have up to 64 bytes; the longest command is UNREGISTER with two of them.
 LINE_BYTES_MAX: Final = 4096
-BODY_BYTES_MAX: Final = 1 << 20
+# A broker sends some 200 bytes. Thousands of connections may hold such a body that is not complete.
+BODY_BYTES_MAX: Final = 1 << 16
 NAMES_KNOWN_MAX: Final = 10_000
+INT64_END: Final = 1 << 63
 # Registrations that came together and have a log line each; more of them share one. A broker that connects sends all
 # of its topics and channels, and a line takes as long as a registration.
 LOGGED_EACH_MAX: Final = 16
@@ -131,7 +133,7 @@ class Session:
                     raise ProtocolError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
                 return at
             line = data[at:end]
-            if line.startswith(b"IDENTIFY"):
+            if line.lstrip().startswith(b"IDENTIFY"):
                 body_end = self._identify(data, end + 1, answers) if words_of(line)[0] == "IDENTIFY" else 0
                 if body_end < 0:
                     return at
@@ -258,7 +260,9 @@ def parse_peer(body: bytes, remote: str) -> Peer:
         for key, value in found.items():
             name = key.lower()
             if name in values and value is not None:
-                if type(value) is not type(values[name]):
+                # The answers of `/lookup` have the value, and Go's clients cannot decode a larger one.
+                is_too_large = type(value) is int and not -INT64_END <= value < INT64_END
+                if type(value) is not type(values[name]) or is_too_large:
                     raise ValueError(f"{name} is {go_quote_str(str(value))}")
                 values[name] = value
     except (ValueError, RecursionError) as error:

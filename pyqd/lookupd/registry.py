@@ -56,10 +56,10 @@ class Peer:
         """Return the broker's entry in the answer of `/lookup`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
-    @property
-    def node(self) -> str:
-        """Name by which `/topic/tombstone` knows the broker."""
-        return f"{self.broadcast_address}:{self.http_port}"
+    def is_node(self, name: str) -> bool:
+        """Return whether `/topic/tombstone` means this broker. nsqadmin puts IPv6 addresses in brackets."""
+        address, _, port = name.rpartition(":")
+        return port == str(self.http_port) and address in (self.broadcast_address, f"[{self.broadcast_address}]")
 
 
 class Producer:
@@ -73,11 +73,11 @@ class Producer:
         self.last_update_ns = now_ns
         # Numbers of the topics and channels that it is registered for.
         self.places = BitSet()
-        self.json = json.dumps(peer.as_dict(), separators=(",", ":")).encode()
+        self.json = to_compact_json(peer.as_dict())
 
 
 class Place:
-    """One topic or channel. number: of it, the lowest that is free. channel: "" for a topic."""
+    """One topic or channel. number: of it, the lowest that was free. channel: "" for a topic."""
 
     __slots__ = ("channel", "number", "producers", "topic")
 
@@ -98,6 +98,16 @@ class Channels:
     """Channels of a topic by name. They may outlive the topic's own registration, and come before it."""
 
     place_of: SortedDict = field(default_factory=SortedDict)
+
+
+def lookup_answer(channels: list[str], producers: list[bytes]) -> bytes:
+    """Return the JSON of `/lookup`. producers: JSON of each."""
+    return b'{"channels":%b,"producers":[%b]}' % (to_compact_json(channels), b",".join(producers))
+
+
+def to_compact_json(value: Any) -> bytes:
+    """Return a value as JSON without white space."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Registry:
@@ -227,10 +237,15 @@ class Registry:
         if self._channel_place(topic, channel) is None:
             self._new_channel(topic, channel)
 
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its channels, or all topics if the name is `*`."""
+    def topic_deletion(self, topic: str) -> Iterator[Place]:
+        """Delete a topic and its channels, or all topics if the name is `*`, step by step.
+
+        The registry may change between two steps. Yields: each channel and topic after its deletion.
+        """
         for place in [*self._channels(topic), *self._topic_places(topic)]:
-            self._delete(place)
+            if self._places[place.number] is place:
+                self._delete(place)
+                yield place
 
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Delete a channel. Returns: whether it was there."""
@@ -241,11 +256,11 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> int:
-        """Hide producers of a topic. node: <broadcast address>:<HTTP port>. Returns: number of hidden ones."""
+        """Hide producers of a topic. node: as for `Peer.is_node`. Returns: number of hidden ones."""
         count = 0
         for place in self._topic_places(topic):
             for number in place.producers:
-                if self._producer(number).peer.node == node:
+                if self._producer(number).peer.is_node(node):
                     self._tombstones[place.topic, number] = now_ns
                     self._changed(place.topic)
                     count += 1
@@ -262,44 +277,60 @@ class Registry:
         return sorted(place.channel for place in self._channels(topic))
 
     def lookup(self, topic: str, now_ns: int) -> bytes | None:
-        """Return the JSON of `/lookup`; None for an unknown topic. The answer is cached."""
+        """Return the JSON of `/lookup`; None for an unknown topic. The answer about one topic is cached."""
+        if topic == ALL:
+            return self._lookup_all(now_ns)
         known = self._answers.get(topic)
         if known is not None:
             if now_ns < known[0]:
                 return known[1]
             self._changed(topic)
-        places = self._topic_places(topic)
-        if not places:
+        place = self._topics.get(topic)
+        if place is None:
             return None
         until_ns = NEVER
-        found: dict[int, bytes] = {}
-        for place in places:
-            for number in place.producers:
-                producer = self._producer(number)
-                hidden_until_ns = self._hidden_until(place.topic, number)
-                if now_ns < hidden_until_ns:
-                    until_ns = min(until_ns, hidden_until_ns)
-                elif self.is_active(producer, now_ns):
-                    until_ns = min(until_ns, producer.last_update_ns + self.inactive_ns + 1)
-                    found[number] = producer.json
-        names = json.dumps(self.channels(topic), separators=(",", ":")).encode()
-        answer = b'{"channels":%b,"producers":[%b]}' % (names, b",".join(found.values()))
-        if topic != ALL and self._answer_bytes + len(answer) <= CACHED_BYTES_MAX:
+        found: list[bytes] = []
+        for number in place.producers:
+            producer = self._producer(number)
+            hidden_until_ns = self._hidden_until(topic, number)
+            if now_ns < hidden_until_ns:
+                until_ns = min(until_ns, hidden_until_ns)
+            elif self.is_active(producer, now_ns):
+                until_ns = min(until_ns, producer.last_update_ns + self.inactive_ns + 1)
+                found.append(producer.json)
+        answer = lookup_answer(self.channels(topic), found)
+        if self._answer_bytes + len(answer) <= CACHED_BYTES_MAX:
             self._answers[topic] = (until_ns, answer)
             self._answer_bytes += len(answer)
         return answer
 
+    def _lookup_all(self, now_ns: int) -> bytes | None:
+        """Return the JSON of `/lookup` for `*`; None if there is no topic. A producer is in it once."""
+        if not self._topics:
+            return None
+        # By producer, not by topic: the first topic of most producers is enough.
+        found = [
+            producer.json
+            for producer in self.producers()
+            if self.is_active(producer, now_ns)
+            and any(
+                not place.channel and now_ns >= self._hidden_until(place.topic, producer.number)
+                for place in self.places_of(producer)
+            )
+        ]
+        return lookup_answer(self.channels(ALL), found)
+
     def nodes(self, now_ns: int) -> Iterator[bytes]:
-        """Yield the JSON of each active producer for `/nodes`."""
+        """Yield the JSON of each active producer for `/nodes`. The registry may change between two of them."""
         for producer in self.producers():
             if self.is_active(producer, now_ns):
                 topics = sorted(place.topic for place in self.places_of(producer) if not place.channel)
                 hidden = [now_ns < self._hidden_until(topic, producer.number) for topic in topics]
                 shown = {**producer.peer.as_dict(), "tombstones": hidden, "topics": topics}
-                yield json.dumps(shown, separators=(",", ":")).encode()
+                yield to_compact_json(shown)
 
     def debug(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield each registration that has producers, by its key in `/debug`."""
+        """Yield each registration that has producers, by its key in `/debug`. The registry may change meanwhile."""
         clients = [self._debug_row(producer, "") for producer in self.producers()]
         if clients:
             yield "client::", clients

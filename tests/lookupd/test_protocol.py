@@ -77,6 +77,7 @@ def test_a_ping_needs_no_identify() -> None:
         (b"  V1IDENTIFY\n\0\0\0\x02[]", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"  V1" + identify(tcp_port="4150"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"  V1" + identify(tcp_port=True), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b"  V1" + identify(tcp_port=1 << 63), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"  V1" + identify(tcp_port=0), b"E_BAD_BODY IDENTIFY missing fields"),
         (b"  V1" + identify(version=None), b"E_BAD_BODY IDENTIFY missing fields"),
     ],
@@ -112,4 +113,11 @@ def test_keys_of_identify_match_in_any_case() -> None:
     registry = Registry()
     body = json.dumps({key.upper(): value for key, value in BROKER.items()}).encode()
     session(registry).receive(b"  V1IDENTIFY\n" + struct.pack(">i", len(body)) + body)
-    assert [producer.peer.node for producer in registry.producers()] == ["broker:4151"]
+    [producer] = registry.producers()
+    assert producer.peer.is_node("broker:4151")
+
+
+def test_white_space_around_a_command_does_not_count() -> None:
+    sent = b"  V1 \t" + identify().replace(b"IDENTIFY\n", b"IDENTIFY \r\n") + b" REGISTER t c \n\tPING\r\n"
+    first, *rest = answers(session().receive(sent))
+    assert (json.loads(first), rest) == (INFO, [b"OK", b"OK"])

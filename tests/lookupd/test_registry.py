@@ -122,6 +122,16 @@ def test_a_tombstone_hides_a_broker_of_one_topic_for_a_while() -> None:
     assert (rows["topic:u:"][0]["tombstoned"], rows["topic:u:"][0]["tombstoned_at"]) == (False, NO_TOMBSTONE)
 
 
+@pytest.mark.parametrize("node", ["::1:4151", "[::1]:4151"])
+def test_a_tombstone_names_an_ipv6_address_with_or_without_brackets(node: str) -> None:
+    registry = Registry()
+    producer = registry.add(Peer("[::1]:60000", "host", "::1", 4150, 4151, "1.3.0"), NOW_NS)
+    registry.register(producer, "t")
+    assert registry.tombstone("t", "::1:4150", NOW_NS) == registry.tombstone("t", "1:4151", NOW_NS) == 0
+    assert registry.tombstone("t", node, NOW_NS) == 1
+    assert producers_of(registry, "t") == []
+
+
 def test_registering_again_ends_a_tombstone_only_after_unregister() -> None:
     registry = Registry()
     producer = added(registry, 1)
@@ -142,7 +152,7 @@ def test_a_star_stands_for_all_topics() -> None:
     registry.register(second, "u", "d")
     assert registry.channels("*") == ["c", "c", "d"]
     assert producers_of(registry, "*") == [1, 2]
-    registry.delete_topic("*")
+    list(registry.topic_deletion("*"))
     assert (registry.topics(), registry.channels("*"), registry.lookup("*", NOW_NS)) == ([], [], None)
     assert list(registry.places_of(first)) == []
 
@@ -195,7 +205,7 @@ class Model:
                 del self.held[key]
 
     def delete_topic(self, topic: str, _channel: str) -> None:
-        self.registry.delete_topic(topic)
+        list(self.registry.topic_deletion(topic))
         self.held = {key: ports for key, ports in self.held.items() if key[0] != topic}
 
     def delete_channel(self, topic: str, channel: str) -> None:
