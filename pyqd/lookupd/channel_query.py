@@ -5,6 +5,7 @@ Source: docs/nsq/lookupd.md, "HTTP API": GET /channels?topic=.
 
 import http.client
 import json
+import ssl
 from functools import partial
 from typing import Final
 from urllib.parse import urlencode
@@ -23,8 +24,18 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 HEADERS: Final = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"pyqd/{__version__}"}
 
 
+CHECK_ADDRESS: Final = "check the --broadcast-address and --http-address of the lookup daemon"
+CHECK_TOKENS: Final = (
+    "brokers send no token, so the file of the lookup daemon's --http-auth-token-file needs the line 'anonymous status'"
+)
+CHECK_AUTHORITY: Final = "--tls-root-ca-file must hold the authority that signed the lookup daemon's certificate"
+
+
 class QueryError(Exception):
-    """A lookup daemon did not return the channels of a topic; str() of it is the reason."""
+    """A lookup daemon did not return the channels of a topic. cause: of it; remedy: what the operator can do."""
+
+    def __init__(self, cause: str, remedy: str = CHECK_ADDRESS) -> None:
+        super().__init__(f"{cause}; {remedy}")
 
 
 class ChannelQuery:
@@ -46,8 +57,12 @@ class ChannelQuery:
                 status, body = self._exchange(address, target, tls=False)
                 if status == http.client.FORBIDDEN and (port := https_port_in(body)):
                     status, body = self._exchange(TcpAddress(address.host, port), target, tls=True)
+            except ssl.SSLCertVerificationError as error:
+                raise QueryError(reason_of(error), CHECK_AUTHORITY) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 raise QueryError(reason_of(error)) from error
+        if status == http.client.UNAUTHORIZED:
+            raise QueryError(f"status {status}", CHECK_TOKENS)
         if status != http.client.OK:
             raise QueryError(f"status {status}")
         return channels_in(body)

@@ -24,7 +24,6 @@ from pyqd.net.loop_driver import in_slices
 SILENT_S: Final = 2.0
 QUERY_S_MAX: Final = 10.0
 ASKED_AT_ONCE: Final = 8
-REMEDY: Final = "check the --broadcast-address and --http-address of the lookup daemon"
 
 # Called with the names that were found; with None if the lookup daemon did not return them.
 Answered = Callable[[Sequence[str] | None], None]
@@ -113,7 +112,7 @@ class PeerQueries:
         try:
             names = self._query.ask(address, waiting.topic, left_s)
         except QueryError as error:
-            self._note_failure(f"at {address}: {error}; {REMEDY}")
+            self._note_failure(f"at {address}: {error}")
             return None
         self._answer_s = time.monotonic()
         self._note_success()

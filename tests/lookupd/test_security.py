@@ -126,8 +126,24 @@ def test_a_broker_asks_for_channels_over_https_if_it_must(tmp_path: Path, is_tru
             else:
                 wait_until(lambda: "cannot ask for the channels" in broker.log_text(), "the failure is logged")
                 # A loaded machine may not come to the certificate in time.
-                assert any(text in broker.log_text() for text in ("certificate verify failed", "no answer in time"))
+                texts = ("certificate verify failed", "no answer in time")
+                assert any(text in broker.log_text() for text in texts)
+                if texts[0] in broker.log_text():
+                    assert "--tls-root-ca-file must hold the authority" in broker.log_text()
                 assert all(broker.channel(topic, "c") is None for topic in topics)
+
+
+def test_the_log_of_a_broker_says_how_a_lookup_daemon_with_tokens_lets_it_read(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{ADMIN_TOKEN} admin\n")
+    tokens.chmod(0o600)
+    flags = (f"--http-auth-token-file={tokens}", "--broadcast-address=127.0.0.1")
+    with secured(tmp_path, *flags) as (lookup, _):
+        flag = f"--lookupd-tcp-address=127.0.0.1:{lookup.ports['TCP']}"
+        with server.running(server.Daemon(server.pyqd(), tmp_path / "broker", [flag])) as broker:
+            broker.http("POST", "/topic/create?topic=t")
+            wait_until(lambda: "status 401; brokers send no token" in broker.log_text(), "the failure is logged")
+            assert "'anonymous status'" in broker.log_text()
 
 
 @pytest.mark.parametrize(
