@@ -1,6 +1,8 @@
 """HTTP client of the commands that steer a running pyqd: `pyqd drain`, `pyqd restart`."""
 
+import contextlib
 import http.client
+import ipaddress
 import json
 import os
 import socket
@@ -8,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pyqd.primitives.addresses import UnixAddress, split_address
+from pyqd.primitives.addresses import UnixAddress, is_ip_address, split_address
 from pyqd.primitives.command_line import CommandParser
 
 TIMEOUT_S = 30.0
@@ -42,20 +44,31 @@ class LocalDaemon:
         token = os.environ.get(TOKEN_VARIABLE)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
+    @property
+    def is_here(self) -> bool:
+        """True if the address tells that the daemon runs on this machine."""
+        place = self._place
+        if isinstance(place, UnixAddress) or place.host in ("", "localhost"):
+            return True
+        return is_ip_address(place.host) and ipaddress.ip_address(place.host).is_loopback
+
+    def connect(self, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
+        """Return a connection, which the first request opens."""
+        place = self._place
+        if isinstance(place, UnixAddress):
+            return UnixConnection(place.path, timeout_s)
+        return http.client.HTTPConnection(place.host or "127.0.0.1", place.port, timeout=timeout_s)
+
     def ask(self, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
         """Return the JSON of an answer. Raises: OSError, http.client.HTTPException, DaemonRefusedError."""
-        place = self._place
-        connection = (
-            UnixConnection(place.path, timeout_s)
-            if isinstance(place, UnixAddress)
-            else http.client.HTTPConnection(place.host or "127.0.0.1", place.port, timeout=timeout_s)
-        )
-        try:
-            connection.request(method, path, headers=self._headers)
-            answer = connection.getresponse()
-            body = answer.read()
-        finally:
-            connection.close()
+        with contextlib.closing(self.connect(timeout_s)) as connection:
+            return self.ask_on(connection, method, path)
+
+    def ask_on(self, connection: http.client.HTTPConnection, method: str, path: str) -> Any:
+        """Return the JSON of an answer on a connection, which stays open. Raises as `ask` does."""
+        connection.request(method, path, headers=self._headers)
+        answer = connection.getresponse()
+        body = answer.read()
         if answer.status != 200:
             raise DaemonRefusedError(f"{method} {path}: {answer.status} {body.decode(errors='replace').strip()}")
         return json.loads(body)

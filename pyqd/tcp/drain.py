@@ -9,6 +9,7 @@ Source: docs/http.md, "Drain".
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,13 +41,14 @@ class DrainProgress:
     consumers: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the answer of GET /drain; times in ms."""
+        """Return the answer of GET /drain; times in ms, and the process id of the daemon."""
         return {
             "draining": self.draining,
             "complete": self.complete,
             "remaining_ms": self.remaining_ns // 1_000_000,
             "in_flight": self.in_flight,
             "consumers": self.consumers,
+            "pid": os.getpid(),
         }
 
 

@@ -1,12 +1,16 @@
 """Drain: publishes and new consumers are refused, messages in flight can be finished, then the daemon stops."""
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -138,6 +142,80 @@ def test_the_command_shows_the_progress_and_waits_for_the_end(daemon: Daemon, co
         assert drain.stdout.read().endswith("stopped\n")
         assert drain.wait(WAIT_S) == 0
     assert daemon.wait_ended() == 0
+
+
+class FakeDaemon(ThreadingHTTPServer):
+    """Answers like a daemon that drains and then closes its connections. pid: its process id, in its answers."""
+
+    daemon_threads = True
+
+    def __init__(self, pid: int, answers: int) -> None:
+        super().__init__(("127.0.0.1", 0), FakeDrain)
+        self.pid = pid
+        self.answers_left = answers
+        self.connections: list[object] = []
+
+
+class FakeDrain(BaseHTTPRequestHandler):
+    """One connection to it, which the client keeps open."""
+
+    protocol_version = "HTTP/1.1"
+    server: FakeDaemon
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.append(self)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if self.server.answers_left == 0:
+            self.close_connection = True
+            return
+        self.server.answers_left -= 1
+        body = json.dumps({"draining": True, "in_flight": 1, "consumers": 1, "pid": self.server.pid}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run Python with arguments; it is killed at the end of the block."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen([sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@pytest.mark.parametrize(("name", "is_waited_for"), [("pyqd", True), ("other", False)])
+def test_the_command_waits_for_the_process_of_the_daemon_and_connects_once(name: str, is_waited_for: bool) -> None:
+    """A process id that is another program's comes from a container."""
+    with process("-c", "import time; time.sleep(600)", name) as stopping, FakeDaemon(stopping.pid, 3) as fake:
+        serving = threading.Thread(target=fake.serve_forever)
+        serving.start()
+        try:
+            address = f"127.0.0.1:{fake.server_port}"
+            with process("-m", "pyqd.apps.cli", "drain", f"--http-address={address}") as drain:
+                assert drain.stdout is not None
+                assert drain.stdout.readline() == "1 messages in flight with 1 consumers\n"
+                if is_waited_for:
+                    wait_until(lambda: fake.answers_left == 0, "the daemon has answered for the last time")
+                    assert select.select([drain.stdout], [], [], 1.0) == ([], [], [])
+                    stopping.kill()
+                assert drain.stdout.read() == "stopped\n"
+                assert drain.wait(WAIT_S) == 0
+        finally:
+            fake.shutdown()
+            serving.join(WAIT_S)
+        assert len(fake.connections) == 1
 
 
 def test_the_command_names_an_address_that_nothing_listens_on(tmp_path: Path) -> None:

@@ -77,9 +77,13 @@ def broker_of(session: Session, node: str | None) -> Broker:
 
 
 def progress_of(broker: Broker, before: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the progress; the former one if the broker is slow to answer, None if it is gone. Raises: ClientError."""
+    """Return the progress; the former one if the broker is slow to answer, None if it is gone. Raises: ClientError.
+
+    A service manager may start it again at once: a new process does not drain.
+    """
     try:
-        return broker.get("/drain")
+        found: dict[str, Any] = broker.get("/drain")
+        return found if found["draining"] else None
     except NotConnectedError:
         return before if is_listening(broker) else None
 
