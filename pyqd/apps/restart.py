@@ -42,6 +42,9 @@ POLL_S = 0.02
 # For the answer to the request for a restart.
 ANSWERED_S = 0.05
 STOPS = "the daemon is about to stop"
+# The kernel kills all processes of a container when this one ends.
+FIRST_PROCESS = 1
+CONTAINER_ENDS = "this process is the first of its container, which ends with it; restart the container instead"
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +208,10 @@ class Restarts:
             raise RestartError(STOPS)
         if self._successor is not None:
             raise RestartError("a restart is under way")
+        if os.getpid() == FIRST_PROCESS:
+            error = RestartError(CONTAINER_ENDS)
+            self.note_failure(error)
+            raise error
         self.last_error = ""
         logger.info("NSQ: restart: starting a new process")
         try:

@@ -42,8 +42,11 @@ class ServiceManager:
         self.send("STATUS=handing over to a new process")
 
     def succeeded_by(self, pid: int) -> None:
-        """Tell systemd that another process is the service from now on."""
-        self.send(f"MAINPID={pid}")
+        """Tell systemd that another process is the service from now on, and serves.
+
+        systemd ignores the successor's own message if that comes before this one.
+        """
+        self.send(f"MAINPID={pid}\nSTATUS=serving")
 
     def watch(self, hub: Any) -> None:
         """Send the watchdog's messages from the loop of a hub, if systemd waits for them."""

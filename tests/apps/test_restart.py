@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from pyqd.api.restart import RestartError
+from pyqd.apps.inherited import Inherited
+from pyqd.apps.restart import Restarts
 from tests.support.certificates import certify
 from tests.support.nsq import Client, Closed
 from tests.support.server import REPOSITORY, Adopted, Daemon, Implementation, free_port, pyqd, running, wait_until
@@ -152,6 +155,17 @@ def pid_of(daemon: Daemon) -> int:
     with contextlib.suppress(OSError, http.client.HTTPException):
         return int(daemon.http("GET", "/restart").json()["pid"])
     return daemon.pid
+
+
+def test_the_first_process_of_a_container_refuses_to_restart(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    restarts = Restarts(keep=Inherited, on_ready=lambda: None)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(RestartError, match="restart the container instead"):
+        restarts.begin()
+    restarts.begin_unasked()
+    assert caplog.text.count("restart refused: this process is the first of its container") == 2
 
 
 @pytest.fixture
@@ -295,7 +309,8 @@ def test_systemd_hears_of_start_watchdog_restart_and_stop(tmp_path: Path) -> Non
             heard = until(manager, "READY=1")
             pid = int(heard[-1].partition("MAINPID=")[2].partition("\n")[0])
             # Two processes send, so either message may be the first.
-            assert f"MAINPID={pid}" in heard or until(manager, f"MAINPID={pid}")
+            expected = f"MAINPID={pid}\nSTATUS=serving"
+            assert expected in heard or until(manager, expected)
             assert process.wait(WAIT_S) == 0
             assert ping(path) == "OK"
             adopted = Adopted(pid)
