@@ -20,7 +20,8 @@ from pyqd.net.events import READ_EVENT
 from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress
 from pyqd.primitives.errors import StartupError
 
-BACKLOG_MAX = 4096
+# The kernel takes net.core.somaxconn if that is less: the queue holds the clients that connect during a restart.
+BACKLOG_MAX = 65_535
 ACCEPTED_PER_PASS_MAX = 64
 ACCEPTING_S = 0.002
 RETRY_S = 0.1
