@@ -28,7 +28,7 @@ STOP_S: Final = 150.0
 @click.argument("node", required=False)
 @click.option(
     "--for",
-    "timeout_ns",
+    "for_ns",
     type=duration,
     metavar="DURATION",
     help="longest wait for messages in flight  [default: --drain-timeout of the broker, or 30s]",
@@ -36,7 +36,7 @@ STOP_S: Final = 150.0
 @click.option("--no-wait", is_flag=True, help="begin the drain, and end at once")
 @yes_option
 @click.pass_obj
-def drain(session: Session, node: str | None, timeout_ns: int | None, no_wait: bool, yes: bool) -> None:
+def drain(session: Session, node: str | None, for_ns: int | None, no_wait: bool, yes: bool) -> None:
     """Have a broker finish its messages in flight, and stop, after a question.
 
     NODE is an address that `pyqctl nodes` shows; with one broker it is not needed. The broker refuses publishers and
@@ -49,7 +49,7 @@ def drain(session: Session, node: str | None, timeout_ns: int | None, no_wait: b
         f" {state['consumers']:,} consumers?",
         yes,
     )
-    timeout = None if timeout_ns is None else format_duration(timeout_ns)
+    timeout = None if for_ns is None else format_duration(for_ns)
     begun = broker.post("/drain", timeout=timeout)
     show(session, broker, begun, None)
     if no_wait:

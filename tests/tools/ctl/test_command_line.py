@@ -108,6 +108,11 @@ def test_each_command_has_the_shared_options() -> None:
     assert without == []
 
 
+def test_no_option_of_a_command_takes_the_value_of_another() -> None:
+    names = {words: [param.name for param in command.params] for words, command in commands()}
+    assert [words for words, found in names.items() if len(set(found)) < len(found)] == []
+
+
 def test_a_shared_option_may_stand_before_and_behind_the_command(bare: Ctl, broker: Daemon) -> None:
     assert bare("-a", address_of(broker), "--json", "topics").code == 0
     ran = bare("-a", "absent:1", "--json", "topics", "-a", address_of(broker), "--table")

@@ -39,6 +39,18 @@ def test_a_broker_that_does_not_drain_any_more_is_a_new_process(broker: Daemon) 
         assert progress_of(node, {"draining": True, "in_flight": 0}) is None
 
 
+def test_the_limit_of_a_request_is_not_the_limit_of_the_drain(daemon: Daemon, tmp_path: Path) -> None:
+    ctl = Ctl(tmp_path, address_of(daemon))
+    daemon.http("POST", "/topic/create", topic="orders")
+    with Client(daemon.tcp_address) as client:
+        client.pub("orders", b"x")
+        client.sub("orders", "email", rdy_count=1)
+        client.read_message()
+        ran = ctl("drain", "--yes", "--no-wait", "--timeout=5s")
+    # That of the broker, 30 s.
+    assert json.loads(ran.out)["remaining_ms"] > 5000
+
+
 def test_a_drain_asks_first(ctl: Ctl, broker: Daemon) -> None:
     ran = ctl("drain")
     assert ran.code == 2
