@@ -42,9 +42,12 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def _float_of(text: str) -> float | int:
-    """Return a number with a point or an exponent; a whole one as an int, so that 3.0 becomes 3."""
+    """Return a number with a point or an exponent; a whole one as an int, so that 3.0 becomes 3. Raises: ValueError."""
     number = float(text)
-    if math.isfinite(number) and number.is_integer() and int(number) in INT64:
+    if not math.isfinite(number):
+        # JSON has no word for infinity: the message could not be written again.
+        raise ValueError(f"{text} is out of range")
+    if number.is_integer() and int(number) in INT64:
         return int(number)
     return number
 
