@@ -39,8 +39,8 @@ class ToHttp:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._consumer_options = client_options(TOOL, options.consumer_opt)
-        self._connections = Connections(options.http_client_connect_timeout_ns / SECOND_NS)
-        sender = Sender(self._connections, options.headers(), options.http_client_request_timeout_ns / SECOND_NS)
+        self._connections = Connections(options.connect_timeout_s)
+        sender = Sender(self._connections, options.headers(), options.request_timeout_s)
         retries = Retries(options.retries, options.retry_delay_ns / SECOND_NS)
         self._delivery = Delivery(
             sender, options.addresses, options.requests(), options.targets(), retries, options.status_every

@@ -178,6 +178,13 @@ class TestFailures:
         assert tool.stop().code == 0
         assert target.bodies == [b"one"] * 2
 
+    def test_a_timeout_of_zero_is_none(self, to_http, publish, broker, topic, target) -> None:
+        publish(b"one")
+        tool = to_http(f"--post={target.url}", "--http-client-request-timeout=0", "--http-client-connect-timeout=0s")
+        finished(broker, topic)
+        assert tool.stop().code == 0
+        assert target.bodies == [b"one"]
+
     def test_a_signal_waits_for_the_requests(self, to_http, publish, broker, topic, target) -> None:
         asked, released = threading.Event(), threading.Event()
 
@@ -277,6 +284,7 @@ class TestWhatTheOriginalLacks:
         [
             (("--post=localhost:80/",), "localhost:80/: expected a URL that begins with http:// or https://"),
             ((POST, "-n=0"), "--n should be positive"),
+            ((POST, "--http-client-request-timeout=-1s"), "--http-client-request-timeout must not be negative"),
             ((POST, "--header=Content-Length: 5"), "--header: Content-Length is set by the tool"),
         ],
     )

@@ -12,6 +12,7 @@ from typing import Final
 from pyqd import __version__
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.goflags import DURATION, INT, STRING, FlagType, declare
+from pyqd.tools.client_options import NO_TIMEOUT_S
 from pyqd.tools.common import Fatal, HttpTimeouts, Sources, ToolOptions, require_one_kind
 from pyqd.tools.targets import Targets, targets_for
 from pyqd.tools.to_http.address import AddressError
@@ -110,17 +111,27 @@ class Options(HttpTimeouts, Sources, ToolOptions):
         self._check_numbers()
 
     def _check_numbers(self) -> None:
-        positive = {
-            "n": self.n,
+        if self.n <= 0:
+            raise Fatal("--n should be positive")
+        others = {
             "http-client-connect-timeout": self.http_client_connect_timeout_ns,
             "http-client-request-timeout": self.http_client_request_timeout_ns,
+            "retries": self.retries,
+            "retry-delay": self.retry_delay_ns,
         }
-        for name, value in positive.items():
-            if value <= 0:
-                raise Fatal(f"--{name} should be positive")
-        for name, value in {"retries": self.retries, "retry-delay": self.retry_delay_ns}.items():
+        for name, value in others.items():
             if value < 0:
                 raise Fatal(f"--{name} must not be negative")
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Limit for connecting; that of no limit is a day."""
+        return self.http_client_connect_timeout_ns / SECOND_NS or NO_TIMEOUT_S
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Limit of a request; that of no limit is a day."""
+        return self.http_client_request_timeout_ns / SECOND_NS or NO_TIMEOUT_S
 
     @property
     def addresses(self) -> tuple[str, ...]:
