@@ -207,10 +207,14 @@ class HttpClient:
         lasting = lasting_cause(error, self.names)
         if lasting is not None:
             raise TlsError(f"{self.address}: {lasting}") from error
-        failure = f"{type(error).__name__}: {error}"
-        if isinstance(error, http.client.RemoteDisconnected) and not self.place.secure:
-            failure += " (so does a port that speaks TLS; is it tls=true?)"
-        return failure
+        if isinstance(error, OSError):
+            failure = error.strerror or str(error) or type(error).__name__
+            if isinstance(error, http.client.RemoteDisconnected) and not self.place.secure:
+                failure += " (so does a port that speaks TLS; is it tls=true?)"
+            return failure
+        if isinstance(error, http.client.BadStatusLine):
+            return "the answer is not HTTP; is it the port of the TCP protocol?"
+        return f"{type(error).__name__}: {error}"
 
     def _once(self, method: str, target: str, body: bytes | None) -> Reply:
         if time.monotonic() - self._used_s > IDLE_LONGEST_S:

@@ -119,7 +119,13 @@ def test_without_an_answer_there_is_only_an_error(bare: Ctl) -> None:
     absent = f"127.0.0.1:{free_port()}"
     ran = bare("topics", "-a", absent)
     assert (ran.code, ran.out) == (3, "")
-    assert ran.err.startswith(f"pyqctl: {absent}: GET /stats: ConnectionRefusedError")
+    assert ran.err.startswith(f"pyqctl: {absent}: GET /stats: Connection refused")
+
+
+def test_the_port_of_the_tcp_protocol_is_named_as_such(bare: Ctl, broker: Daemon) -> None:
+    ran = bare("topics", "-a", f"127.0.0.1:{broker.tcp_port}")
+    assert (ran.code, ran.out) == (3, "")
+    assert "the answer is not HTTP; is it the port of the TCP protocol?" in ran.err
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>", b'{"topics":'])
