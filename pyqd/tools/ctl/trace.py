@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
+import sys
 from typing import Final
 
 import click
@@ -16,7 +16,10 @@ from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import Session
 
-PROGRAM: Final = "pyq_trace"
+# Run as a module: the directory of the programs need not be in PATH.
+MODULE: Final = "pyqd.tools.pyq_trace"
+# The choice of --json and --table for the other program, which decides as this one does without it.
+FORMS: Final = {True: ("--json",), False: ("--table",), None: ()}
 
 
 @command(
@@ -29,8 +32,8 @@ PROGRAM: Final = "pyq_trace"
 def trace(session: Session, message_id: str, arguments: tuple[str, ...]) -> int:
     """Show the life of a message: runs `pyq_trace show ID ARGUMENT...`.
 
-    It needs brokers that record events, and the program pyq_trace with a database of them. If one of the two is
-    missing, the command says so and ends with exit code 6. Options of pyq_trace stand behind two dashes.
+    It needs brokers that record events, and the database that `pyq_trace ship` makes of them. If no broker records
+    events, the command says so and ends with exit code 6. Options of pyq_trace stand behind two dashes.
     """
     ids_of((message_id,))
     found = ask(session.brokers(), probe)
@@ -38,14 +41,13 @@ def trace(session: Session, message_id: str, arguments: tuple[str, ...]) -> int:
     session.failures += [failure for failure in found.failures if failure.error not in missing]
     for error in missing:
         say(f"{error}; it does not record what becomes of messages")
-    program = shutil.which(PROGRAM)
-    if program is None:
-        say(f"the program {PROGRAM}, which stores and shows recorded events, is not installed")
-    if program is None or (missing and not found.answers):
+    if missing and not found.answers:
         raise UnsupportedError(
             "messages cannot be traced here; `pyqctl peek` shows those that wait, with their attempts"
         )
-    return subprocess.run([program, "show", message_id, *arguments], check=False).returncode
+    form = FORMS[session.flags.get("as_json")]
+    command = [sys.executable, "-m", MODULE, "show", *form, message_id, *arguments]
+    return subprocess.run(command, check=False).returncode
 
 
 def probe(broker: Broker) -> None:

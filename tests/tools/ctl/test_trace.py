@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,35 +32,32 @@ def older() -> Iterator[HttpStub]:
         yield stub
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """A pyq_trace that prints its arguments, in a directory of its own."""
-    path = tmp_path / "bin" / "pyq_trace"
-    path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\nexit 3\n')
-    path.chmod(0o755)
-    return path
-
-
-def test_what_is_missing_is_named(bare: Ctl, older: HttpStub) -> None:
-    ran = bare("trace", MESSAGE_ID, "-a", older.address, PATH="/nowhere")
+def test_brokers_that_record_nothing_are_named(bare: Ctl, older: HttpStub) -> None:
+    ran = bare("trace", MESSAGE_ID, "-a", older.address)
     assert (ran.code, ran.out) == (6, "")
     assert f"{older.address}: GET /trace/log: the broker has no such call" in ran.err
-    assert "the program pyq_trace, which stores and shows recorded events, is not installed" in ran.err
-
-
-def test_brokers_that_record_nothing_are_named(bare: Ctl, older: HttpStub, program: Path) -> None:
-    ran = bare("trace", MESSAGE_ID, "-a", older.address, PATH=str(program.parent))
-    assert ran.code == 6
     assert "it does not record" in ran.err
-    assert "not installed" not in ran.err
 
 
-def test_the_program_shows_the_message(bare: Ctl, recorder: HttpStub, program: Path) -> None:
-    path = f"{program.parent}:/bin:/usr/bin"
-    ran = bare("trace", MESSAGE_ID, "-a", recorder.address, "--", "--from", "x", PATH=path)
-    assert ran.code == 3
-    assert (program.parent.parent / "arguments").read_text() == f"show {MESSAGE_ID} --from x\n"
+def test_the_program_shows_the_message(bare: Ctl, recorder: HttpStub, capfd: pytest.CaptureFixture[str]) -> None:
+    ran = bare("trace", MESSAGE_ID, "-a", recorder.address, "--", "--from=sqlite:////nowhere/t.db", PATH="/nowhere")
+    assert ran.code == 2
+    assert "pyq_trace: sqlite:////nowhere/t.db: no such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["--json", "--table"])
+def test_the_program_prints_what_is_asked_for(
+    bare: Ctl, recorder: HttpStub, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert bare("trace", MESSAGE_ID, form, "-a", recorder.address).code == 3
+    assert commands == [[sys.executable, "-m", "pyqd.tools.pyq_trace", "show", form, MESSAGE_ID]]
 
 
 def test_what_is_no_id_is_not_looked_for(bare: Ctl) -> None:
