@@ -12,8 +12,7 @@ from tests.support.tools import ORIGINALS
 CONSUMER = {"nsqd-tcp-address": "", "lookupd-http-address": "", "consumer-opt": "", "version": True}
 TIMEOUTS = {"http-client-connect-timeout": "2s", "http-client-request-timeout": "5s"}
 FLAGS: dict[str, dict[str, str | bool]] = {
-    "pyq_tail": CONSUMER
-    | {"topic": "", "channel": "", "max-in-flight": "200", "n": "", "print-topic": True},
+    "pyq_tail": CONSUMER | {"topic": "", "channel": "", "max-in-flight": "200", "n": "", "print-topic": True},
     "pyq_stat": TIMEOUTS
     | {
         "topic": "",

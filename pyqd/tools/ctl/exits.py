@@ -25,7 +25,7 @@ INTERRUPTED: Final = 130
 
 MEANINGS: Final = {
     OK: "done",
-    FAILED: "refused by a broker, done in part, or the question was not answered with yes",
+    FAILED: "refused by a broker, done in part, not answered with yes, or the output cannot be written",
     USAGE: "wrong use: unknown option, invalid value, or a question that no terminal can answer",
     NO_ANSWER: "a broker or lookup daemon does not answer, or TLS fails",
     NOT_FOUND: "no broker has the topic, the channel or the message",

@@ -70,7 +70,7 @@ def peek(
 
 def ids_of(ids: tuple[str, ...]) -> list[str]:
     """Return the ids of a command. Raises: SettingError if there is none, or one is invalid."""
-    found = sys.stdin.read().split() if ids == ("-",) else list(ids)
+    found = standard_input().decode(errors="replace").split() if ids == ("-",) else list(ids)
     if not found:
         raise SettingError("standard input has no ids")
     for text in found:
@@ -240,7 +240,17 @@ def body_of(body: str | None, file: str | None) -> bytes:
     if body is not None and body != "-":
         # Bytes of the command line that are no text come back as they were.
         return body.encode(errors="surrogateescape")
-    return sys.stdin.buffer.read()
+    return standard_input()
+
+
+def standard_input() -> bytes:
+    """Return all bytes of standard input. Raises: SettingError."""
+    if sys.stdin is None:
+        raise SettingError("cannot read standard input: it is closed")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise SettingError(f"cannot read standard input: {error.strerror or error}") from None
 
 
 def lines_of(data: bytes) -> list[bytes]:

@@ -135,6 +135,6 @@ class Session:
         """
         if yes:
             return
-        if not sys.stdin.isatty():
+        if sys.stdin is None or not sys.stdin.isatty():
             raise SettingError(f"{question} There is no terminal to answer at: add --yes")
         click.confirm(question, abort=True, err=True)

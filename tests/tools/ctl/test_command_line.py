@@ -207,6 +207,44 @@ def test_a_reader_that_goes_away_ends_a_watch(tmp_path: Path, broker: Daemon, fo
         assert process.wait(WAIT_S) == -signal.SIGPIPE
 
 
+@pytest.mark.parametrize("arguments", [("topics",), ("topics", "--table"), ("watch", "--count=1", "--interval=100ms"),
+                                       ("completion", "bash"), ("--version",)], ids=" ".join)  # fmt: skip
+def test_a_full_disk_ends_it_with_1(tmp_path: Path, broker: Daemon, arguments: tuple[str, ...]) -> None:
+    command = [*PROGRAM, *arguments]
+    where = environment(tmp_path, PYQD_HTTP_ADDRESS=address_of(broker))
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            command, env=where, stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False
+        )
+    said = "pyqctl: cannot write to standard output: No space left on device; a change may already be made\n"
+    assert (ran.stderr, ran.returncode) == (said, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("create t >&-", 1, "cannot write to standard output: it is closed; nothing is done"),
+        ("publish t <&-", 2, "cannot read standard input: it is closed"),
+        ("cancel t - --yes <&-", 2, "cannot read standard input: it is closed"),
+        ("context remove c <&-", 2, "There is no terminal to answer at: add --yes"),
+        ("-a 127.0.0.1:1 topics 2>&-", 3, ""),
+    ],
+)
+def test_a_closed_stream_is_a_mistake(tmp_path: Path, broker: Daemon, line: str, code: int, said: str) -> None:
+    assert run(tmp_path, "context", "add", "c", "-a", "127.0.0.1:1").returncode == 0
+    ran = subprocess.run(
+        ["bash", "-c", f"{' '.join(PROGRAM)} {line}"],
+        env=environment(tmp_path, PYQD_HTTP_ADDRESS=address_of(broker)),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 # Completes each of the command lines in the arguments, and prints what is offered for its last word.
 SCRIPT = """
 eval "$(pyqctl completion bash)"

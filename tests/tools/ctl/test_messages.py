@@ -106,6 +106,7 @@ def test_ids_are_read_from_standard_input(ctl: Ctl, queue: str) -> None:
     rows = ctl("cancel", queue, "-", "--yes", input="\n".join(ids)).json()["results"]
     assert [row["id"] for row in rows] == ids
     assert ctl("cancel", queue, "-", "--yes", input="\n").code == 2
+    assert "is no message id" in ctl("cancel", queue, "-", "--yes", input=b"\xff").err
 
 
 def test_cancelling_asks_first(ctl: Ctl, queue: str) -> None:
