@@ -196,7 +196,7 @@ class HttpClient:
                 failure = self._passing(error)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                tried = f", tried for {self.retry_timeout_s:g} s" if retry else ""
+                tried = f", tried for {self.retry_timeout_s:g} s" if retry and self.retry_timeout_s else ""
                 raise NotConnectedError(f"{self.address}: {method} {path}: {failure}{tried}")
             logger.info("%s: %s %s: %s; trying again", self.address, method, path, failure)
             time.sleep(min(wait_s, left_s))
