@@ -138,8 +138,8 @@ def prepare_templates(app: Flask, site: Site) -> None:
         language=language,
         languages=list(NAMES.items()),
         spark=spark,
-        chart=lambda name, key, title: chart(
-            site.poller.history.values(name, key), title, "", time.time(), graphs.links(name, key)
+        chart=lambda name, key, title, unit="": chart(
+            site.poller.history.values(name, key), title, unit, time.time(), graphs.links(name, key)
         ),
         duration=format_span,
         size=format_size,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pyqd.admin.stats import ChannelStats, TopicStats, client_row
+from pyqd.admin.stats import ChannelStats, ProcessStats, TopicStats, client_row
 from pyqd.admin.upstream import Found, Upstream, UpstreamError
 from pyqd.primitives.nsq_compat import unwrapped_answer
 
@@ -90,9 +90,10 @@ class Node:
 
 @dataclasses.dataclass(slots=True)
 class Stats:
-    """Numbers of topics, one row per topic and broker, sorted by the broker's hostname."""
+    """Numbers of topics, one row per topic and broker, sorted by the broker's hostname. processes: by HTTP address."""
 
     topics: list[TopicStats]
+    processes: dict[str, ProcessStats] = dataclasses.field(default_factory=dict)
 
     def channels(self) -> list[ChannelStats]:
         """Return the sums of all channels over brokers."""
@@ -190,12 +191,11 @@ class Cluster:
         if not clients:
             query["include_clients"] = "false"
 
-        def ask(node: Node) -> list[TopicStats]:
-            answer = self.upstream.get(node.http_address, "/stats", query)
-            found = unwrapped_answer(answer).get("topics") or ()
+        def ask(node: Node) -> tuple[str, list[TopicStats], ProcessStats]:
+            answer = unwrapped_answer(self.upstream.get(node.http_address, "/stats", query))
             rows = [
                 TopicStats.of_broker(node.http_address, node.hostname, row)
-                for row in found
+                for row in answer.get("topics") or ()
                 if not topic or row["topic_name"] == topic
             ]
             for row in rows:
@@ -203,11 +203,12 @@ class Cluster:
                     each.clients = [
                         client_row(client, node.http_address, node.region, node.zone) for client in each.clients
                     ]
-            return rows
+            return node.http_address, rows, ProcessStats.of_broker(answer)
 
         answers, failures = self._ask(NSQD, nodes, ask)
-        topics = [row for answer in answers for row in answer]
-        return Found(Stats(sorted(topics, key=lambda row: row.hostname)), failures)
+        topics = [row for _address, rows, _process in answers for row in rows]
+        processes = {address: process for address, _rows, process in answers}
+        return Found(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
 
     def post_to_lookupds(self, path: str, query: Mapping[str, str]) -> list[str]:
         """Send a POST to each lookup daemon, in order. Returns: the failures."""

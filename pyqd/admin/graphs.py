@@ -37,34 +37,47 @@ class Graphs:
         self._prometheus = options.prometheus_url.rstrip("/")
 
     def links(self, name: str, key: Key) -> list[Link]:
-        """Return name and URL of each link. name: depth, rate or in_flight. key: as in the history."""
+        """Return name and URL of each link. name: of the series, as in the history. key: as there."""
         found = []
         if self._has_graphite:
             query = {"target": self.target(name, key), "from": f"-{SPAN_H}hours", "width": 800, "height": 450}
             found.append(("Graphite", f"{self._graphite}/render?{urlencode(query)}"))
-        if self._prometheus:
+        # A broker's address need not be the one that Prometheus scrapes.
+        if self._prometheus and not name.startswith("node_"):
             query = {"g0.expr": expression(name, key), "g0.tab": 0, "g0.range_input": f"{SPAN_H}h"}
             found.append(("Prometheus", f"{self._prometheus}/graph?{urlencode(query)}"))
         return found
 
     def target(self, name: str, key: Key) -> str:
-        """Return the expression of Graphite, summed over all brokers."""
+        """Return the expression of Graphite, summed over all brokers; of one broker for a series of nodes."""
+        if name.startswith("node_"):
+            return self._target_of_node(name, key[0])
         topic = UNSAFE.sub("", key[0]) if key else "*"
         place = f"topic.{topic}"
         if len(key) > 1:
             place += f".channel.{UNSAFE.sub('', key[1])}"
         if name == "rate":
-            interval_s = self._options.statsd_interval_ns / SECOND_NS
-            return f"scale(sumSeries({self.name(f'{place}.message_count')}),{1 / interval_s:.9g})"
+            return self._per_second(f"sumSeries({self.name(f'{place}.message_count')})")
         if name == "depth" and len(key) < 2:
             return f"sumSeries({self.name(f'{place}.depth')},{self.name(f'{place}.channel.*.depth')})"
         return f"sumSeries({self.name(f'{place}.{name}' if name == 'depth' else f'{place}.in_flight_count')})"
 
-    def name(self, key: str) -> str:
-        """Return the name of a series of all brokers."""
+    def _target_of_node(self, name: str, node: str) -> str:
+        host = node.replace(".", "_").replace(":", "_")
+        if name == "node_memory":
+            return self.name("mem.*_bytes", host)
+        if name == "node_rate":
+            return self._per_second(f"sumSeries({self.name('topic.*.message_count', host)})")
+        return f"sumSeries({self.name('topic.*.depth', host)},{self.name('topic.*.channel.*.depth', host)})"
+
+    def _per_second(self, target: str) -> str:
+        return f"scale({target},{SECOND_NS / self._options.statsd_interval_ns:.9g})"
+
+    def name(self, key: str, host: str = "*") -> str:
+        """Return the name of a series of all brokers, or of one."""
         options = self._options
         form = options.statsd_counter_format if key.endswith(COUNTERS) else options.statsd_gauge_format
-        whole = f"{options.statsd_prefix.replace('%s', '*')}.{key}"
+        whole = f"{options.statsd_prefix.replace('%s', host)}.{key}"
         return form.replace("%s", whole) if form else whole
 
 

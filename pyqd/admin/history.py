@@ -62,8 +62,8 @@ class History:
     ) -> None:
         """Take the numbers of one poll. gauges: by name and key.
 
-        counters: messages so far by broker and key, for the series `rate`. Rates are those of the brokers, added: the
-        sum of counters would jump by all messages of a broker that has missed a poll.
+        counters: messages so far by broker and key, for the series `rate`, and `node_rate` of each broker. Rates are
+        those of the brokers, added: the sum of counters would jump by all messages of a broker that has missed a poll.
         """
         self.slot = max(self.slot, int(now_s // STEP_S))
         for name, values in gauges.items():
@@ -71,11 +71,15 @@ class History:
                 self._put(name, key, value)
         self.node_rates = {node: self._rates_of(node, now_s, counts) for node, counts in counters.items()}
         sums: dict[Key, float] = {}
-        for rates in self.node_rates.values():
+        for node, rates in self.node_rates.items():
+            whole = 0.0
             for key, rate in rates.items():
                 sums[key] = sums.get(key, 0.0) + rate
                 if len(key) == 1:
-                    sums[()] = sums.get((), 0.0) + rate
+                    whole += rate
+            if rates:
+                self._put("node_rate", (node,), whole)
+                sums[()] = sums.get((), 0.0) + whole
         for key, rate in sums.items():
             self._put("rate", key, rate)
         self.rates = sums

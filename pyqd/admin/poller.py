@@ -13,7 +13,7 @@ from typing import Final
 from pyqd.admin.cluster import Cluster, Node, Stats
 from pyqd.admin.durability import Durability, DurabilityReader
 from pyqd.admin.history import STEP_S, History, Key
-from pyqd.admin.stats import TopicStats
+from pyqd.admin.stats import ProcessStats, TopicStats
 from pyqd.admin.upstream import UpstreamError
 
 INTERVAL_S: Final = 2.0
@@ -41,6 +41,7 @@ class Snapshot:
     # The lookup daemons may know topics that no broker has.
     names: tuple[str, ...] = ()
     durability: dict[str, Durability] = dataclasses.field(default_factory=dict)
+    processes: dict[str, ProcessStats] = dataclasses.field(default_factory=dict)
 
 
 class Poller:
@@ -132,6 +133,7 @@ class Poller:
         rows: list[TopicStats] = []
         names: list[str] = []
         durability: dict[str, Durability] = {}
+        processes: dict[str, ProcessStats] = {}
         try:
             found = cluster.nodes()
             nodes, failures = found.value, list(found.failures)
@@ -140,7 +142,7 @@ class Poller:
             if nodes:
                 stats = cluster.stats(nodes)
                 assert isinstance(stats.value, Stats)
-                rows = stats.value.topics
+                rows, processes = stats.value.topics, stats.value.processes
                 failures += stats.failures
             durability = self._durability.read(nodes)
         except UpstreamError as error:
@@ -151,14 +153,14 @@ class Poller:
         topics = {topic: TopicStats.total(topic, parts) for topic, parts in by_name.items()}
         took_s = time.monotonic() - started_s
         texts = tuple(dict.fromkeys(failures))
-        return Snapshot(number, time.time(), took_s, tuple(nodes), topics, texts, tuple(names), durability)
+        return Snapshot(number, time.time(), took_s, tuple(nodes), topics, texts, tuple(names), durability, processes)
 
     def _record(self, snapshot: Snapshot) -> None:
         depth: dict[Key, int] = {}
         in_flight: dict[Key, int] = {}
         for topic in snapshot.topics.values():
             key = (topic.topic,)
-            depth[key] = topic.sums["depth"] + sum(channel.sums["depth"] for channel in topic.channels)
+            depth[key] = topic.waiting
             for channel in topic.channels:
                 place = (topic.topic, channel.channel)
                 depth[place] = channel.sums["depth"]
@@ -169,8 +171,27 @@ class Poller:
         for state in snapshot.durability.values():
             if state.disk_free_bytes is not None:
                 disk_free[(state.node,)] = state.disk_free_bytes
-        gauges: dict[str, Mapping[Key, int]] = {"depth": depth, "in_flight": in_flight, "disk_free": disk_free}
+        gauges: dict[str, Mapping[Key, int]] = {
+            "depth": depth,
+            "in_flight": in_flight,
+            "disk_free": disk_free,
+            "node_depth": depth_of_nodes(snapshot),
+            "node_memory": {
+                (node,): process.in_use_bytes
+                for node, process in snapshot.processes.items()
+                if process.in_use_bytes is not None
+            },
+        }
         self.history.record(snapshot.taken_s, gauges, counters_of(snapshot))
+
+
+def depth_of_nodes(snapshot: Snapshot) -> dict[Key, int]:
+    """Return the messages that wait at each broker, by its address."""
+    depth: dict[Key, int] = {(node,): 0 for node in snapshot.processes}
+    for total in snapshot.topics.values():
+        for topic in total.nodes:
+            depth[topic.node,] = depth.get((topic.node,), 0) + topic.waiting
+    return depth
 
 
 def counters_of(snapshot: Snapshot) -> dict[str, dict[Key, int]]:

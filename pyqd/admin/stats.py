@@ -216,6 +216,19 @@ class TopicStats:
         return whole
 
     @property
+    def waiting(self) -> int:
+        """Number of messages that wait in the topic and in its channels."""
+        return self.whole("depth")
+
+    def channel_sum(self, name: str) -> int:
+        """Return a sum over the channels."""
+        return sum(channel.sums[name] for channel in self.channels)
+
+    def whole(self, name: str) -> int:
+        """Return the number of the topic itself and of its channels, added."""
+        return self.sums[name] + self.channel_sum(name)
+
+    @property
     def memory_depth(self) -> int:
         return self.sums["depth"] - self.sums["backend_depth"]
 
@@ -231,6 +244,28 @@ class TopicStats:
             "paused": self.paused,
             "e2e_processing_latency": self.latency.to_dict(self.topic, "", self.node),
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessStats:
+    """The process of one broker, as GET /stats tells it. started_s: seconds since 1970, 0 if it does not tell.
+
+    memory: numbers by their names in the answer.
+    """
+
+    health: str = ""
+    started_s: int = 0
+    memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_broker(cls, found: Mapping[str, Any]) -> ProcessStats:
+        """Return the process in an answer of GET /stats."""
+        return cls(found.get("health") or "", found.get("start_time") or 0, found.get("memory") or {})
+
+    @property
+    def in_use_bytes(self) -> int | None:
+        """Bytes of memory in use; None if the broker does not tell."""
+        return self.memory.get("heap_in_use_bytes")
 
 
 def sum_of(names: Iterable[str], parts: Iterable[TopicStats] | Iterable[ChannelStats]) -> dict[str, int]:

@@ -8,9 +8,9 @@ from flask import Blueprint, render_template
 
 from pyqd.admin.access.roles import Role
 from pyqd.admin.consumers import Consumer, Looks
+from pyqd.admin.pages import clients
 from pyqd.admin.pages.browser import refused
 from pyqd.admin.pages.tables import Column, table_of
-from pyqd.admin.pages.views import client_text
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import UpstreamError
 
@@ -58,4 +58,4 @@ def consumers(site: Site) -> Blueprint:
 
 
 def consumer_text(consumer: Consumer) -> str:
-    return client_text(consumer.client)
+    return clients.text_of(consumer.client)

@@ -1,4 +1,4 @@
-"""Tables whose search, sorting and paging are in the URL, and done on the server."""
+"""Tables whose search, filter, sorting and paging are in the URL, and done on the server."""
 
 from __future__ import annotations
 
@@ -25,9 +25,22 @@ class Column:
     help: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filter:
+    """A choice of rows. name: in the URL. test: tells whether a row belongs to it."""
+
+    name: str
+    title: str
+    test: Callable[[Any], bool]
+
+
 @dataclasses.dataclass(slots=True)
 class Table:
-    """One page of rows, and the values for the links around it."""
+    """One page of rows, and the values for the links around it.
+
+    filters: each with the number of its rows among those that the search finds; found is the number of all of these.
+    chosen: name of the filter in force, empty for none.
+    """
 
     columns: Sequence[Column]
     rows: list[Any]
@@ -39,6 +52,9 @@ class Table:
     sort: str
     descending: bool
     search: str
+    filters: Sequence[tuple[Filter, int]] = ()
+    chosen: str = ""
+    found: int = 0
 
     @property
     def is_long(self) -> bool:
@@ -54,8 +70,29 @@ class Table:
     def page_url(self, page: int) -> str:
         return changed_url(page=str(page) if page > 1 else "")
 
+    def filter_url(self, name: str) -> str:
+        """Return the link that shows the rows of a filter; an empty name shows all."""
+        return changed_url(show=name, page="")
 
-def table_of(rows: Iterable[Any], columns: Sequence[Column], *, text_of: Callable[[Any], str], sort: str = "") -> Table:
+    def everything_url(self) -> str:
+        """Return the link without search and filter."""
+        return changed_url(q="", show="", page="")
+
+    def sizes(self) -> list[tuple[int, str]]:
+        """Return the sizes of pages with their links; none for a table that fits on the smallest page."""
+        if self.matching <= PAGE_SIZES[0]:
+            return []
+        return [(size, changed_url(size="" if size == PAGE_SIZE else str(size), page="")) for size in PAGE_SIZES]
+
+
+def table_of(
+    rows: Iterable[Any],
+    columns: Sequence[Column],
+    *,
+    text_of: Callable[[Any], str],
+    sort: str = "",
+    filters: Sequence[Filter] = (),
+) -> Table:
     """Return the page of rows that the URL asks for.
 
     text_of: the text that is searched. sort: the default, `-name` for descending.
@@ -63,6 +100,11 @@ def table_of(rows: Iterable[Any], columns: Sequence[Column], *, text_of: Callabl
     everything = list(rows)
     search = request.args.get("q", "").strip()
     found = [row for row in everything if search.lower() in text_of(row).lower()] if search else everything
+    found_count = len(found)
+    groups = {each.name: [row for row in found if each.test(row)] for each in filters}
+    chosen = request.args.get("show", "")
+    chosen = chosen if chosen in groups else ""
+    found = groups.get(chosen, found)
     wanted = request.args.get("sort", sort) or sort
     descending = wanted.startswith("-")
     column = next((each for each in columns if each.name == wanted.lstrip("-") and each.key is not None), None)
@@ -72,8 +114,26 @@ def table_of(rows: Iterable[Any], columns: Sequence[Column], *, text_of: Callabl
     page_count = max(1, -(-len(found) // size))
     page = min(max(1, number_of(request.args.get("page", ""), 1)), page_count)
     shown = found[(page - 1) * size : page * size]
-    name = "" if column is None else column.name
-    return Table(columns, shown, len(everything), len(found), page, page_count, size, name, descending, search)
+    return Table(
+        columns,
+        shown,
+        len(everything),
+        len(found),
+        page,
+        page_count,
+        size,
+        "" if column is None else column.name,
+        descending,
+        search,
+        [(each, len(groups[each.name])) for each in filters],
+        chosen,
+        found_count,
+    )
+
+
+def sorted_by(columns: Iterable[Column], name: str, key: Callable[[Any], Any]) -> list[Column]:
+    """Return columns, the named one with a key that is known only now."""
+    return [dataclasses.replace(each, key=key) if each.name == name else each for each in columns]
 
 
 def page_size() -> int:

@@ -13,9 +13,11 @@ from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node, Stats
 from pyqd.admin.durability import full_in_s
 from pyqd.admin.health import Finding, findings_of, mark
-from pyqd.admin.pages.tables import Column, Table, table_of
+from pyqd.admin.pages import clients
+from pyqd.admin.pages.nodes import NodeViews
+from pyqd.admin.pages.tables import Column, Filter, sorted_by, table_of
 from pyqd.admin.site import Site
-from pyqd.admin.stats import ChannelStats, TopicStats, topology_order
+from pyqd.admin.stats import ChannelStats, TopicStats
 from pyqd.admin.upstream import Found, UpstreamError
 
 
@@ -23,20 +25,21 @@ def pages(site: Site) -> Blueprint:
     """Return the routes of the pages."""
     routes = Blueprint("pages", __name__)
     views = Views(site)
-    for rule, name in (
+    nodes = NodeViews(site, views.show)
+    for rule, name, view in (
         # As nsqadmin, the base path has no slash at its end.
-        ("/" if site.options.base_path == "/" else "", "home"),
-        ("/topics", "streams"),
-        ("/topics/<topic>", "topic"),
-        ("/topics/<topic>/<channel>", "channel"),
-        ("/nodes", "nodes"),
-        ("/nodes/<node>", "node"),
-        ("/lookup", "lookup"),
-        ("/counter", "counter"),
-        ("/health", "health"),
-        ("/durability", "durability"),
+        ("/" if site.options.base_path == "/" else "", "home", views.home),
+        ("/topics", "streams", views.streams),
+        ("/topics/<topic>", "topic", views.topic),
+        ("/topics/<topic>/<channel>", "channel", views.channel),
+        ("/nodes", "nodes", nodes.nodes),
+        ("/nodes/<node>", "node", nodes.node),
+        ("/lookup", "lookup", views.lookup),
+        ("/counter", "counter", views.counter),
+        ("/health", "health", views.health),
+        ("/durability", "durability", views.durability),
     ):
-        routes.add_url_rule(rule, name, getattr(views, name), methods=["GET"])
+        routes.add_url_rule(rule, name, view, methods=["GET"])
     routes.add_url_rule("/live", "live", views.live)
     routes.register_error_handler(UpstreamError, views.unreachable)
     return routes
@@ -47,12 +50,12 @@ TOPIC_COLUMNS = (
     Column(
         "depth",
         "Depth",
-        lambda row: waiting(row),
+        lambda row: row.waiting,
         is_number=True,
         help=mark("waiting in the topic and in its channels"),
     ),
-    Column("in_flight", "In flight", lambda row: channel_sum(row, "in_flight_count"), is_number=True),
-    Column("deferred", "Deferred", lambda row: channel_sum(row, "deferred_count"), is_number=True),
+    Column("in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True),
+    Column("deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True),
     Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
     Column("rate", "Rate /s", None, is_number=True),
     Column("hour", "Depth, last hour"),
@@ -74,30 +77,17 @@ CHANNEL_COLUMNS = (
 )
 # Only of brokers that measure it.
 LATENCY_COLUMN = Column("latency", "Latency", is_number=True)
-CLIENT_COLUMNS = (
-    Column("client", "Client", lambda row: (row["hostname"], row["remote_address"])),
-    Column("node", "Node", topology_order),
-    Column("user_agent", "User agent", lambda row: row["user_agent"]),
-    Column("attributes", "Attributes"),
-    Column("in_flight", "In flight", lambda row: row["in_flight_count"], is_number=True),
-    Column("ready", "RDY", lambda row: row["ready_count"], is_number=True),
-    Column("finished", "Finished", lambda row: row["finish_count"], is_number=True),
-    Column("requeued", "Requeued", lambda row: row["requeue_count"], is_number=True),
-    Column("messages", "Messages", lambda row: row["message_count"], is_number=True),
-    Column("connected", "Connected", lambda row: row["connected"], is_number=True),
+TOPIC_FILTERS = (
+    Filter("waiting", "With messages", lambda row: row.waiting > 0),
+    Filter("paused", "Paused", lambda row: row.paused or any(each.paused for each in row.channels)),
+    Filter("idle", "Without clients", lambda row: not row.channel_sum("client_count")),
+    Filter("homeless", "Without a broker", lambda row: not row.nodes),
 )
-NODE_COLUMNS = (
-    Column("hostname", "Host", lambda row: row.hostname),
-    Column("address", "Address", lambda row: row.http_address),
-    Column("tcp_port", "TCP", lambda row: row.tcp_port, is_number=True),
-    Column("http_port", "HTTP", lambda row: row.http_port, is_number=True),
-    Column("version", "Version", lambda row: row.version),
-    Column("region", "Region", lambda row: row.region),
-    Column("zone", "Zone", lambda row: row.zone),
-    Column("lookupds", "Lookup daemons", lambda row: len(row.remote_addresses or ()), is_number=True),
-    Column("topics", "Topics", lambda row: len(row.topics), is_number=True),
+CHANNEL_FILTERS = (
+    Filter("waiting", "With messages", lambda row: row.sums["depth"] > 0),
+    Filter("paused", "Paused", lambda row: row.paused),
+    Filter("idle", "Without clients", lambda row: not row.sums["client_count"]),
 )
-
 
 # Counts of messages that stayed in the broker's zone or region.
 NEAR = ("zone_local_msg_count", "region_local_msg_count")
@@ -127,8 +117,14 @@ class Views:
         rows = [*snapshot.topics.values()]
         rows += [TopicStats.total(name, []) for name in snapshot.names if name not in snapshot.topics]
         rows = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
-        table = table_of(rows, self._with_rate(TOPIC_COLUMNS), text_of=lambda row: str(row.topic), sort="topic")
-        return self.show("streams.html", table=table, waiting=waiting, channel_sum=channel_sum)
+        table = table_of(
+            rows,
+            self._with_rate(TOPIC_COLUMNS),
+            text_of=lambda row: str(row.topic),
+            sort="topic",
+            filters=TOPIC_FILTERS,
+        )
+        return self.show("streams.html", table=table)
 
     home = streams
 
@@ -141,7 +137,9 @@ class Views:
         total = TopicStats.total(topic, stats.value.topics)
         has_latency = bool(total.latency.percentiles) or any(each.latency.percentiles for each in total.channels)
         columns = [*self._with_rate(CHANNEL_COLUMNS), *([LATENCY_COLUMN] if has_latency else [])]
-        table = table_of(total.channels, columns, text_of=lambda row: str(row.channel), sort="channel")
+        table = table_of(
+            total.channels, columns, text_of=lambda row: str(row.channel), sort="channel", filters=CHANNEL_FILTERS
+        )
         failures = producers.failures + stats.failures
         return self.show(
             "topic.html",
@@ -160,7 +158,7 @@ class Views:
         found = next((each for each in stats.value.channels() if each.channel == channel), None)
         if found is None:
             return self.show("missing.html", topic=topic, channel=channel), 404
-        table = self._clients(found)
+        table = table_of(found.clients, clients.COLUMNS, text_of=clients.text_of, sort="node")
         failures = producers.failures + stats.failures
         return self.show(
             "channel.html",
@@ -173,30 +171,6 @@ class Views:
             has_latency=bool(found.latency.percentiles),
             # Without a topology all messages go elsewhere.
             has_locality=any(found.sums[name] for name in NEAR),
-        )
-
-    def nodes(self) -> str:
-        found = self.site.cluster.nodes()
-        table = table_of(found.value, NODE_COLUMNS, text_of=node_text, sort="hostname")
-        return self.show("nodes.html", table=table, failures=found.failures, lookupds=self.site.cluster.lookupds)
-
-    def node(self, node: str) -> str | tuple[str, int]:
-        cluster = self.site.cluster
-        nodes = cluster.nodes()
-        found = next((each for each in nodes.value if each.http_address == node), None)
-        if found is None:
-            return self.show("missing.html", node=node), 404
-        stats = cluster.stats([found], clients=True)
-        topics = [topic for topic in stats.value.topics if self.site.may(Role.VIEW, topic.topic)]
-        table = table_of(topics, TOPIC_COLUMNS[:5], text_of=lambda row: str(row.topic), sort="topic")
-        return self.show(
-            "node.html",
-            node=found,
-            table=table,
-            waiting=waiting,
-            channel_sum=channel_sum,
-            failures=nodes.failures + stats.failures,
-            hidden=dict(found.topics),
         )
 
     def lookup(self) -> str:
@@ -281,41 +255,18 @@ class Views:
     def _with_rate(self, columns: tuple[Column, ...]) -> list[Column]:
         """Return columns whose rate sorts by the rates of the last poll."""
         rates = self.site.poller.history.rates
-
-        def key_of(row: Any) -> float:
-            return rates.get((row.topic, row.channel) if isinstance(row, ChannelStats) else (row.topic,), 0.0)
-
-        return [
-            Column(each.name, each.title, key_of, is_number=True) if each.name == "rate" else each for each in columns
-        ]
-
-    def _clients(self, stats: ChannelStats) -> Table:
-        return table_of(stats.clients, CLIENT_COLUMNS, text_of=client_text, sort="node")
+        return sorted_by(
+            columns,
+            "rate",
+            lambda row: rates.get((row.topic, row.channel) if isinstance(row, ChannelStats) else (row.topic,), 0.0),
+        )
 
 
 # The browser takes a silent connection for a dead one.
 LIVE_KEEPALIVE_S = 15.0
 
 
-def waiting(topic: TopicStats) -> int:
-    """Return the number of messages that wait in a topic and in its channels."""
-    return topic.sums["depth"] + channel_sum(topic, "depth")
-
-
-def channel_sum(topic: TopicStats, name: str) -> int:
-    """Return a sum over the channels of a topic."""
-    return sum(channel.sums[name] for channel in topic.channels)
-
-
 def without_reason(finding: Finding) -> Finding:
     """Return a finding for a user of some topics: reasons of brokers name files of any topic."""
     hidden = {name: "NOK" if name == "reason" else value for name, value in finding.values.items()}
     return dataclasses.replace(finding, values=hidden)
-
-
-def client_text(client: Any) -> str:
-    return f"{client['hostname']} {client['client_id']} {client['remote_address']} {client['user_agent']}"
-
-
-def node_text(node: Node) -> str:
-    return f"{node.hostname} {node.http_address} {node.version} {node.region} {node.zone}"
