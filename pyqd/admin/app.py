@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flask import Blueprint, Flask, Response, redirect, render_template, request, url_for
+from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
@@ -22,7 +22,7 @@ from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.graphs import Graphs
-from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
+from pyqd.admin.nsqadmin_api import TEXT_TYPE, api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.consumers import consumers
@@ -46,6 +46,8 @@ KEY_BYTES_MIN: Final = 32
 BODY_MAX: Final = 16 << 20
 # Blueprints whose refusals are read by people.
 PAGES: Final = ("pages", "forms", "access", "browser", "dead_letters", "settings", "consumers", "stories")
+# Endpoints of files; nsqadmin refuses an unknown one in plain text.
+FILES: Final = ("static", "fonts")
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -80,6 +82,8 @@ def new_app(site: Site) -> Flask:
     app.wsgi_app = behind_proxy(app.wsgi_app)  # type: ignore[assignment, method-assign]
     prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
+    # There are none: the system's fonts suffice.
+    app.add_url_rule(f"{base}/fonts/<name>", "fonts", lambda name: abort(404))
     if base:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
     app.register_error_handler(HTTPException, refusal)
@@ -205,6 +209,8 @@ def refusal(error: HTTPException) -> Response | HTTPException | tuple[str, int]:
     """Return the answer to a refused request: a page to a reader, and JSON in the form of NSQ's daemons to programs."""
     if error.code is None or error.code < 400:
         return error
+    if request.endpoint in FILES:
+        return Response("NOT_FOUND" if error.code == 404 else error.name, error.code, content_type=TEXT_TYPE)
     # An unknown path is refused in the form that the client asks for; programs do not ask for HTML.
     is_typed = request.blueprint is None and "text/html" in request.headers.get("Accept", "")
     if request.blueprint in PAGES or is_typed:

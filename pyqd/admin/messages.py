@@ -25,7 +25,10 @@ HEX_ROW: Final = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """One message. body: its first 4096 bytes. client: who has it, in flight only. Times in ns since 1970."""
+    """One message. body: its first 4096 bytes. Times in ns since 1970.
+
+    client: address of the client that has it, in flight only, with its host or id; empty for one that is gone.
+    """
 
     id: str
     state: str
@@ -35,6 +38,7 @@ class Message:
     due_ns: int
     deadline_ns: int
     client: str
+    client_name: str
     body: bytes
     is_truncated: bool
 
@@ -52,15 +56,16 @@ class Message:
                 row.get("due") or 0,
                 row.get("deadline") or 0,
                 client.get("remote_address", ""),
+                client.get("hostname") or client.get("client_id") or "",
                 base64.b64decode(row.get("body") or ""),
                 bool(row.get("truncated")),
             )
         except (KeyError, TypeError, AttributeError, binascii.Error) as error:
             raise UpstreamError(f"not a message of a pyqd: {error!r}") from None
 
-    def matches(self, text: str) -> bool:
-        """Return whether a text is in the id or in the body."""
-        return text in self.id or text.encode() in self.body
+    def matches(self, text: str, client: str = "") -> bool:
+        """Return whether a text is in the id or in the body, and a client has the message; empty for any."""
+        return (not client or self.client == client) and (text in self.id or text.encode() in self.body)
 
 
 @dataclasses.dataclass(slots=True)
@@ -81,9 +86,9 @@ class Messages:
         self._place = {"topic": topic} | ({"channel": channel} if channel else {})
         self._state = state
 
-    def page(self, after: str = "", text: str = "", size: int = PAGE_SIZE) -> Page:
-        """Return messages after a cursor. text: only those with this text. Raises: UpstreamError."""
-        if not text:
+    def page(self, after: str = "", text: str = "", size: int = PAGE_SIZE, client: str = "") -> Page:
+        """Return messages after a cursor. text, client: only those that match both. Raises: UpstreamError."""
+        if not text and not client:
             rows, following = self._rows(after, size)
             return Page(rows, following, len(rows))
         found: list[Message] = []
@@ -92,7 +97,7 @@ class Messages:
             # A page of the broker is taken whole, or its cursor would skip messages.
             rows, after = self._rows(after, min(PAGE_MAX, max(size, PAGE_SIZE)))
             looked_at += len(rows)
-            found += [row for row in rows if row.matches(text)]
+            found += [row for row in rows if row.matches(text, client)]
             if not after or len(found) >= size or looked_at >= SCAN_MAX:
                 return Page(found, after, looked_at)
 

@@ -10,7 +10,7 @@ import binascii
 import ipaddress
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -240,7 +240,7 @@ class Handlers:
     def create(self) -> Response:
         self.require(Role.ADMIN)
         body = self.body()
-        topic, channel = str(body.get("topic") or ""), str(body.get("channel") or "")
+        topic, channel = text_in(body, "topic"), text_in(body, "channel")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
         if channel and not is_valid_name_str(channel):
@@ -277,7 +277,7 @@ class Handlers:
 
     def tombstone(self, node: str) -> Response:
         self.require(Role.ADMIN)
-        topic = str(self.body("INVALID_BODY").get("topic") or "")
+        topic = text_in(self.body("INVALID_BODY"), "topic", "INVALID_BODY")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
         self.site.require(Role.ADMIN, topic)
@@ -359,6 +359,14 @@ class Handlers:
 
     def notify(self, action: str, topic: str, channel: str = "", node: str = "") -> None:
         self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node)
+
+
+def text_in(body: Mapping[str, Any], name: str, refusal: str = "") -> str:
+    """Return a text of a body, empty if it is missing. refusal: replaces the reason. Raises: ApiError."""
+    found = body.get(name)
+    if found is not None and not isinstance(found, str):
+        raise ApiError(400, refusal or f"invalid JSON: {name} must be a string")
+    return found or ""
 
 
 def without_password(url: str) -> str:

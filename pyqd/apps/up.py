@@ -276,6 +276,7 @@ pyqd is up:
   broker         {LOOPBACK}:{given.tcp_port} (TCP), http://{LOOPBACK}:{given.http_port}
   lookup daemon  {LOOPBACK}:{given.lookupd_tcp_port} (TCP), http://{LOOPBACK}:{given.lookupd_http_port}
   web admin      {admin}
+The web admin needs no login: only this machine reaches it.
 
   curl -d 'hello world' 'http://{LOOPBACK}:{given.http_port}/pub?topic=greetings'
 

@@ -99,6 +99,40 @@ class TestMessages:
         assert browser.post(path, **fields, confirmed="yes").status == 303
         world.brokers[0].wait_for_channel(topic, "c", depth=19)
 
+    def test_all_matching_messages_are_rescheduled_and_delivered_after_a_confirmation(
+        self, browser: Browser, world: World, topic: str
+    ) -> None:
+        world.publish(topic, {0: 12}, channel="c")
+        path = f"/topics/{topic}/c/messages"
+        browser.get(path)
+        fields = {"node": world.addresses()[0], "state": "ready", "change": "reschedule", "all": "yes", "text": "body 1"}
+        answer = browser.post(path, **fields, seconds="600")
+        assert (answer.status, b"Reschedule 3 messages" in answer.body, b"in 600 s" in answer.body) == (200, True, True)
+        assert browser.post(path, **fields, seconds="600", confirmed="yes").status == 303
+        world.brokers[0].wait_for_channel(topic, "c", depth=9, deferred_count=3)
+        browser.get(path)
+        fields |= {"state": "deferred", "change": "deliver_now"}
+        assert b"Deliver 3 messages" in browser.post(path, **fields).body
+        assert browser.post(path, **fields, confirmed="yes").status == 303
+        world.brokers[0].wait_for_channel(topic, "c", depth=12, deferred_count=0)
+
+    def test_messages_in_flight_are_shown_by_client(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 3}, channel="c")
+        with Client(world.brokers[0].tcp_address) as first, Client(world.brokers[0].tcp_address) as second:
+            for client, name, count in ((first, "anna", 2), (second, "berta", 1)):
+                client.identify(client_id=name, hostname=name)
+                client.sub(topic, "c", rdy_count=count)
+                client.read_messages(count)
+            browser.get(f"/topics/{topic}/c/messages?state=in_flight")
+            choices = dict(re.findall(r'<option value="([^"]+:\d+)" >(\w+) ', browser.page))
+            assert sorted(choices.values()) == ["anna", "berta"]
+            assert browser.page.count('<td class="body">') == 3
+            # Those of one client stand together.
+            assert re.findall(r"<td>(anna|berta) ", browser.page) == ["anna", "anna", "berta"]
+            berta = next(address for address, name in choices.items() if name == "berta")
+            browser.get(f"/topics/{topic}/c/messages?state=in_flight&client={berta}")
+            assert re.findall(r"<td>(anna|berta) ", browser.page) == ["berta"]
+
     def test_a_deferred_message_is_delivered_now(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0}, channel="c")
         publish(world, topic, b"later", defer="600000")

@@ -174,9 +174,11 @@ class TestChanging:
         answer = admin.ask("POST", "/api/topics", body)
         assert (answer.status, answer.message) == (400, refused)
 
-    def test_a_body_that_is_no_json_is_refused_with_the_reason(self, admin: Admin) -> None:
-        answer = admin.ask("POST", "/api/topics", b"{")
+    @pytest.mark.parametrize("body", [b"{", b'{"topic":5}', b'{"topic":"a","channel":[]}'])
+    def test_a_body_that_is_no_json_or_no_text_is_refused_with_the_reason(self, admin: Admin, body: bytes) -> None:
+        answer = admin.ask("POST", "/api/topics", body)
         assert (answer.status, bool(answer.message)) == (400, True)
+        assert not answer.message.startswith("INVALID")
 
     def test_pause_unpause_and_empty_reach_all_brokers(self, admin: Admin, world: World, topic: str) -> None:
         world.publish(topic, {0: 2, 1: 2}, channel="c")
@@ -247,6 +249,12 @@ class TestForm:
         assert (admin.ask("GET", "/api/nothing").status, admin.ask("GET", "/api/nothing").message) == (404, "NOT_FOUND")
         answer = admin.ask("PUT", "/api/topics")
         assert (answer.status, answer.message) == (405, "METHOD_NOT_ALLOWED")
+
+    @pytest.mark.parametrize("path", ["/static/nothing.js", "/fonts/nothing.woff"])
+    def test_an_unknown_file_is_refused_in_text(self, admin: Admin, path: str) -> None:
+        answer = admin.ask("GET", path)
+        assert (answer.status, answer.body) == (404, b"NOT_FOUND")
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
     def test_ping_is_text(self, admin: Admin) -> None:
         answer = admin.ask("GET", "/ping")

@@ -43,13 +43,24 @@ CHANNELS = [
         zone_local_msg_count=60,
         region_local_msg_count=30,
         global_msg_count=10,
+        client_count=2,
         clients=[
-            {**CLIENT, "auth_identity_url": "https://id.example.org/otto"},
-            {**CLIENT, "auth_identity_url": "javascript:alert(1)"},
+            {**CLIENT, "auth_identity_url": "https://id.example.org/otto", "topology_region": "r", "topology_zone": "z"},
+            {**CLIENT, "auth_identity_url": "javascript:alert(1)", "topology_region": "r", "topology_zone": "y"},
         ],
     ),
     channel("idle", e2e_processing_latency=latency(0)),
 ]
+
+
+MEMORY = {
+    "heap_objects": 4321,
+    "heap_in_use_bytes": 5 << 20,
+    "gc_pause_usec_95": 10,
+    "gc_pause_usec_99": 20,
+    "gc_pause_usec_100": 30,
+    "gc_total_runs": 17,
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +71,15 @@ def broker() -> Iterator[str]:
     def answer(path: str, query: dict[str, str]) -> Answer:
         port = int(address.rpartition(":")[2])
         if path == "/info":
-            return json_answer({"broadcast_address": "127.0.0.1", "hostname": "h", "http_port": port, "tcp_port": 1})
+            topology = {"topology_region": "r", "topology_zone": "z"}
+            names = {"broadcast_address": "127.0.0.1", "hostname": "h"}
+            return json_answer({**names, **topology, "http_port": port, "tcp_port": 1})
         if path != "/stats":
             return json_answer({"message": "NOT_FOUND"}, 404)
         wanted = query.get("channel", "")
         channels = [each for each in CHANNELS if wanted in ("", each["channel_name"])]
-        return json_answer({"topics": [{"topic_name": "t", "message_count": 100, "channels": channels}]})
+        topics = [{"topic_name": "t", "message_count": 100, "depth": 2, "channels": channels}]
+        return json_answer({"health": "OK", "start_time": 1, "memory": MEMORY, "topics": topics})
 
     with http_stub(answer) as stub:
         address = stub.address
@@ -110,3 +124,44 @@ def test_clients_have_all_their_attributes(admin: Admin) -> None:
         assert text in page
     assert page.count('href="https://id.example.org/otto"') == 1
     assert "javascript:" not in page
+
+
+def test_clients_near_their_broker_are_marked(admin: Admin) -> None:
+    page = admin.ask("GET", "/topics/t/near").body.decode()
+    assert (page.count("same zone"), page.count("same region")) == (1, 1)
+
+
+def facts(page: str) -> dict[str, str]:
+    """Return the facts at the head of a page."""
+    found = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page, re.DOTALL)
+    return {name: " ".join(re.sub("<[^>]+>", "", text).split()) for name, text in found}
+
+
+def test_a_node_has_its_totals_memory_and_pauses(admin: Admin, broker: str) -> None:
+    page = admin.ask("GET", f"/nodes/{broker}").body.decode()
+    found = facts(page)
+    assert {name: found[name] for name in ("Health", "Topics", "Messages", "Clients")} == {
+        "Health": "OK",
+        "Topics": "1",
+        "Messages": "100",
+        "Clients": "2",
+    }
+    assert (found["Memory in use"], found["Heap objects"], found["Garbage collections"]) == ("5.0 MiB", "4,321", "17")
+    assert found["Their pauses: p95, p99, longest"] == "10 us, 20 us, 30 us"
+    assert page.count('<figure class="chart"') == 3
+
+
+def test_a_node_has_all_numbers_of_its_topics_and_channels(admin: Admin, broker: str) -> None:
+    page = admin.ask("GET", f"/nodes/{broker}").body.decode()
+    # Depth, memory and disk, in flight, deferred, requeued, timed out, messages, rate, clients.
+    topic = cells(page, "/topics/t")
+    assert (topic[:7], topic[8]) == (["16", "10 + 6", "0", "0", "0", "0", "100"], "2")
+    near = cells(page, "/topics/t/near")
+    assert (near[:7], near[8]) == (["7", "4 + 3", "0", "0", "0", "0", "100"], "2")
+
+
+def test_a_node_has_its_clients(admin: Admin, broker: str) -> None:
+    page = admin.ask("GET", f"/nodes/{broker}?view=clients").body.decode()
+    assert page.count("host.example.org") == 2
+    assert page.count('<a href="/topics/t/near">t/near</a>') == 2
+    assert "Nothing here has the text" in admin.ask("GET", f"/nodes/{broker}?view=clients&q=nobody").body.decode()

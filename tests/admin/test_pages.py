@@ -108,6 +108,7 @@ PAGES = (
     f"/topics/{TOPIC}/email/consumers",
     "/nodes",
     "/nodes/{node}",
+    "/nodes/{node}?view=clients",
     "/lookup",
     "/counter",
     "/health",
@@ -243,6 +244,42 @@ def test_a_topic_is_created_and_deleted(visit: Callable[..., Visit], world: Worl
     assert "short_lived" not in world.lookup("GET", "/topics").json["topics"]
 
 
+def test_a_channel_that_only_lookup_daemons_know_is_deleted(visit: Callable[..., Visit], world: World) -> None:
+    for target in ("/topic/create?topic=planned", "/channel/create?topic=planned&channel=early"):
+        assert world.lookup("POST", target).status == 200
+    page = visit().open("/lookup")
+    page.get_by_role("row").filter(has_text="early").get_by_role("button", name="Delete").click()
+    with page.expect_navigation():
+        page.get_by_role("dialog").get_by_role("button", name="Do it").click()
+    expect(page.locator("h1")).to_have_text("Lookup")
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    assert world.lookup("GET", "/channels?topic=planned").json["channels"] == []
+    page.get_by_role("link", name="planned").click()
+    expect(page.get_by_text("only lookup daemons know it")).to_be_visible()
+    world.lookup("POST", "/topic/delete?topic=planned")
+
+
+def test_topics_are_filtered_by_url(visit: Callable[..., Visit], world: World) -> None:
+    names = [f"sieved_{number:02d}" for number in range(30)]
+    for name in names:
+        world.brokers[0].http("POST", "/topic/create", topic=name)
+    world.brokers[0].http("POST", "/topic/pause", topic=names[7])
+    page = visit().open("/?q=sieved_&size=25")
+    expect(page.locator("tbody tr")).to_have_count(25, timeout=WAIT_MS)
+    page.get_by_role("link", name="Paused 1").click()
+    page.wait_for_url("**show=paused**")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody th")).to_contain_text(names[7])
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    page.goto(page.url.replace("show=paused", "show=homeless"))
+    expect(page.locator("tbody tr")).to_have_count(0)
+    page.get_by_role("link", name="Show all").click()
+    expect(page.locator("tbody tr")).to_have_count(25)
+    for name in names:
+        world.brokers[0].http("POST", "/topic/delete", topic=name)
+
+
 def test_topics_are_searched_sorted_and_paged_by_url(visit: Callable[..., Visit], world: World) -> None:
     for number in range(30):
         world.brokers[0].http("POST", "/topic/create", topic=f"many_{number:02d}")
@@ -292,6 +329,31 @@ def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: Wo
         page.get_by_role("dialog").get_by_role("button", name="Do it").click()
     expect(page.get_by_role("status")).to_have_text("done: 1")
     world.brokers[0].wait_for_channel("browsed", "c", depth=19)
+
+
+def test_all_messages_of_a_page_are_chosen_by_one_box(
+    visit: Callable[..., Visit], world: World, pyqd_only: None
+) -> None:
+    world.publish("chosen", {0: 5}, channel="c")
+    page = visit().open("/topics/chosen/c/messages")
+    page.get_by_label("Choose all of this page").check()
+    expect(page.locator("tbody input:checked")).to_have_count(5)
+    page.get_by_role("button", name="Reschedule").click()
+    expect(page.get_by_role("status")).to_have_text("done: 5")
+    world.brokers[0].wait_for_channel("chosen", "c", deferred_count=5)
+
+
+def test_how_many_a_filter_matches_is_told_before_they_are_cancelled(
+    visit: Callable[..., Visit], world: World, pyqd_only: None
+) -> None:
+    world.publish("culled", {0: 12}, channel="c")
+    page = visit().open("/topics/culled/c/messages?text=body%201")
+    page.get_by_label("all that match").check()
+    page.get_by_role("button", name="Cancel messages").click()
+    expect(page.get_by_text("Cancel 3 messages of culled/c?")).to_be_visible()
+    page.get_by_role("button", name="Cancel messages").click()
+    expect(page.get_by_role("status")).to_have_text("done: 3")
+    world.brokers[0].wait_for_channel("culled", "c", depth=9)
 
 
 def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(

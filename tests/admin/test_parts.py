@@ -151,6 +151,25 @@ class TestGraphs:
         place, query = links["Prometheus"]
         assert (place, query["g0.expr"]) == ("prometheus/graph", expression)
 
+    @pytest.mark.parametrize(
+        ("name", "target"),
+        [
+            ("node_memory", "stats.gauges.nsq.10_0_0_1_4151.mem.*_bytes"),
+            (
+                "node_rate",
+                "scale(sumSeries(stats.counters.nsq.10_0_0_1_4151.topic.*.message_count.count),0.0166666667)",
+            ),
+            (
+                "node_depth",
+                "sumSeries(stats.gauges.nsq.10_0_0_1_4151.topic.*.depth,"
+                "stats.gauges.nsq.10_0_0_1_4151.topic.*.channel.*.depth)",
+            ),
+        ],
+    )
+    def test_charts_of_a_node_lead_to_its_own_series(self, name: str, target: str) -> None:
+        links = self.links(name, ("10.0.0.1:4151",), graphite_url="http://graphite", prometheus_url="http://prometheus")
+        assert {text: query["target"] for text, (_place, query) in links.items()} == {"Graphite": target}
+
     def test_prefix_and_formats_of_statsd_are_those_of_the_flags(self) -> None:
         options = {"statsd_prefix": "nsq_%s.x", "statsd_gauge_format": "", "statsd_interval_ns": 10**10}
         links = self.links("depth", ("t", "c"), graphite_url="http://graphite", proxy_graphite=True, **options)

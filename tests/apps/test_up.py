@@ -100,6 +100,14 @@ class TestGroup:
         assert not any(map(is_alive, children.values()))
         assert "Traceback" not in up.text()
 
+    def test_other_hosts_reach_nothing(self, up: Up) -> None:
+        for port in up.ports.values():
+            with contextlib.closing(socket.create_connection(("127.0.0.1", port), WAIT_S)):
+                pass
+            # A listener on all addresses would take this one too.
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", port), WAIT_S)
+
     def test_the_life_of_a_message_can_be_seen_in_the_web_admin(self, up: Up) -> None:
         reply = up.ask("http-port", "POST", "/pub?topic=greetings", b"hello")
         message_id = reply[1]["X-NSQ-Message-Id"]

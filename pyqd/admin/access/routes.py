@@ -22,6 +22,7 @@ OPEN: Final = (
     "access.check",
     "access.logout",
     "static",
+    "fonts",
     "ping",
     "preferences",
     "oidc_begin",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -68,7 +69,12 @@ class Browser:
         state = chosen(request.args.get("state"), STATES)
         form = chosen(request.args.get("body"), FORMS)
         text = request.args.get("text", "")
-        found = self.of(node, topic, channel, state).page(request.args.get("after", ""), text)
+        clients = self.clients(node, topic, channel) if state == "in_flight" else []
+        client = request.args.get("client", "") if clients else ""
+        found = self.of(node, topic, channel, state).page(request.args.get("after", ""), text, client=client)
+        if state == "in_flight":
+            # The broker lists them in no order.
+            found.messages.sort(key=lambda row: (row.client_name, row.client, row.deadline_ns))
         return render_template(
             "messages.html",
             topic=topic,
@@ -80,7 +86,10 @@ class Browser:
             form=form,
             forms=FORMS,
             text=text,
+            clients=clients,
+            client=client,
             found=found,
+            now_ns=time.time_ns(),
             can_choose=state in ("ready", "deferred"),
             scan_max=SCAN_MAX,
             shown_as=shown_as,
@@ -100,8 +109,18 @@ class Browser:
         ids: Any = fields.getlist("id")
         if fields.get("all") == "yes":
             ids = list(messages.all_ids(fields.get("text", "")))
-        if change == "cancel" and ids and fields.get("confirmed") != "yes":
-            return render_template("confirm_cancel.html", topic=topic, channel=channel, count=len(ids), fields=fields)
+        # A filter may match more than the reader has seen.
+        is_asked = change == "cancel" or fields.get("all") == "yes"
+        if is_asked and ids and fields.get("confirmed") != "yes":
+            return render_template(
+                "confirm_messages.html",
+                topic=topic,
+                channel=channel,
+                change=change,
+                count=len(ids),
+                most=SCAN_MAX,
+                fields=fields,
+            )
         if not ids:
             flash(_("No message is chosen."), "warn")
         else:
@@ -119,9 +138,8 @@ class Browser:
                     details=urlencode(counts),
                 )
             tell(counts)
-        text = fields.get("text", "")
-        here = url_for("browser.messages", topic=topic, channel=channel, node=node, state=state, text=text)
-        return redirect(here, 303)
+        shown = {name: fields[name] for name in ("body", "text") if fields.get(name)}
+        return redirect(url_for("browser.messages", topic=topic, channel=channel, node=node, state=state, **shown), 303)
 
     def publish(self, topic: str) -> str:
         self.site.require(Role.OPERATE, topic)
@@ -175,6 +193,18 @@ class Browser:
             self.site.notifier.notify("seek_channel", caller(self.site), topic=topic, channel=channel)
             flash(_("Done."), "good")
         return redirect(url_for("pages.channel", topic=topic, channel=channel), 303)
+
+    def clients(self, node: str, topic: str, channel: str) -> list[tuple[str, str, int]]:
+        """Return address, name and messages in flight of the clients of a channel that have some."""
+        query = {"format": "json", "topic": topic, "channel": channel}
+        topics = self.site.upstream.get(node, "/stats", query).get("topics") or ()
+        rows = [client for row in topics for each in row["channels"] for client in each.get("clients") or ()]
+        found = [
+            (row["remote_address"], row["hostname"] or row["client_id"], row["in_flight_count"])
+            for row in rows
+            if row["in_flight_count"]
+        ]
+        return sorted(found, key=lambda each: (each[1], each[0]))
 
     def of(self, node: str, topic: str, channel: str, state: str) -> Messages:
         return Messages(self.site.upstream, node, topic, channel, state)

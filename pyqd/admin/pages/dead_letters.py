@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from urllib.parse import urlencode
 
 from flask import Blueprint, flash, redirect, render_template, request, url_for
@@ -63,6 +64,7 @@ class DeadLetterViews:
             forms=FORMS,
             text=text,
             found=letters.page(place, holder, fields.get("after", ""), text),
+            now_ns=time.time_ns(),
             can_choose=holder != WAITING,
             scan_max=SCAN_MAX,
             shown_as=shown_as,

@@ -93,6 +93,8 @@ class Forms:
         if failures is not None or action in actions.ACTIONS:
             name = "tombstone_topic_producer" if action == "tombstone" else f"{action}_{kind}"
             self.tell(name, topic, channel, node, details="failed" if failures is None else "")
+        if form.get("origin") == "lookup":
+            return redirect(url_for("pages.lookup"), 303)
         if action == "tombstone":
             return redirect(url_for("pages.node", node=node), 303)
         if action == "delete":

@@ -118,6 +118,7 @@ class Stories:
             rows=found,
             limit=LIMIT,
             id=wanted,
+            is_no_id=bool(wanted),
             topic=topic,
             channel=channel,
             state=state,

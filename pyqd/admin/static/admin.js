@@ -76,7 +76,8 @@ if (live.childElementCount) {
 document.addEventListener("submit", (event) => {
   const form = event.target;
   const question = event.submitter?.dataset.confirm || form.dataset.confirm;
-  if (!question || form.elements.confirmed) return;
+  // How many a filter matches only the server can tell, and asks itself.
+  if (!question || form.elements.confirmed || form.elements.all?.checked) return;
   event.preventDefault();
   document.getElementById("confirm-text").textContent = question;
   confirmation.returnValue = "no";
@@ -88,6 +89,16 @@ document.addEventListener("submit", (event) => {
     form.requestSubmit(event.submitter);
   };
   confirmation.showModal();
+});
+
+// One box chooses all messages of the page.
+document.querySelectorAll("th[data-choose]").forEach((cell) => {
+  const box = document.createElement("input");
+  Object.assign(box, { type: "checkbox", ariaLabel: cell.dataset.choose, title: cell.dataset.choose });
+  box.addEventListener("change", () => {
+    cell.closest("table").querySelectorAll("tbody input[type=checkbox]").forEach((each) => { each.checked = box.checked; });
+  });
+  cell.append(box);
 });
 
 // "/" goes to the search, as in other web programs.
