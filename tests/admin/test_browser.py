@@ -162,6 +162,17 @@ class TestPublish:
         assert browser.post(path, node=world.addresses()[1], body="c\r\nd", delay="600").status == 303
         world.brokers[1].wait_for_channel(topic, "c", depth=2, deferred_count=1)
 
+    def test_the_id_of_a_published_message_is_told(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        path = f"/topics/{topic}/-/publish"
+        browser.get(path)
+        location = browser.post(path, node=world.addresses()[0], body="hello").headers["location"]
+        browser.get(location)
+        (told,) = re.findall("<code>([0-9a-f]{16})</code>", browser.page)
+        browser.get(f"/topics/{topic}/c/messages")
+        assert ids(browser) == [told]
+        assert "<code>" not in browser.get(f"{path}?id=<b>").body.decode()
+
     def test_a_body_is_as_large_as_the_broker_takes(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0}, channel="c")
         path = f"/topics/{topic}/-/publish"

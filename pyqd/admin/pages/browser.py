@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -21,6 +22,7 @@ from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 FORMS: Final = ("text", "json", "hex")
+MESSAGE_ID: Final = re.compile(r"[0-9a-f]{16}")
 # Results of a change of one message.
 RESULTS: Final = {
     "done": mark("done"),
@@ -144,7 +146,10 @@ class Browser:
     def publish(self, topic: str) -> str:
         self.site.require(Role.OPERATE, topic)
         nodes = self.nodes(topic) or self.all_nodes()
-        return render_template("publish.html", topic=topic, nodes=nodes, text="", delay="")
+        published = request.args.get("id", "")
+        return render_template(
+            "publish.html", topic=topic, nodes=nodes, published=published if MESSAGE_ID.fullmatch(published) else ""
+        )
 
     def do_publish(self, topic: str) -> Response:
         """Publish one message, or one for each line."""
@@ -157,10 +162,12 @@ class Browser:
         if delay:
             query["defer"] = milliseconds(delay)
         path = "/mpub" if request.form.get("lines") else "/pub"
-        self.site.upstream.post(node, path, query, text.encode())
+        reply = self.site.upstream.send("POST", node, path, query, text.encode())
         self.site.notifier.notify("publish", caller(self.site), topic=topic, node=node)
         flash(_("Published."), "good")
-        return redirect(url_for("browser.publish", topic=topic), 303)
+        # An nsqd does not tell it.
+        found = reply.headers.get("x-nsq-message-id")
+        return redirect(url_for("browser.publish", topic=topic, id=found), 303)
 
     def seek(self, topic: str, channel: str) -> str:
         """Show the form, and the effect of seeking to a given place, broker by broker."""

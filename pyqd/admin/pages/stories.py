@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Final, TypeVar
@@ -12,6 +11,7 @@ from werkzeug.wrappers import Response
 
 from pyqd.admin.access.roles import Role
 from pyqd.admin.health import mark
+from pyqd.admin.pages.browser import MESSAGE_ID
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.trace.database import Database
@@ -22,7 +22,6 @@ from pyqd.trace.story import stories_of
 T = TypeVar("T")
 
 LIMIT: Final = 200
-MESSAGE_ID: Final = re.compile(r"[0-9a-f]{16}")
 UNTIL_FORM: Final = "%Y-%m-%dT%H:%M:%S"
 SPANS: Final = {"10 min": 600, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
