@@ -83,7 +83,7 @@ def new_app(site: Site) -> Flask:
     prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
     # There are none: the system's fonts suffice.
-    app.add_url_rule(f"{base}/fonts/<name>", "fonts", lambda name: abort(404))
+    app.add_url_rule(f"{base}/fonts/<name>", "fonts", lambda **_: abort(404))
     if base:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
     app.register_error_handler(HTTPException, refusal)

@@ -105,7 +105,13 @@ class TestMessages:
         world.publish(topic, {0: 12}, channel="c")
         path = f"/topics/{topic}/c/messages"
         browser.get(path)
-        fields = {"node": world.addresses()[0], "state": "ready", "change": "reschedule", "all": "yes", "text": "body 1"}
+        fields = {
+            "node": world.addresses()[0],
+            "state": "ready",
+            "change": "reschedule",
+            "all": "yes",
+            "text": "body 1",
+        }
         answer = browser.post(path, **fields, seconds="600")
         assert (answer.status, b"Reschedule 3 messages" in answer.body, b"in 600 s" in answer.body) == (200, True, True)
         assert browser.post(path, **fields, seconds="600", confirmed="yes").status == 303

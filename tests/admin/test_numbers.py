@@ -45,7 +45,12 @@ CHANNELS = [
         global_msg_count=10,
         client_count=2,
         clients=[
-            {**CLIENT, "auth_identity_url": "https://id.example.org/otto", "topology_region": "r", "topology_zone": "z"},
+            {
+                **CLIENT,
+                "auth_identity_url": "https://id.example.org/otto",
+                "topology_region": "r",
+                "topology_zone": "z",
+            },
             {**CLIENT, "auth_identity_url": "javascript:alert(1)", "topology_region": "r", "topology_zone": "y"},
         ],
     ),
