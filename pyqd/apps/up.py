@@ -112,6 +112,16 @@ class Group:
     def start(self) -> bool:
         """Start all, and wait until they answer. Returns: False if one ended, or a signal came."""
         for program in self.programs:
+            if program.ping is not None and program.is_ready():
+                # It would be taken for the program, which cannot listen there and ends.
+                place = ":".join(map(str, program.ping))
+                logger.error(
+                    "%s cannot start: another process answers at http://%s already; stop it, or choose other ports: "
+                    "`pyqd up --help`",
+                    program.name,
+                    place,
+                )
+                return False
             program.start()
             deadline_s = time.monotonic() + START_WAIT_S
             while not program.is_ready():

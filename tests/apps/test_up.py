@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.http_stub import http_stub
 from tests.support.server import REPOSITORY, WAIT_S, free_port, wait_until
 
 UP_WAIT_S = 60.0
@@ -160,3 +161,12 @@ def test_a_wrong_flag_of_the_broker_is_named_at_once(tmp_path: Path) -> None:
     group = Up(tmp_path, "--mem-queue-sise=1")
     assert group.process.wait(UP_WAIT_S) == 2
     assert "mem-queue-size" in group.text()
+
+
+def test_another_daemon_at_a_port_ends_the_group(tmp_path: Path) -> None:
+    with http_stub(lambda _path, _query: (200, {}, b"OK")) as other:
+        port = other.address.rpartition(":")[2]
+        group = Up(tmp_path, f"--http-port={port}")
+        assert group.process.wait(UP_WAIT_S) == 1
+    assert f"pyqd cannot start: another process answers at http://127.0.0.1:{port} already" in group.text()
+    assert "pyqd is up" not in group.text()
