@@ -41,6 +41,6 @@ def run_program(
             logger.warning("%s", notice)
         return run(options)
     except StartupError as error:
-        print_fatal(str(error))
+        print_fatal(str(error), f"[{settings.program.name}] ")
         on_refusal(str(error))
         return 1

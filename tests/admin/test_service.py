@@ -28,7 +28,9 @@ def refused(*flags: str) -> str:
     command = [sys.executable, "-m", "pyqd.apps.admin", "--http-address=127.0.0.1:0", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done
-    return done.stderr.splitlines()[-1].partition("FATAL: ")[2]
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("[pyqadmin] ")
+    return line.partition("FATAL: ")[2]
 
 
 class TestFlags:

@@ -171,6 +171,7 @@ def test_a_command_line_is_answered_at_once(flags: tuple[str, ...], code: int, t
     done = subprocess.run([*COMMAND, *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code
     assert text in done.stdout + done.stderr
+    assert "[pyqd]" not in done.stderr
 
 
 def test_a_configuration_file_has_the_keys_of_nsqlookupd(tmp_path: Path) -> None:
