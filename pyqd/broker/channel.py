@@ -214,6 +214,7 @@ class Channel(ChannelCore):
 
         A failure is logged and costs the attempts of this channel only: its messages come again as after a kill.
         """
+        self.finish_trace()
         if self.directory is None:
             return
         entries = [

@@ -331,6 +331,8 @@ cdef class ChannelCore(Scheduled):
         cdef bint began_without_tokens = False
         if self.exiting:
             return 0
+        if self.trace is not None and self.trace.has_gone():
+            self.note_gone()
         if self.dispatcher.rate_limit is not None:
             began_without_tokens = self.dispatcher.rate_limit.available(mono_ns()) == 0
         if not self.dead_letters.is_sorted() and not self.sort_rest():
@@ -352,6 +354,13 @@ cdef class ChannelCore(Scheduled):
             self.throttled = self.available() != 0 and (
                 began_without_tokens or self.delivered_count != delivered_before or self.dispatcher.deliverable() == 0)
             self.set_next_timer(mono_ns())
+        return 0
+
+    cdef int note_gone(self) except -1:
+        """Add the trace events of clients that have left, as far as the work of this pass goes."""
+        self.trace.note_gone(self.slots, self.readable.scheduler)
+        if self.trace.has_gone():
+            self.readable.scheduler.request_wake(self)
         return 0
 
     cdef int share_out(self, uint64_t delivered_before) except -1:
@@ -419,7 +428,7 @@ cdef class ChannelCore(Scheduled):
             held = self.slots.slots[slot]
             consumer = self.dispatcher.by_number.get(held.consumer)
             if self.trace is not None:
-                self.trace.timed_out(consumer, &held)
+                self.trace.timed_out(consumer, slot, &held)
             self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
@@ -617,13 +626,21 @@ cdef class ChannelCore(Scheduled):
     def remove_consumer(self, Consumer consumer not None):
         """Unsubscribe a client; its messages in flight wait for their timeouts."""
         if self.trace is not None and consumer.number in self.dispatcher.by_number:
-            self.trace.gone(consumer, self.slots)
+            self.trace.note_leaving(consumer)
+            if self.trace.has_gone():
+                self.readable.scheduler.request_wake(self)
         self.dispatcher.remove(consumer)
 
     def trace_as(self, TracePlace place):
         """Trace the channel's messages from now on; None: do not."""
+        self.finish_trace()
         self.trace = None if place is None else ChannelTrace(place)
         self.dead_letters.trace = place
+
+    def finish_trace(self):
+        """Add the trace events that would come in later runs. Cost: O(messages in flight), if a client has left."""
+        if self.trace is not None:
+            self.trace.note_gone(self.slots, None)
 
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""

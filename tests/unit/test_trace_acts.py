@@ -211,6 +211,7 @@ def test_a_client_that_leaves_and_the_timeouts_after_it(bench):
     other = bench.subscribe()
     third = bench.channel.take_message(other)[0]
     bench.channel.remove_consumer(bench.consumer)
+    run_all_wakes(bench.broker)
     bench.clock.advance(2 * MINUTE_NS)
     bench.broker.scheduler.run_timers(mono())
     rows = bench.events()
@@ -219,6 +220,43 @@ def test_a_client_that_leaves_and_the_timeouts_after_it(bench):
     assert {(row.client, row.attempt) for row in gone} == {(ADDRESS, 1)}
     timed_out = {row.guid: row.client for row in rows if row.kind == "timed_out"}
     assert timed_out == {first: None, second: None, third: ADDRESS}
+
+
+def test_messages_of_clients_that_leave_are_searched_in_slices_and_each_has_one_event(tmp_path):
+    bench = Bench(tmp_path)
+    scheduler = bench.broker.scheduler
+    # Each pass ends after one portion of work.
+    scheduler.time_max_ns = 1
+    leaving = [bench.consumer, bench.subscribe()]
+    bench.subscribe()
+    guids = bench.publish(30_000)
+    for number in range(len(guids)):
+        bench.channel.take_message(bench.channel.consumers[number % 3])
+    run_all_wakes(bench.broker)
+    bench.events()
+    for consumer in leaving:
+        bench.channel.remove_consumer(consumer)
+    scheduler.run_wakes()
+    rows = bench.events()
+    assert set(kinds_of(rows)) == {"client_gone"}
+    assert len(rows) < 15_000
+    while bench.channel.in_flight_count:
+        scheduler.run_timers(mono() + 2 * MINUTE_NS)
+    run_all_wakes(bench.broker)
+    kinds: dict[int, list[str]] = {}
+    for row in rows + bench.events():
+        kinds.setdefault(row.guid, []).append(row.kind)
+    assert [kinds[guid] for guid in guids] == 10_000 * [*(2 * [["client_gone", "timed_out"]]), ["timed_out"]]
+
+
+def test_a_clean_stop_notes_clients_that_have_just_left(tmp_path):
+    bench = Bench(tmp_path)
+    (guid,) = bench.publish()
+    assert bench.take() == guid
+    bench.channel.remove_consumer(bench.consumer)
+    bench.broker.close()
+    *_, last = events_of(broker_on(tmp_path, **ALL))
+    assert (last.kind, last.guid, last.client) == ("client_gone", guid, ADDRESS)
 
 
 def change(bench: Bench, guid: int, how: Any) -> None:

@@ -76,6 +76,7 @@ cdef class ChannelCore(Scheduled):
     cdef int catch_up(self, bint whole) except -1
     cdef int settle_some(self, bint whole) except -1
     cdef int drop_excess(self) except -1
+    cdef int note_gone(self) except -1
     cdef int share_out(self, uint64_t delivered_before) except -1
     cdef bint sort_rest(self) except -1
     cdef int publish_dead_letters(self) except -1
