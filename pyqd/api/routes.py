@@ -23,6 +23,7 @@ from pyqd.http.router import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import full_prefix
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.tcp.drain import Drain
 
 
@@ -59,7 +60,7 @@ def daemon_routes(
         *AdminRoutes(broker).routes(),
         *LimitRoutes(broker).routes(),
         *MetricsRoutes(metrics or Metrics(broker)).routes(),
-        *ConfigRoutes(live or LiveOptions(broker), resolved).routes(),
+        *ConfigRoutes(live or LiveOptions(broker, yield_to_loop), resolved).routes(),
         *(debug or DebugRoutes()).routes(),
         *DrainRoutes(broker, drain or Drain(broker, set)).routes(),
         *RestartRoutes(restarts or NoRestarts()).routes(),

@@ -52,7 +52,7 @@ from pyqd.net.admission import Admission
 from pyqd.net.background import Background
 from pyqd.net.greenlets import isolate_native_stacks, spawn
 from pyqd.net.listener import Listener
-from pyqd.net.loop_driver import LoopDriver
+from pyqd.net.loop_driver import LoopDriver, yield_to_loop
 from pyqd.net.shedding import Shedder
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
@@ -107,7 +107,7 @@ class Daemon:
         self.identity.producers = self.tcp.producers
         self.registration = self.new_registration()
         self.metrics = Metrics(self.broker)
-        self.live = LiveOptions(self.broker)
+        self.live = LiveOptions(self.broker, yield_to_loop)
         self.live.listeners += [self.tcp.change_options, self.find_lookup_daemons]
         self.profiler = Profiler()
         self.drain = Drain(

@@ -15,6 +15,7 @@ from sortedcontainers import SortedList, SortedSet
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
 from pyqd.broker.observer import NoObserver, TopicObserver
+from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import Topic
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
@@ -47,6 +48,8 @@ EPOCH_MAX = 1 << 16
 # Each log goes on above the highest epoch that it has.
 EPOCH_UNKNOWN = 0
 NAMES_PER_SLICE = 64
+# Changed options of a topic with a trace and a few channels take 50 us.
+TOPICS_PER_SLICE = 32
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 logger = logging.getLogger(__name__)
@@ -171,13 +174,21 @@ class Broker:
         self.draining = False
         self.tracing = Tracing(self)
 
-    def change_options(self, options: Options) -> None:
-        """Replace the options. Those of space are passed on here; the others are read at their use."""
+    def change_options(self, options: Options, pause: Callable[[], None] = no_pause) -> None:
+        """Replace the options. Those of space and traces are passed on here; the others are read at their use.
+
+        pause: is called after each few topics. If the options change again meanwhile, the rest gets the newer ones.
+        """
         before, self.options = self.options, options
         self.reserve.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
-        self.tracing.change_options(before, options)
-        for topic in self.topics.values():
-            topic.quota.apply()
+        trace_changed = self.tracing.change_options(before, options)
+        for index, topic in enumerate(list(self.topics.values()), 1):
+            if not topic.exiting:
+                topic.quota.apply()
+                if trace_changed:
+                    self.tracing.apply(topic)
+            if index % TOPICS_PER_SLICE == 0:
+                pause()
 
     def load(self) -> None:
         """Open the data directory and every topic in it."""

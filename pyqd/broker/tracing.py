@@ -125,15 +125,13 @@ class Tracing:
         """Trace a new channel as its topic, before the topic gives it messages."""
         channel.trace_as(channel_place(channel.topic.trace, channel))
 
-    def change_options(self, before: Options, after: Options) -> None:
-        """Put changed flags in force."""
-        names = ("trace_topic", "trace_rate", "trace_body_bytes")
-        if any(getattr(before, name) != getattr(after, name) for name in names):
-            for topic in self._broker.topics.values():
-                self.apply(topic)
+    def change_options(self, before: Options, after: Options) -> bool:
+        """Put changed flags of the log in force. Returns: whether those of topics have changed, too: see `apply`."""
         if before.trace_retention_bytes != after.trace_retention_bytes:
             self._trimmed_at = 0
             self.trim()
+        names = ("trace_topic", "trace_rate", "trace_body_bytes")
+        return any(getattr(before, name) != getattr(after, name) for name in names)
 
     # The log.
 

@@ -63,23 +63,27 @@ class OptionsOwner(Protocol):
 
     options: Options
 
-    def change_options(self, options: Options) -> None:
-        """Replace the options."""
+    def change_options(self, options: Options, pause: Callable[[], None]) -> None:
+        """Replace the options. pause: is called between slices of the work."""
 
 
 class LiveOptions:
-    """Options of a running broker. listeners: called with all options after each change."""
+    """Options of a running broker. pause: yields to the event loop between slices of a change.
 
-    def __init__(self, broker: OptionsOwner) -> None:
+    listeners: called with all options at each change, before the broker is; they do not switch.
+    """
+
+    def __init__(self, broker: OptionsOwner, pause: Callable[[], None]) -> None:
         self.broker = broker
-        self.listeners: list[Callable[[Options], None]] = [broker.change_options]
+        self.listeners: list[Callable[[Options], None]] = []
+        self._pause = pause
 
     def value_of(self, key: str) -> Any:
         """Return an option's value. Raises: KeyError for an unknown key."""
         return getattr(self.broker.options, FLAG_OF[key].attribute)
 
     def change(self, key: str, body: bytes) -> None:
-        """Change an option. Raises: KeyError if it cannot be changed, ValueError for an invalid value."""
+        """Change an option. Raises: KeyError if it cannot be changed, ValueError for a bad value. Switches: yes."""
         parse = PARSE_OF[key]
         flag = FLAG_OF[key]
         value = parse(body)
@@ -88,3 +92,5 @@ class LiveOptions:
         set_level(options.log_level)
         for listener in self.listeners:
             listener(options)
+        # Last: another change may come during a pause, and the listeners must not get older options after it.
+        self.broker.change_options(options, self._pause)

@@ -97,6 +97,26 @@ def test_flags_take_effect_while_the_broker_runs(tmp_path):
     broker.close()
 
 
+def test_flags_take_effect_in_slices_and_a_newer_change_wins(tmp_path):
+    broker = broker_on(tmp_path)
+    for number in range(300):
+        broker.topic(f"t{number}").channel("c")
+    traced_in_pauses = []
+
+    def pause():
+        traced_in_pauses.append(sum(topic.trace is not None for topic in broker.topics.values()))
+        if len(traced_in_pauses) == 1:
+            assert broker.delete_topic("t299")
+        if len(traced_in_pauses) == 3:
+            broker.change_options(options_for(tmp_path, trace_topic=("t1", "other")))
+
+    broker.change_options(options_for(tmp_path, **ALL), pause)
+    assert 0 < traced_in_pauses[0] < traced_in_pauses[1] < traced_in_pauses[2] < 150
+    assert traced_in_pauses[3:] == (len(traced_in_pauses) - 3) * [1]
+    assert [topic.name for topic in broker.topics.values() if topic.trace is not None] == ["t1"]
+    broker.close()
+
+
 def test_a_topics_own_setting_overrides_the_flags_and_outlives_the_process(tmp_path):
     broker = broker_on(tmp_path, trace_topic=("t",))
     for name in ("t", "u"):
