@@ -488,7 +488,11 @@ def config_changed(bench: Bench) -> Step:
     for index in range(bench.count(1000)):
         bench.make_channels(10, f"t{index}")
     yield
-    for option, value in (("retention_bytes", b"1000000"), ("max_topic_bytes", b"1000000000"), ("max_topics", b"0")):
+    options = (
+        *(("retention_bytes", b"1000000"), ("max_topic_bytes", b"1000000000"), ("max_topics", b"0")),
+        *(("trace_topic", b'["*"]'), ("trace_topic", b"[]")),
+    )
+    for option, value in options:
         bench.ask(urllib.request.Request(bench.url(f"/config/{option}"), data=value, method="PUT"))
     time.sleep(3 * bench.scale)
 
@@ -547,6 +551,7 @@ class Situation:
 
 SEGMENTS_SMALL = ("--max-bytes-per-file=131072",)
 ALL_SERIES = ("--metrics-max-series=10000000",)
+TRACED = ("--trace-topic=*",)
 
 SITUATIONS = (
     Situation("nothing: what the machine does to an idle daemon", idle),
@@ -560,6 +565,7 @@ SITUATIONS = (
     Situation("a paused topic with 500,000 deferred messages and 10 channels goes on", unpause_deferred),
     Situation("400 consumers with RDY 2500 on 1 GB of messages", many_consumers),
     Situation("400 consumers with 2500 messages in flight each leave", consumers_leave),
+    Situation("the same, with traced messages", consumers_leave, TRACED),
     Situation("1,000,000 messages of 400 consumers time out", timeouts),
     Situation("500,000 TOUCHes", touches),
     Situation("seek over 2,000,000 deferred messages", seek_deferred),
