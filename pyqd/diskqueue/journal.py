@@ -107,7 +107,6 @@ class Journal:
 
     def keep_former(self, former: list[tuple[int, str]], latest_created_ns: int) -> None:
         """Keep the files of an earlier run until the first sync. former: generation and path, in order."""
-        assert not self._started and not self._used, "this run has files already"
         self._former = former
         self.latest_created_ns = latest_created_ns
         self._generation = max((generation for generation, _ in former), default=0)

@@ -190,7 +190,7 @@ cdef class Parking:
             and ordinal >= self.ledger.header.parked_below
         ):
             self.deferred_seen += 1
-            # The difference counts, modulo 2**64: after a seek in a new run, more are pending than were published in it.
+            # The difference counts, modulo 2**64: after a seek, more may be pending than were published in this run.
             debug_require(self.pending() <= self.readable.log.end - self.counted_from)
         return 0
 

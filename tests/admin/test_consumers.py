@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from pyqd.admin.consumers import CHANNELS_MAX, NOT_READY, REQUEUES, SLOW, TIMES_OUT, Looks
 from tests.admin.conftest import Admin, World
 from tests.support.nsq import Client

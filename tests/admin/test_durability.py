@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from pyqd.admin.cluster import Node
 from pyqd.admin.durability import ABSENT_POLLS, DurabilityReader
 from pyqd.admin.upstream import Upstream
