@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyqd.client.aio import Consumer, Producer
-from pyqd.client.errors import ClientError, ClosedError, RefusedError
+from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, RefusedError
 from pyqd.client.message import Message
 from pyqd.primitives.goflags import INT, STRING, declare
 from pyqd.primitives.names import is_valid_name_str
@@ -40,7 +40,7 @@ SYNOPSIS: Final = "Publishes the messages of topics to other brokers. A message 
 FETCH_COUNT: Final = 10_000
 # Less than the default limit of brokers, which is 5 MiB.
 BATCH_BYTES: Final = 1 << 20
-# Time for an answer. A destination without a connection gets less, because another one may work.
+# Times for an answer and for a connection. The second is short, because another destination may work.
 ANSWER_S: Final = 60.0
 CONNECT_S: Final = 1.0
 # Codes of refusals that concern one message, or the size of a batch.
@@ -222,16 +222,35 @@ class Forwarder:
     async def _error_of(self, target: int, topic: str, batch: Sequence[Outgoing]) -> ClientError | None:
         """Publish messages to a destination; return the error."""
         producer = self._producers[target]
-        is_connected = any(broker["connected"] for broker in producer.stats()["brokers"].values())
-        timeout_s = None if is_connected else CONNECT_S
+        publishing: Coroutine[Any, Any, object] = (
+            producer.publish(topic, batch[0].body)
+            if len(batch) == 1
+            else producer.publish_many(topic, [each.body for each in batch])
+        )
         try:
-            if len(batch) == 1:
-                await producer.publish(topic, batch[0].body, timeout=timeout_s)
-            else:
-                await producer.publish_many(topic, [each.body for each in batch], timeout=timeout_s)
+            await (publishing if is_connected(producer) else if_connected(producer, publishing))
         except ClientError as error:
             return error
         return None
+
+
+def is_connected(producer: Producer) -> bool:
+    """Return whether a producer has a connection to its broker."""
+    return any(broker["connected"] for broker in producer.stats()["brokers"].values())
+
+
+async def if_connected(producer: Producer, publishing: Coroutine[Any, Any, object]) -> None:
+    """Wait for a publication unless its producer stays without a connection. Raises: ClientError."""
+    task = asyncio.ensure_future(publishing)
+    try:
+        await asyncio.wait({task}, timeout=CONNECT_S)
+        if task.done() or is_connected(producer):
+            await task
+            return
+    finally:
+        task.cancel()
+    reasons = [broker["error"] or f"{name} is slow" for name, broker in producer.stats()["brokers"].items()]
+    raise NotConnectedError(f"no connection: {'; '.join(reasons)}")
 
 
 def batches_of(share: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.nsq import Client
+from tests.support.publish_broker import Publish, ok, publish_brokers
 from tests.support.server import Daemon, free_port, running, wait_until
 from tests.support.tools import bodies_of, finished
 
@@ -128,6 +130,21 @@ def test_a_destination_that_is_down_is_avoided(start, publish, broker, address, 
     finished(broker, topic)
     assert tool.stop().code == 0
     assert sorted(bodies_of(broker, destination, len(bodies))) == sorted(bodies)
+
+
+def test_a_destination_that_is_slow_from_the_start_gets_a_message_once(start, publish, broker, address, topic) -> None:
+    def late(message: Publish) -> bytes:
+        time.sleep(1.5)
+        return ok(message)
+
+    publish(b"one")
+    with publish_brokers(1) as (slow,):
+        slow.answer = late
+        tool = start(TOOL, f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}",
+                     f"--destination-nsqd-tcp-address={slow.address}", *QUICK)  # fmt: skip
+        finished(broker, topic, requeue_count=0)
+        assert tool.stop().code == 0
+        assert slow.bodies() == [b"one"]
 
 
 @pytest.mark.parametrize(
