@@ -65,7 +65,7 @@ class ToHttp:
             except ClosedError:
                 break
             for message in without_spent(consumer, messages, self._consumer_options):
-                tasks.start(self._send(message))
+                tasks.start(self._send(message), [message])
         await tasks.end()
 
     async def _send(self, message: Message) -> None:

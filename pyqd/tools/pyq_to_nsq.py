@@ -154,7 +154,7 @@ class Forwarder:
                 messages = await consumer.fetch(FETCH_COUNT)
             except ClosedError:
                 break
-            tasks.start(self._forward(consumer, messages))
+            tasks.start(self._forward(consumer, messages), messages)
         await tasks.end()
 
     async def _forward(self, consumer: Consumer, messages: list[Message]) -> None:
