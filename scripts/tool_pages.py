@@ -145,7 +145,8 @@ def man_page(tool: str, page: str) -> str:
     module = importlib.import_module(f"pyqd.tools.{tool}")
     text: str = getattr(module, "SYNOPSIS", module.__doc__ or tool)
     summary = text.partition("\n")[0].partition(". ")[0].rstrip(".")
-    command = " \\fIcommand\\fR" if hasattr(module, "COMMANDS") else ""
+    # Tools without a table of flags on their pages have commands with flags of their own.
+    command = " \\fIcommand\\fR" if hasattr(module, "COMMANDS") or BEGIN not in page else ""
     others = [path.stem for path in pages() if path.stem != tool]
     lines = [
         f'.\\" Made by scripts/tool_pages.py from docs/tools/{tool}.md.',
