@@ -178,7 +178,9 @@ class Consumers:
                         selector.unregister(connection)
 
     def close(self) -> None:
+        """End the connections. The prober's process has copies of the sockets, so closing them would not do it."""
         for each in self.sockets:
+            each.shutdown(socket.SHUT_RDWR)
             each.close()
 
 
@@ -261,6 +263,7 @@ def consumers_leave(bench: Bench) -> Step:
     consumers = bench.fill_in_flight(bench.count(1_000_000))
     yield
     consumers.close()
+    bench.wait_for("all have left", lambda: bench.channel_stats()[0]["client_count"] == 0)
     time.sleep(bench.scale)
 
 
@@ -490,7 +493,7 @@ def config_changed(bench: Bench) -> Step:
     yield
     options = (
         *(("retention_bytes", b"1000000"), ("max_topic_bytes", b"1000000000"), ("max_topics", b"0")),
-        *(("trace_topic", b'["*"]'), ("trace_topic", b"[]")),
+        *(("trace_topics", b'["*"]'), ("trace_topics", b"[]")),
     )
     for option, value in options:
         bench.ask(urllib.request.Request(bench.url(f"/config/{option}"), data=value, method="PUT"))
