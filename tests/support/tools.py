@@ -181,6 +181,7 @@ def run_tool(tools: Tools, tool: str, *arguments: str, stdin: bytes = b"") -> Re
 def finished(broker: Daemon, topic: str, **fields: int) -> None:
     """Wait until all messages of the channel `c` are finished. fields: other counts of the channel."""
     # nsqd makes a channel before it moves the messages of the topic to it.
-    count = broker.topic(topic)["message_count"]
-    none_left = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": count}
+    counts = broker.topic(topic)
+    assert counts is not None, "nothing was published"
+    none_left = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": counts["message_count"]}
     broker.wait_for_channel(topic, "c", **{**none_left, **fields})
