@@ -37,11 +37,13 @@ class HttpGroup:
         self._lookupd = tuple(urlunsplit((*urlsplit(url)[:2], "", "", "")) for url in targets.lookupd)
 
     def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
-        """Finish a message unread, on all channels. Raises: NotFoundError."""
+        """Finish a message unread, on all channels. Raises: NotFoundError, SettingError."""
+        check_id(message_id)
         return self._change(lambda client: client.cancel(topic, message_id))
 
     def reschedule(self, topic: str, message_id: str, delay: Delay | None, at: Time | None) -> list[ChannelResult]:
         """Change the due time of a message. Raises: NotFoundError, SettingError."""
+        check_id(message_id)
         due = parse_due(delay, at)
         if due is None:
             raise SettingError("a message is rescheduled by delay= or at=: give one of them")
@@ -103,6 +105,15 @@ class HttpGroup:
         if self._settings.ssl_context() is not None:
             options["new_context"] = self._settings.ssl_context
         return options
+
+
+def check_id(message_id: str | None) -> None:
+    """Check that there is an id. Raises: SettingError."""
+    if not message_id:
+        raise SettingError(
+            f"message_id={message_id!r}: expected the id that publish() has returned; nsqd gives none, because only"
+            " messages of pyqd can be changed"
+        )
 
 
 def _flat(addresses: str | Iterable[str] | None) -> Sequence[str]:

@@ -255,14 +255,14 @@ class Producer(ProducerBase):
     def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
         """Finish a message unread in each channel; return the results by channel. Over HTTP, of pyqd only.
 
-        Raises: NotFoundError if no broker has the message; NotConnectedError, RefusedError, TlsError.
+        Raises: NotFoundError if no broker has the message; NotConnectedError, RefusedError, TlsError, SettingError.
         """
         return self._http().cancel(topic, message_id)
 
     def reschedule(
         self, topic: str, message_id: str, *, delay: Delay | None = None, at: Time | None = None
     ) -> list[ChannelResult]:
-        """Change the due time of a message; return the results by channel. Raises: as cancel(), SettingError."""
+        """Change the due time of a message; return the results by channel. Raises: as cancel()."""
         return self._http().reschedule(topic, message_id, delay, at)
 
     def flush(self, timeout: float | None = None) -> bool:

@@ -111,3 +111,11 @@ def test_a_broker_that_does_not_answer_may_have_the_message(face: Face, pair: li
 def test_a_wrong_time_is_refused_before_a_request(face: Face, given: dict[str, object]) -> None:
     with pytest.raises(SettingError):
         face("127.0.0.1:1", "reschedule", "reminders", "0123456789abcdef", **given)
+
+
+@faces
+@pytest.mark.parametrize("name", ["cancel", "reschedule"])
+def test_the_missing_id_of_a_message_of_nsqd_is_named(face: Face, name: str) -> None:
+    options = {"delay": 1} if name == "reschedule" else {}
+    with pytest.raises(SettingError, match=r"message_id=None: .* nsqd gives none"):
+        face("127.0.0.1:1", name, "reminders", None, **options)
