@@ -49,13 +49,25 @@ def doing(operation: str, path: str, expected: type[OSError] | tuple[()] = ()) -
 
 
 def make_parent(path: str) -> None:
-    """Create the directory of a file if it is missing. Raises: StorageError."""
+    """Create the directory of a file and those above it if they are missing, and sync their names.
+
+    Raises: StorageError.
+    """
     directory = os.path.dirname(path) or os.curdir
+    missing: list[str] = []
+    above = directory
+    while above and not os.path.exists(above):
+        missing.append(above)
+        above = os.path.dirname(above)
     with doing("create directory", directory):
-        try:
-            os.makedirs(directory, DIRECTORY_MODE, exist_ok=True)
-        except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        for made in reversed(missing):
+            # Another instance may be faster.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made, DIRECTORY_MODE)
+        if not os.path.isdir(directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    for made in reversed(missing):
+        sync_directory(made)
 
 
 def sync_directory(path: str) -> None:

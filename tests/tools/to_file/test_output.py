@@ -112,11 +112,17 @@ class TestSafety:
             recorder.record(messages(b"bcdefgh"), True)
         assert files(tmp_path / "out") == {"t.15.log": b"a\n"}
 
-    def test_the_name_of_a_new_file_is_synced(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_names_of_new_files_and_directories_are_synced(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, clock: HeldClock
+    ) -> None:
         synced: list[str] = []
         monkeypatch.setattr(disk, "sync_directory", synced.append)
-        make().record(messages(b"a"), False)
-        assert [os.path.basename(path) for path in synced] == ["t.15.log"]
+        recorder = make(form="<TOPIC>/<DATETIME>/x.log")
+        recorder.record(messages(b"a"), False)
+        assert [os.path.basename(path) for path in synced] == ["out", "t", "15", "x.log"]
+        clock.pass_s(HOUR_S)
+        recorder.record(messages(b"b"), False)
+        assert [os.path.basename(path) for path in synced[4:]] == ["16", "x.log"]
 
 
 class TestRotation:
@@ -305,6 +311,10 @@ class TestExistingFiles:
     def test_directories_in_the_format_are_created(self, make: Make, tmp_path: Path) -> None:
         make(form="<TOPIC>/<DATETIME>/x.log").record(messages(b"a"), False)
         assert files(tmp_path / "out") == {"t/15/x.log": b"a\n"}
+        umask = os.umask(0)
+        os.umask(umask)
+        modes = [(tmp_path / "out" / made).stat().st_mode & 0o777 for made in ("", "t", "t/15")]
+        assert modes == [0o770 & ~umask] * 3
 
 
 class TestWorkDirectory:
