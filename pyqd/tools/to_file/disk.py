@@ -191,8 +191,9 @@ def rename_new(source: str, target: str) -> None:
         number = ctypes.get_errno()
         if number not in NO_NOREPLACE:
             raise OSError(number, os.strerror(number))
-    # Two steps: a kill in between leaves the file under both names.
+    # Steps of their own: a kill in between leaves the file under both names, a power failure under one at least.
     os.link(source, target)
+    sync_directory(target)
     os.unlink(source)
 
 
@@ -218,4 +219,6 @@ def copy_new(source: str, target: str) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(copy)
+    # A power failure must not find the file under neither name.
+    sync_directory(target)
     os.unlink(source)

@@ -362,6 +362,38 @@ class TestWorkDirectory:
         assert files(tmp_path / "out") == {"t-000000.15.log": b"precious", "t-000001.15.log": b"a\n"}
         assert files(tmp_path / "work") == {}
 
+    @pytest.mark.parametrize("error", [22, 18], ids=["without the newer system call", "between two file systems"])
+    def test_the_old_name_goes_after_the_new_one_is_synced(
+        self, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+    ) -> None:
+        work, out = tmp_path / "work", tmp_path / "out"
+        recorder = make(keeps_revision=True, work_dir=work)
+        recorder.record(messages(b"a"), False)
+        steps: list[tuple[str, str]] = []
+        unlink, sync, rename = os.unlink, disk.sync_directory, disk.rename_new
+
+        def remove(path: str) -> None:
+            steps.append(("remove", os.path.dirname(path)))
+            unlink(path)
+
+        def synced(path: str) -> None:
+            steps.append(("sync", os.path.dirname(path)))
+            sync(path)
+
+        def refused(source: str, target: str) -> None:
+            if error == 18 and "copy" not in source:
+                raise OSError(error, os.strerror(error))
+            rename(source, target)
+
+        monkeypatch.setattr(disk, "renameat2", lambda: None)
+        monkeypatch.setattr(disk, "rename_new", refused)
+        monkeypatch.setattr(disk, "sync_directory", synced)
+        monkeypatch.setattr(os, "unlink", remove)
+        recorder.close()
+        assert files(out) == {"t-000000.15.log": b"a\n"}
+        assert steps.index(("sync", str(out))) < steps.index(("remove", str(work)))
+        assert steps[-1] == ("sync", str(work))
+
     def test_files_that_a_killed_instance_has_left_are_moved_at_the_next_start(
         self, make: Make, tmp_path: Path
     ) -> None:
