@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyqd.admin.poller import INTERVAL_MAX_S
 from tests.admin.conftest import Admin
 from tests.support.http_stub import Answer, http_stub, json_answer
 from tests.support.server import wait_until
@@ -120,7 +121,8 @@ def test_each_broker_has_its_rate(admin: Admin, broker: str) -> None:
         pages = [admin.ask("GET", path).body.decode() for path in ("/topics/t", "/topics/t/near")]
         return [cells(pages[0], f"/nodes/{broker}")[4], cells(pages[1], f"/nodes/{broker}")[8]]
 
-    wait_until(lambda: rates() == ["0", "0"], "the second poll", 40)
+    # On a machine with much other work the second poll comes late.
+    wait_until(lambda: rates() == ["0", "0"], "the second poll", INTERVAL_MAX_S + 20)
 
 
 def test_clients_have_all_their_attributes(admin: Admin) -> None:
