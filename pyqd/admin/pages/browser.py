@@ -140,7 +140,7 @@ class Browser:
                     details=urlencode(counts),
                 )
             tell(counts)
-        shown = {name: fields[name] for name in ("body", "text") if fields.get(name)}
+        shown: dict[str, Any] = {name: fields[name] for name in ("body", "text") if fields.get(name)}
         return redirect(url_for("browser.messages", topic=topic, channel=channel, node=node, state=state, **shown), 303)
 
     def publish(self, topic: str) -> str:
