@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import socket
@@ -35,6 +36,14 @@ def free_ports(count: int) -> list[int]:
     for each in sockets:
         each.close()
     return ports
+
+
+def wait_up(port: int) -> None:
+    """Wait until the web admin, which starts last, answers."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.2)
 
 
 def publish(address: str, ended: threading.Event) -> None:
@@ -81,13 +90,14 @@ def tell(address: str) -> None:
                     message.finish()
 
 
-def take(directory: Path, base: str) -> None:
-    """Save the pictures."""
+def take(directory: Path, base: str, node: str) -> None:
+    """Save the pictures. node: HTTP address of the broker."""
     pages: dict[str, tuple[str, dict[str, Any]]] = {
         "admin-streams": ("/", {"color_scheme": "light"}),
         "admin-channel": ("/topics/orders/email", {"color_scheme": "light"}),
         "admin-topic-dark": ("/topics/orders", {"color_scheme": "dark"}),
         "admin-messages": ("/topics/orders/email/messages?state=deferred&body=json", {"color_scheme": "light"}),
+        "admin-node": ("/nodes/{node}", {"color_scheme": "light"}),
         "admin-health": ("/health", {"color_scheme": "dark"}),
         "admin-consumers": ("/topics/orders/email/consumers", {"color_scheme": "light"}),
         "admin-durability": ("/durability", {"color_scheme": "dark"}),
@@ -99,7 +109,7 @@ def take(directory: Path, base: str) -> None:
         for name, (path, options) in pages.items():
             context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **options})
             page = context.new_page()
-            page.goto(base + path)
+            page.goto(base + path.format(node=node))
             if name == "admin-story":
                 page.locator("tbody th a").first.click()
                 page.wait_for_selector(".timeline")
@@ -134,7 +144,7 @@ def main() -> int:
             )
         ]
         try:
-            time.sleep(8)
+            wait_up(ports[-1])
             for topic, channels in TOPICS.items():
                 for channel in channels:
                     Consumer(topic, channel, nsqd=address).close()
@@ -143,7 +153,7 @@ def main() -> int:
                 thread.start()
             tell(address)
             time.sleep(WARM_S)
-            take(directory, f"http://127.0.0.1:{ports[-1]}")
+            take(directory, f"http://127.0.0.1:{ports[-1]}", f"127.0.0.1:{ports[1]}")
         finally:
             ended.set()
             group.terminate()
