@@ -288,3 +288,40 @@ def test_files_that_are_held_already_are_looked_at_again_if_one_was_replaced_or_
     assert len(list(slices)) == 3
     assert len(list(topic.hold_files_in_steps())) == 5
     topic.broker.close()
+
+
+def test_only_directories_of_topics_are_taken_out_of_the_tree(tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "data-of-others"
+    data.mkdir()
+    other.mkdir()
+    broker = broker_at(data)
+    with pytest.raises(AssertionError, match="not one of the broker's"):
+        broker.discard(str(other))
+    with pytest.raises(AssertionError, match="still in use"):
+        broker.remove_discarded(str(other), str(other))
+    assert other.is_dir()
+    broker.close()
+
+
+def test_a_consumer_subscribes_to_a_channel_once(tmp_path: Path) -> None:
+    broker = broker_at(tmp_path)
+    channel = broker.topic("t").channel("c")
+    client = Client()
+    channel.add_consumer(client.consumer)
+    with pytest.raises(AssertionError, match="two consumers have one number"):
+        channel.add_consumer(client.consumer)
+    assert channel.consumers == [client.consumer]
+    broker.close()
+
+
+def test_names_are_checked_before_a_topic_or_a_channel_is_made(tmp_path: Path) -> None:
+    broker = broker_at(tmp_path)
+    topic = broker.topic("t")
+    with pytest.raises(AssertionError, match="the caller checks names"):
+        broker.topic("a/b#ephemeral")
+    with pytest.raises(AssertionError, match="the caller checks names"):
+        topic.channel("a b")
+    broker.delete_topic("t")
+    with pytest.raises(AssertionError, match="a deleted topic"):
+        topic.channel("c")
+    broker.close()
