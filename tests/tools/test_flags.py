@@ -8,10 +8,11 @@ import pytest
 
 from tests.support.tools import ORIGINALS
 
-# By tool and flag: the default as --help shows it; True for a flag without a value.
-CONSUMER = {"nsqd-tcp-address": "", "lookupd-http-address": "", "consumer-opt": "", "version": True}
-TIMEOUTS = {"http-client-connect-timeout": "2s", "http-client-request-timeout": "5s"}
-FLAGS: dict[str, dict[str, str | bool]] = {
+# Default of each flag as --help shows it; True for a flag without a value.
+Flags = dict[str, str | bool]
+CONSUMER: Flags = {"nsqd-tcp-address": "", "lookupd-http-address": "", "consumer-opt": "", "version": True}
+TIMEOUTS: Flags = {"http-client-connect-timeout": "2s", "http-client-request-timeout": "5s"}
+FLAGS: dict[str, Flags] = {
     "pyq_tail": CONSUMER | {"topic": "", "channel": "", "max-in-flight": "200", "n": "", "print-topic": True},
     "pyq_stat": TIMEOUTS
     | {
