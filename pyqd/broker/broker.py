@@ -632,6 +632,7 @@ class Broker:
             logger.error(
                 "cannot write %s: the disk is full; its messages are delivered again after the next start", path
             )
+        self.tracing.note_stop()
         for topic in self.topics.values():
             topic.close()
             self.closed_count += 1

@@ -268,6 +268,12 @@ class Tracing:
 
         self._broker.in_background(job, done)
 
+    def note_stop(self) -> None:
+        """Add the events of clients that a clean stop disconnects with messages in flight."""
+        for topic in self._broker.topics.values():
+            for channel in topic.channels:
+                channel.trace_stop()
+
     def close(self) -> None:
         """Write all events to stable storage, as a clean stop does. A failure is logged."""
         if self.log is None:

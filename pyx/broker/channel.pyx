@@ -631,6 +631,15 @@ cdef class ChannelCore(Scheduled):
                 self.readable.scheduler.request_wake(self)
         self.dispatcher.remove(consumer)
 
+    def trace_stop(self):
+        """Add the events of clients that the stop of the daemon disconnects. Nothing is traced after it."""
+        cdef Consumer consumer
+        if self.trace is not None:
+            for consumer in self.dispatcher.by_number.values():
+                self.trace.gone(consumer, self.slots)
+            # The ends of their connections may follow, and would be traced again.
+            self.trace_as(None)
+
     def trace_as(self, TracePlace place):
         """Trace the channel's messages from now on; None: do not."""
         self.finish_trace()

@@ -275,6 +275,21 @@ def test_bad_requests_are_refused(daemon, method, path, query, answer):
 
 
 @TRACED
+def test_a_clean_stop_disconnects_clients_with_messages_in_flight(daemon):
+    daemon.http("POST", "/topic/create", topic="t1")
+    daemon.http("POST", "/channel/create", topic="t1", channel="email")
+    daemon.http("POST", "/pub", b"hello", topic="t1")
+    with Client(daemon.tcp_address) as client:
+        client.sub("t1", "email", rdy_count=1)
+        client.read_message()
+        daemon.stop()
+    daemon.start()
+    rows = events_of(daemon)
+    assert [row.kind for row in rows] == ["published", "stored", "sent", "client_gone"]
+    assert (rows[3].client, rows[3].attempt) == (rows[2].client, 1)
+
+
+@TRACED
 def test_kills_under_load_lose_no_event(daemon):
     """Each message with an OK is published once in the trace, and each delivery that a client saw is there."""
     accepted = 0
