@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.wire.trace_states import IN_FLIGHT, OVER, SEEK, STATE_AFTER, WAITING
+from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ def stories_of(database: Database, message_id: str) -> list[Story]:
         database.store.searching(connection)
         names = {row.node_id: row.nsqd for row in connection.execute(sa.select(schema.nodes))}
         found = [connection.execute(sa.select(table).where(table.c.message_id == message_id)).all() for table in tables]
-        bulk = connection.execute(sa.select(schema.bulk_events)).all() if any(found) else []
-    keys = dict.fromkeys((row.node_id, row.topic) for rows in found for row in rows if row.node_id in names)
+        keys = dict.fromkeys((row.node_id, row.topic) for rows in found for row in rows if row.node_id in names)
+        bulk = connection.execute(_bulk_events({topic for _, topic in keys})).all() if keys else []
     stories = []
     for key in keys:
         publications, deliveries, events, bulk_events = (
@@ -99,6 +100,18 @@ def stories_of(database: Database, message_id: str) -> list[Story]:
             _follow(story, step)
         stories.append(story)
     return stories
+
+
+def _bulk_events(topics: Collection[str]) -> sa.CompoundSelect[Any]:
+    """Return the select of events on many messages of topics.
+
+    Those of ephemeral channels are left out: there may be very many, and they do not tell which messages were dropped.
+    """
+    table = schema.bulk_events
+    found = sa.select(table).where(table.c.topic.in_(topics))
+    # Two selects, because databases use an index for each of them, and none for a condition with OR.
+    reasons = (*CLEARED, SEEK, RELEASED)
+    return sa.union_all(found.where(table.c.reason.in_(reasons)), found.where(table.c.reason.is_(None)))
 
 
 def _publish(story: Story, row: Any) -> Step:
@@ -200,5 +213,4 @@ def _concerns(story: Story, step: Step) -> bool:
     if step.event == "stored":
         # `released`: to a channel that had not got the message. `seek`: again.
         return channel is None or step.reason == SEEK
-    # The event of an ephemeral channel does not name the dropped messages.
-    return channel is not None and not channel.is_over and step.reason != "ephemeral"
+    return channel is not None and not channel.is_over

@@ -25,3 +25,5 @@ OVER: Final = ("finished", "dead_lettered", "cancelled", "dropped")
 CLEARED: Final = ("emptied", "channel_deleted", "topic_deleted")
 # A seek drops the messages up to an id, and delivers those above it again.
 SEEK: Final = "seek"
+# Messages that the topic had held come to a channel.
+RELEASED: Final = "released"

@@ -22,6 +22,7 @@ from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lifecycle import LifecycleOptions, RunReport, update
 from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.trace_log import EventRange, EventTask, land_events
 from pyqd_spark.options import Connection
 from tests.spark.drained import QUIET, connection, files, http_address
 from tests.spark.gated_lifecycle import Gated, waiting
@@ -198,6 +199,21 @@ def test_acts_on_many_messages_concern_each_of_them(
     deliver(log, 6, "finished", channel="b")
     deliver(log, 5, "finished")
     assert (run().rows, run().open) == (2, 1)
+
+
+def test_acts_of_ephemeral_channels_are_counted_and_not_kept(
+    run: Callable[[], RunReport], brokers: list[TraceBroker], tmp_path: Path
+) -> None:
+    log = brokers[0].log
+    publish(log, 1)
+    for _ in range(1000):
+        log.add("dropped", 0, channel="a", reason="ephemeral", count=2)
+    deliver(log, 1, "finished")
+    address, options = brokers[0].address, Connection(nsqd=(brokers[0].address,), retry_timeout_s=0.0)
+    task = EventTask(0, EventRange("log of one", 1, log.next, True), address, str(tmp_path), options)
+    assert land_events(task) == {"rows": 4, "many": [], "ignored": 1000}
+    assert run().events == 1004
+    assert outcomes(tmp_path / "lives") == [(1, "a", "finished", 1)]
 
 
 def test_overwritten_events_are_counted(

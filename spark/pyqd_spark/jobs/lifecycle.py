@@ -239,7 +239,8 @@ def compute(
     results = fetch(plan, directory, options, runner)
     many = [row for result in results for row in result["many"]]
     gaps = [row for row in many if row["kind"] == LOST]
-    report = RunReport(plan.run, sum(result["rows"] for result in results) + len(many) - len(gaps))
+    events_read = sum(result["rows"] + result["ignored"] for result in results) + len(many) - len(gaps)
+    report = RunReport(plan.run, events_read)
     report.lost = sum(row["count"] or 0 for row in gaps)
     report.unknown = sum(row["count"] is None for row in gaps)
     sources = [directory, os.path.join(table.open_path, f"{plan.run - 1:08d}")]

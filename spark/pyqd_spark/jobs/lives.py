@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd.wire.trace_states import CLEARED, OVER, SEEK, STATE_AFTER, WAITING
+from pyqd.wire.trace_states import CLEARED, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
 from pyqd_spark.jobs.trace_log import DDL, SCHEMA
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def with_released(spark: SparkSession, events: DataFrame, many: list[dict[str, A
     """Return the events with a `stored` event for each message that a topic had held and has given to a channel."""
     from pyspark.sql import functions as f
 
-    chosen = [row for row in many if row["kind"] == "stored" and row["reason"] == "released"]
+    chosen = [row for row in many if row["kind"] == "stored" and row["reason"] == RELEASED]
     if not chosen:
         return events
     rows = _frame(spark, chosen)

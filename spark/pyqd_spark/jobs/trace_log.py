@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ RANGES_MAX: Final = 256
 
 LOST: Final = "lost_events"
 UNKNOWN_GAP: Final = "unknown_gap"
+EPHEMERAL: Final = "ephemeral"
 
 SCHEMA: Final = pa.schema(
     [
@@ -177,27 +178,45 @@ class EventTask:
 def land_events(task: EventTask) -> dict[str, Any]:
     """Write the events of a range as Parquet, those on many messages excepted.
 
-    Returns: `rows`; `many`, the events on many messages and gaps; or `error` if the broker failed.
-    Raises: StorageError.
+    Returns: `rows`; `many`, the events on many messages and gaps; `ignored`, the number of events on many messages that
+    do not tell which ones; or `error` if the broker failed. Raises: StorageError.
     """
     if not os.path.isdir(task.directory):
         return {"error": not_shared(task.directory)}
-    many: list[dict[str, Any]] = []
+    many = Many()
     name = f"events-{task.number:05d}.parquet"
     try:
         with TraceClient(task.address, task.connection) as client:
             landed = land_batches(task.directory, name, SCHEMA, _without_many(client.events(task.range), many))
     except BrokerError as error:
         return {"error": str(error)}
-    return {"rows": landed.rows, "many": many}
+    return {"rows": landed.rows, "many": many.rows, "ignored": many.ignored}
 
 
-def _without_many(batches: Iterator[pa.RecordBatch], many: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    """Yield batches without the events on many messages and the gaps, which are added to a list."""
+@dataclass
+class Many:
+    """Events on many messages, and gaps.
+
+    ignored: number of those of ephemeral topics and channels, which do not tell the messages that they dropped. An
+    ephemeral channel without a ready consumer has one for each batch, so that all would not fit into memory.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    ignored: int = 0
+
+    def add(self, found: pa.RecordBatch) -> None:
+        """Add events."""
+        told = found.filter(pc.not_equal(pc.fill_null(found.column("reason"), ""), EPHEMERAL))
+        self.rows += told.to_pylist()
+        self.ignored += found.num_rows - told.num_rows
+
+
+def _without_many(batches: Iterator[pa.RecordBatch], many: Many) -> Iterator[pa.RecordBatch]:
+    """Yield batches without the events on many messages and the gaps, which are added to `many`."""
     for batch in batches:
         is_one = pc.and_(pc.is_null(batch["count"]), pc.not_equal(batch["kind"], LOST))
         if pc.all(is_one).as_py():
             yield batch
         else:
-            many += batch.filter(pc.invert(is_one)).to_pylist()
+            many.add(batch.filter(pc.invert(is_one)))
             yield batch.filter(is_one)
