@@ -19,7 +19,7 @@ from pyqd.trace.errors import DatabaseError, MovedError, SchemaError
 from pyqd.trace.recent import RecentDeliveries
 from pyqd.trace.rows import Batch, Drop, Place, batch_of
 from pyqd.trace.stores.store import ANSWER_S, Change
-from pyqd.trace.versions import VERSION_TABLE, Versions
+from pyqd.trace.versions import VERSION_TABLE, Versions, current
 from pyqd.wire.trace_states import IN_FLIGHT
 
 # Keys of one query.
@@ -133,13 +133,13 @@ class Database:
 
     def upgrade(self) -> bool:
         """Make or upgrade the tables. Returns: whether something was done. Raises: DatabaseError, SchemaError."""
-        with (
-            self.errors("make the tables in"),
-            self.engine.connect() as connection,
-            self.store.bounded(connection),
-            connection.begin(),
-        ):
-            return self._versions.upgrade(connection, self.store)
+        with self.errors("make the tables in"), self.engine.connect() as connection:
+            with self.store.bounded(connection), connection.begin():
+                if current(connection) == self._versions.newest:
+                    return False
+            # Not bounded: an index of many rows may take longer than any other statement.
+            with connection.begin():
+                return self._versions.upgrade(connection, self.store)
 
     def node(self, log: str, nsqd: str) -> Node:
         """Return the log of a broker, which is added if it is new. Raises: as `transaction`."""

@@ -364,6 +364,12 @@ class _Assembly:
         rows = [row for row, kind in enumerate(self.kinds) if kind == PUBLISHED]
         sizes = array("i", decoded.sizes)
         bodies = self._bodies(rows)
+        guids = memoryview(decoded.guids).cast("Q")
+        is_stored = [
+            kind == STORED and guid == before
+            for kind, guid, before in zip(self.kinds[1:], guids[1:], guids[:-1], strict=True)
+        ]
+        is_stored.append(False)
         return [
             [
                 self.node_id,
@@ -376,6 +382,7 @@ class _Assembly:
                 body,
                 self.times[row],
                 self.dues[row],
+                self.null if is_stored[row] else 1,
             ]
             for row, body in zip(rows, bodies, strict=True)
         ]

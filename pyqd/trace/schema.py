@@ -61,6 +61,8 @@ publications: Final = _table(
     sa.Column("body", BODY),
     sa.Column("published_at", UtcTime, nullable=False),
     sa.Column("due_at", UtcTime),
+    # 1: the topic had no channel, or was paused, so that no channel has got the message at first.
+    sa.Column("held", sa.SmallInteger),
     sa.Index("trace_publications_id", "message_id"),
     sa.Index("trace_publications_time", "topic", "published_at"),
 )
@@ -100,7 +102,7 @@ events: Final = _table(
     sa.Index("trace_events_time", "topic", "channel", "event", "happened_at"),
 )
 
-# Acts on many messages at once; few rows.
+# Acts on many messages at once. They are few, except for those of ephemeral channels that drop messages.
 bulk_events: Final = _table(
     "trace_bulk_events",
     *_key(),
@@ -111,6 +113,7 @@ bulk_events: Final = _table(
     sa.Column("happened_at", UtcTime, nullable=False),
     sa.Column("reason", free_text(TEXT_CHARS)),
     sa.Column("message_count", BIG),
+    sa.Index("trace_bulk_events_reason", "topic", "reason"),
 )
 
 # Events that were overwritten or damaged before they were read.

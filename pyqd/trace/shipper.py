@@ -11,12 +11,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from pyqd.client.errors import ClientError
 from pyqd.client.http import HttpClient
+from pyqd.fallback.trace_events import LOST_EVENTS, Decoded
 from pyqd.trace.backoff import Backoff
 from pyqd.trace.database import Database, Node
 from pyqd.trace.errors import DatabaseError, MovedError
@@ -110,11 +112,18 @@ class Shipper:
                 elif message is not None:
                     self._handle(message)
                 self._tend()
+            if self._options.is_once:
+                self._remove_old_rows()
         finally:
             self._stopped.set()
             for fetcher in list(self._fetchers.values()):
                 fetcher.join(JOIN_S)
         return errors
+
+    def _remove_old_rows(self) -> None:
+        """Remove all rows beyond the limits: no later turn of a run with an end would go on with them."""
+        while not self._stopped.is_set() and self._retention.is_due(time.monotonic()):
+            self._persist(lambda: self._retention.remove_some(self._database))
 
     def _next(self) -> Message | None:
         try:
@@ -217,6 +226,8 @@ class Shipper:
             # The connection was lost after the database had stored the events, and before it could say so.
             written = replace(node, position=moved.position)
         if written is not None:
+            for text in _gaps_in(message.events):
+                logger.warning("%s: %s; gap_log has a row of them", node.nsqd, text)
             self._nodes[fetcher] = written
             self._event_count += message.events.rows
             self._lags[fetcher] = max(0, message.end - written.position)
@@ -258,3 +269,16 @@ class Shipper:
                 "stored %d events in %.0f s, %d are waiting", self._event_count, now_s - self._reported_s, behind
             )
             self._event_count, self._reported_s = 0, now_s
+
+
+def _gaps_in(events: Decoded) -> Iterator[str]:
+    """Yield a text for each gap in events."""
+    row = events.kinds.find(LOST_EVENTS)
+    if row < 0:
+        return
+    counts = array("q", events.counts)
+    while row >= 0:
+        is_known = events.count_bits[row >> 3] & 1 << (row & 7)
+        number = f"{counts[row]}" if is_known else "an unknown number of"
+        yield f"{number} events were overwritten or damaged before they were read"
+        row = events.kinds.find(LOST_EVENTS, row + 1)

@@ -5,12 +5,13 @@ Source: docs/trace.md.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.client.http import HttpClient, Reply
-from pyqd.fallback import trace_events
+from pyqd.fallback import records, trace_events
 from pyqd.fallback.trace_events import Decoded
 
 Decoder = Callable[[bytes, int, bool], Decoded]
@@ -24,6 +25,9 @@ else:
 
 # Bytes of one answer: some 150,000 events.
 PAGE_BYTES: Final = 2 << 20
+# Place of a number in the header of a block.
+DENSE_FROM: Final = struct.Struct("<q")
+DENSE_FROM_AT: Final = 16
 OK: Final = 200
 NOT_FOUND: Final = 404
 
@@ -75,13 +79,14 @@ class TraceSource:
     def read(self, expected: int, position: int, wait_ms: int) -> Page:
         """Return events.
 
-        expected: position of the first one that the reader does not have. position: to ask for; behind `expected` if
-        the blocks in between are damaged, which becomes a gap before the next events. wait_ms: longest wait for the
-        first event, if there is none yet.
+        expected: position of the first one that the reader does not have; 0: it has none. position: to ask for; behind
+        `expected` if the blocks in between are damaged, which becomes a gap before the next events. wait_ms: longest
+        wait for the first event, if there is none yet.
         """
         reply = self._get(position=position, max_bytes=PAGE_BYTES, wait_ms=wait_ms)
         try:
-            events = decode(reply.body, expected, True)
+            # Events that were overwritten before the first request are a gap too.
+            events = decode(reply.body, expected or first_given(reply.body), True)
         except ValueError as error:
             raise NoTraceError(f"{self.address}: cannot read the event log: {error}; is the broker newer?") from None
         following, end = (self._number(reply, name) for name in ("x-pyqd-next", "x-pyqd-end"))
@@ -107,3 +112,18 @@ class TraceSource:
             return int(text)
         except ValueError:
             raise ProtocolError(f"{self.address}: /trace/log: the header {name} is no number: {text!r}") from None
+
+
+def first_given(data: bytes) -> int:
+    """Return the position of the oldest event known to have been before those of an answer; 0 if it is unknown.
+
+    All positions from there to the first event in the answer were given to events.
+    """
+    try:
+        record = next(records.decode(data), None)
+    except ValueError:
+        # The first block is damaged, and with it the number.
+        return 0
+    if record is None or len(record.body) < DENSE_FROM_AT + DENSE_FROM.size:
+        return 0
+    return int(DENSE_FROM.unpack_from(record.body, DENSE_FROM_AT)[0])

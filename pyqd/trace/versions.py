@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VERSION_TABLE: Final = "trace_schema"
 DIRECTORY: Final = Path(__file__).parent / "migrations"
-NEWEST: Final = "0001"
+NEWEST: Final = "0002"
 
 
 class Versions:
@@ -49,7 +49,7 @@ class Versions:
         if version == self.newest:
             return
         if version is None:
-            raise SchemaError("the database has no tables of traces: `pyq_trace ship` makes them")
+            raise SchemaError("the database has no tables of traces: `pyq_trace ship` makes them when it starts")
         if version in self.known:
             raise SchemaError(f"the tables have the old version {version}: `pyq_trace ship` of this pyqd upgrades them")
         raise SchemaError(
@@ -60,10 +60,8 @@ class Versions:
         """Make or upgrade the tables. Returns: whether something was done. Raises: SchemaError."""
         with store.upgrading(connection):
             from alembic import command
-            from alembic.runtime.migration import MigrationContext
 
-            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-            version = context.get_current_revision()
+            version = current(connection)
             if version == self.newest:
                 return False
             if version is not None and version not in self.known:
@@ -72,3 +70,10 @@ class Versions:
             attributes["connection"] = connection
             command.upgrade(self._config, "head")
         return True
+
+
+def current(connection: sa.Connection) -> str | None:
+    """Return the version of a database; None if it has no tables of traces."""
+    from alembic.runtime.migration import MigrationContext
+
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +15,15 @@ import sqlalchemy as sa
 
 from pyqd.trace.database import Database
 from pyqd.trace.errors import DatabaseError, SchemaError, UrlError
+from pyqd.trace.retention import Retention
+from pyqd.trace.shipper import ShipOptions, Shipper
 from tests.support import small_disk
 from tests.support.databases import Server
 from tests.support.server import wait_until
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import TraceLog
-from tests.support.trace_shipping import clients, ids_of, publish, shipping, wait_for_ids
+from tests.support.trace_shipping import TIMEOUT_S, clients, ids_of, publish, ship_once, shipping, wait_for_ids
+from tests.trace.conftest import Servers
 
 MESSAGES = list(range(1, 7))
 
@@ -54,25 +59,31 @@ def check_outage(
     assert "trying again" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("postgresql", "Connection refused"), ("mariadb", "Can't connect to MySQL server")]
+)
 def test_a_server_that_is_down_is_awaited(
-    mariadb: Server, broker: TraceBroker, caplog: pytest.LogCaptureFixture
+    servers: Servers, broker: TraceBroker, caplog: pytest.LogCaptureFixture, kind: str, said: str
 ) -> None:
-    database = Database(mariadb.new_database("down"))
-    check_outage(database, broker, caplog, mariadb.kill, mariadb.start, "Can't connect to MySQL server")
+    server = servers.get(kind)
+    database = Database(server.new_database("down"))
+    check_outage(database, broker, caplog, server.kill, server.start, said)
     database.close()
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_server_that_hangs_is_awaited(
-    postgresql: Server, broker: TraceBroker, caplog: pytest.LogCaptureFixture
+    servers: Servers, broker: TraceBroker, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    database = Database(postgresql.new_database("hangs"), answer_s=1.0)
+    server = servers.get(kind)
+    database = Database(server.new_database("hangs"), answer_s=1.0)
     check_outage(
         database,
         broker,
         caplog,
-        lambda: postgresql.send_signal(signal.SIGSTOP),
-        lambda: postgresql.send_signal(signal.SIGCONT),
-        "cannot write to postgresql://pyqd@/hangs",
+        lambda: server.send_signal(signal.SIGSTOP),
+        lambda: server.send_signal(signal.SIGCONT),
+        f"cannot write to {database.name}",
     )
     database.close()
 
@@ -144,6 +155,43 @@ def test_a_locked_file_is_awaited(sqlite_url: str, broker: TraceBroker, caplog: 
     database.close()
 
 
+def test_a_file_that_is_removed_is_not_written_to_any_more(sqlite_url: str, broker: TraceBroker) -> None:
+    database = Database(sqlite_url)
+    shipper = Shipper(database, clients(broker.address), Retention(), ShipOptions(interval_s=0.01))
+    ended: list[SchemaError] = []
+
+    def run() -> None:
+        with pytest.raises(SchemaError) as caught:
+            shipper.run()
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    try:
+        wait_until(lambda: path.exists() and len(published_in(path)) == 3, "the first messages", TIMEOUT_S)
+        path.unlink()
+        broker.change(publish(4, 3))
+        thread.join(TIMEOUT_S)
+    finally:
+        shipper.stop()
+        thread.join()
+        database.close()
+    assert f"{path}: the file was removed or replaced while it was in use: start `pyq_trace ship` again" in str(ended)
+    # The next start has all events that the broker still has.
+    other = Database(sqlite_url)
+    assert ship_once(other, broker) == []
+    assert ids_of(other, "one") == MESSAGES
+    other.close()
+
+
+def published_in(path: Path) -> list[tuple[str]]:
+    """Return the ids of the messages in a file, without a connection of the shipper's."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, contextlib.suppress(sqlite3.OperationalError):
+        return connection.execute("SELECT message_id FROM publish_log").fetchall()
+    return []
+
+
 def test_a_dropped_table_is_named_with_the_remedy_and_no_event_is_skipped(
     empty_url: str, broker: TraceBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +233,7 @@ def test_a_schema_of_a_newer_version_is_refused(sqlite_url: str) -> None:
     node = database.node("log", "broker:4151")
     with database.transaction("test") as connection:
         connection.execute(sa.text("UPDATE trace_schema SET version_num = '9999'"))
-    newer = "version 9999 of a newer pyqd, this one knows 0001: upgrade this pyqd"
+    newer = "version 9999 of a newer pyqd, this one knows 0002: upgrade this pyqd"
     with pytest.raises(SchemaError, match=newer):
         database.upgrade()
     with pytest.raises(SchemaError, match=newer):

@@ -14,7 +14,10 @@ from pyqd.trace import retention as retention_module
 from pyqd.trace import schema
 from pyqd.trace.database import Database
 from pyqd.trace.retention import Retention
+from pyqd.trace.shipper import ShipOptions, Shipper
+from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import TraceLog, add_all
+from tests.support.trace_shipping import clients
 from tests.support.trace_tables import rows_of
 from tests.trace.conftest import Store
 
@@ -86,6 +89,24 @@ def test_the_oldest_rows_are_removed_beyond_a_size(
     assert size_bytes is not None
     remove_all(sqlite, Retention(keep_bytes=size_bytes // 2))
     assert [int(row["message_id"], 16) for row in rows_of(sqlite, "publish_log")] == list(range(501, 1001))
+
+
+def test_a_run_with_an_end_removes_all_rows_beyond_a_limit(
+    sqlite: Database, log: TraceLog, store: Store, monkeypatch: pytest.MonkeyPatch, brokers: list[TraceBroker]
+) -> None:
+    monkeypatch.setattr(database_module, "PORTION_TIME", timedelta(minutes=30))
+    monkeypatch.setattr(retention_module, "ROWS", 4)
+    for hour in range(HOURS, 0, -1):
+        for guid in range(100 * hour, 100 * hour + 10):
+            log.add("published", guid, at_us=time.time_ns() // 1000 - hour * HOUR_US)
+        node = sqlite.node("log of one", "one:4151")
+        sqlite.write(node, log.decoded(node.position))
+    brokers[0].log = log
+    shipper = Shipper(
+        sqlite, clients(brokers[0].address), Retention(keep=timedelta(hours=2)), ShipOptions(is_once=True)
+    )
+    assert shipper.run() == []
+    assert [row["message_id"][-3:-2] for row in rows_of(sqlite, "publish_log")] == ["0"] * 10
 
 
 def test_nothing_is_removed_without_a_limit(sqlite: Database, log: TraceLog, store: Store) -> None:

@@ -213,6 +213,21 @@ def test_a_damaged_last_block_is_a_gap_when_others_follow(sqlite: Database, brok
     assert (gap["position"], gap["event_count"]) == (11, 10)
 
 
+def test_events_that_were_overwritten_before_the_first_run_are_a_gap(
+    sqlite: Database, brokers: list[TraceBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = brokers[0]
+    one.log.skip(25)
+    publish(1, 2)(one.log)
+    ship_once(sqlite, one)
+    ship_once(sqlite, one)
+    assert ids_of(sqlite, "one") == [1, 2]
+    (gap,) = rows_of(sqlite, "gap_log", "position")
+    assert (gap["position"], gap["event_count"]) == (1, 25)
+    said = "one:4151: 25 events were overwritten or damaged before they were read; gap_log has a row of them"
+    assert caplog.messages.count(said) == 1
+
+
 def test_a_run_with_an_end_ends_if_a_broker_has_two_addresses(sqlite: Database, brokers: list[TraceBroker]) -> None:
     one = brokers[0]
     publish(1, 3)(one.log)

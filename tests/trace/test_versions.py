@@ -16,12 +16,12 @@ from pyqd.trace.versions import VERSION_TABLE, Versions
 from tests.support.trace_log import TraceLog
 from tests.support.trace_tables import rows_of
 
-SECOND = """
+NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 
 def upgrade() -> None:
@@ -30,12 +30,12 @@ def upgrade() -> None:
 
 
 @pytest.fixture
-def with_second(tmp_path: Path) -> Versions:
-    """Versions of a later pyqd, which has a second one."""
+def with_next(tmp_path: Path) -> Versions:
+    """Versions of a later pyqd, which has one more."""
     directory = tmp_path / "migrations"
     shutil.copytree(versions.DIRECTORY, directory)
-    (directory / "versions" / "v0002_comment.py").write_text(SECOND)
-    return Versions(directory, "0002")
+    (directory / "versions" / "v0003_comment.py").write_text(NEXT)
+    return Versions(directory, "0003")
 
 
 def test_the_tables_are_those_that_the_program_uses(empty_url: str) -> None:
@@ -105,18 +105,43 @@ def test_making_the_tables_goes_on_where_a_killed_process_has_left_it(empty_url:
     database.close()
 
 
-def test_rows_survive_an_upgrade(empty_url: str, with_second: Versions, log: TraceLog) -> None:
+def test_rows_survive_an_upgrade(empty_url: str, with_next: Versions, log: TraceLog) -> None:
     database = Database(empty_url)
     database.upgrade()
     log.add("published", 1)
     database.write(database.node("log", "broker:4151"), log.decoded())
-    later = Database(empty_url, versions=with_second)
-    with pytest.raises(SchemaError, match="old version 0001: `pyq_trace ship` of this pyqd upgrades them"):
+    later = Database(empty_url, versions=with_next)
+    with pytest.raises(SchemaError, match="old version 0002: `pyq_trace ship` of this pyqd upgrades them"):
         later.nodes()
     assert later.upgrade()
     assert not later.upgrade()
     assert len(rows_of(later, "publish_log")) == 1
-    with pytest.raises(SchemaError, match="version 0002 of a newer pyqd"):
+    with pytest.raises(SchemaError, match="version 0003 of a newer pyqd"):
         database.nodes()
     for opened in (database, later):
         opened.close()
+
+
+@pytest.fixture
+def first_only(tmp_path: Path) -> Versions:
+    """Versions of the first pyqd that had traces."""
+    directory = tmp_path / "first"
+    shutil.copytree(versions.DIRECTORY, directory)
+    (directory / "versions" / "v0002_search.py").unlink()
+    return Versions(directory, "0001")
+
+
+def test_tables_of_the_first_version_are_upgraded_with_their_rows(
+    empty_url: str, first_only: Versions, log: TraceLog
+) -> None:
+    first = Database(empty_url, versions=first_only)
+    first.upgrade()
+    log.add("dropped", 0, channel="a", reason="emptied", count=3)
+    first.write(first.node("log", "broker:4151"), log.decoded())
+    first.close()
+    database = Database(empty_url)
+    assert database.upgrade()
+    assert [row["message_count"] for row in rows_of(database, "bulk_event_log", "happened_at")] == [3]
+    indexes = {index["name"] for index in sa.inspect(database.engine).get_indexes("trace_bulk_events")}
+    assert "trace_bulk_events_reason" in indexes
+    database.close()

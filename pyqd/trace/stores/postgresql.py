@@ -84,7 +84,8 @@ class PostgresqlStore(Store):
 
     @contextmanager
     def upgrading(self, connection: sa.Connection) -> Iterator[None]:
-        """Hold a lock until the end of the transaction."""
+        """Hold a lock until the end of the transaction, whose statements may take any time."""
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(UPGRADE_LOCK)))
         yield
 

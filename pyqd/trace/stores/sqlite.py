@@ -3,6 +3,8 @@ be missing, rows and position together."""
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from pyqd.trace.errors import SchemaError
 from pyqd.trace.literals import VALUES, Literals
 from pyqd.trace.stores.store import Change, Store
 
+# Key of the path and the identity of a connection's file.
+FILE: Final = "file"
 # Rows of one INSERT: a statement with many rows costs 40 % less per row than one with a single row. SQLite allows 32766
 # variables in a statement.
 ROWS: Final = 50
@@ -72,14 +77,33 @@ def _flat(rows: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
         yield list(chain.from_iterable(rows[start : start + ROWS]))
 
 
-def _prepare(connection: Any, _record: object) -> None:
+def _prepare(connection: Any, record: Any) -> None:
     # The driver would begin transactions by itself, and only for some statements.
     connection.isolation_level = None
     for setting in SETTINGS:
         connection.execute(setting)
+    _, _, path = connection.execute("PRAGMA database_list").fetchone()
+    record.info[FILE] = (path, _identity(path)) if path else None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return the numbers of a file that no other one has meanwhile; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _begin(connection: sa.Connection) -> None:
+    is_reading = connection.get_execution_options().get("reading")
+    file = connection.info.get(FILE)
+    if file is not None and _identity(file[0]) != file[1]:
+        # SQLite would go on with the removed file, and lose all rows with it.
+        text = "the file was removed or replaced while it was in use"
+        if is_reading:
+            raise sqlite3.OperationalError(text)
+        raise SchemaError(f"{file[0]}: {text}: start `pyq_trace ship` again")
     # A transaction that reads first and writes later could find the database changed in between, and fail.
-    mode = "" if connection.get_execution_options().get("reading") else " IMMEDIATE"
+    mode = "" if is_reading else " IMMEDIATE"
     connection.exec_driver_sql(f"BEGIN{mode}")
