@@ -41,11 +41,25 @@ class ChannelFigures:
 
 
 @dataclass(frozen=True)
+class GapFigures:
+    """Events of a broker that were overwritten or damaged before they were stored.
+
+    event_count: of the gaps whose size is known. unknown_count: gaps whose size is not.
+    """
+
+    nsqd: str
+    event_count: int
+    unknown_count: int
+    last_at: datetime
+
+
+@dataclass(frozen=True)
 class Figures:
-    """Figures of all topics and channels, in the order of their names."""
+    """Figures of all topics and channels, in the order of their names. gaps: of all brokers that have any."""
 
     topics: list[TopicFigures]
     channels: list[ChannelFigures]
+    gaps: list[GapFigures]
 
 
 def figures_of(
@@ -53,6 +67,7 @@ def figures_of(
 ) -> Figures:
     """Return the figures of the messages that were published, and the deliveries that were sent, in a span of time.
 
+    Gaps are those that were noticed in it, as it is unknown which topics they concern.
     Raises: DatabaseError, SchemaError.
     """
     publication, delivery = schema.publications.c, schema.deliveries.c
@@ -84,7 +99,28 @@ def figures_of(
     with database.transaction("read", reading=True) as connection:
         found = [TopicFigures(*_plain(row)) for row in connection.execute(topics)]
         rows = connection.execute(channels).all()
-    return Figures(found, _summed(rows))
+        gaps = [
+            GapFigures(nsqd, int(event_count), int(unknown_count), last_at)
+            for nsqd, event_count, unknown_count, last_at in connection.execute(_gaps(since, until))
+        ]
+    return Figures(found, _summed(rows), gaps)
+
+
+def _gaps(since: datetime | None, until: datetime | None) -> sa.Select[Any]:
+    """Return the select of lost events by broker."""
+    gap, node = schema.gaps.c, schema.nodes.c
+    return (
+        sa.select(
+            node.nsqd,
+            sa.func.coalesce(sa.func.sum(gap.event_count), 0),
+            sa.func.sum(sa.case((gap.event_count.is_(None), 1), else_=0)),
+            sa.func.max(gap.noticed_at),
+        )
+        .join_from(schema.gaps, schema.nodes, gap.node_id == node.node_id)
+        .where(*_in_span(gap.noticed_at, since, until))
+        .group_by(node.nsqd)
+        .order_by(node.nsqd)
+    )
 
 
 def _plain(row: Sequence[Any]) -> Iterator[Any]:
@@ -96,14 +132,11 @@ def _plain(row: Sequence[Any]) -> Iterator[Any]:
 def _within(
     name: Any, at: Any, topic: str | None, since: datetime | None, until: datetime | None
 ) -> list[sa.ColumnElement[bool]]:
-    conditions = []
-    if topic is not None:
-        conditions.append(name == topic)
-    if since is not None:
-        conditions.append(at >= since)
-    if until is not None:
-        conditions.append(at < until)
-    return conditions
+    return [*([] if topic is None else [name == topic]), *_in_span(at, since, until)]
+
+
+def _in_span(at: Any, since: datetime | None, until: datetime | None) -> list[sa.ColumnElement[bool]]:
+    return [*([] if since is None else [at >= since]), *([] if until is None else [at < until])]
 
 
 def _class_of(duration_s: sa.ColumnElement[float]) -> sa.ColumnElement[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -98,13 +98,48 @@ class Found:
 
 def find(database: Database, query: Query) -> list[Found]:
     """Return the messages of a query, the newest first. Raises: DatabaseError, SchemaError."""
-    selects = []
+    selects: list[tuple[sa.Table, Callable[[Query], sa.Select[Any]]]] = []
     if query.state != WAITING:
-        selects.append(_delivered(query))
+        selects.append((schema.deliveries, _delivered))
     if query.state in (None, UNFINISHED, WAITING) and query.slower_than is None and query.attempts_above is None:
-        selects.append(_waiting(query))
+        selects.append((schema.events, _waiting))
     with database.transaction("read", reading=True) as connection:
-        found = [Found(**row._mapping) for select in selects for row in connection.execute(select)]
+        found = [
+            Found(**row._mapping)
+            for table, select in selects
+            for topic, channel in _places(connection, table, query)
+            for row in connection.execute(select(replace(query, topic=topic, channel=channel)))
+        ]
+    return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
+
+
+def _places(connection: sa.Connection, table: sa.Table, query: Query) -> Iterator[tuple[str, str]]:
+    """Yield the topics and channels of a query that a table has.
+
+    One select for all would sort all rows of the table. A select for one channel reads its newest rows by an index.
+    """
+    topics: Iterable[str] = _names(connection, table.c.topic) if query.topics is None else query.topics
+    for topic in topics if query.topic is None else [query.topic]:
+        of_topic = table.c.topic == topic
+        for channel in _names(connection, table.c.channel, of_topic) if query.channel is None else [query.channel]:
+            yield topic, channel
+
+
+def _names(connection: sa.Connection, column: sa.Column[Any], *conditions: sa.ColumnElement[bool]) -> Iterator[str]:
+    """Yield the distinct values of the first column of an index, each by one look into the index."""
+    query = sa.select(sa.func.min(column)).where(*conditions)
+    name = connection.scalar(query)
+    while name is not None:
+        yield name
+        name = connection.scalar(query.where(column > name))
+
+
+def newest(database: Database, query: Query) -> list[Found]:
+    """Return the messages of a query, those that no channel has got included, the newest first.
+
+    Raises: DatabaseError, SchemaError.
+    """
+    found = find(database, query) + unclaimed(database, query)
     return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
 
 
@@ -122,7 +157,7 @@ def unclaimed(database: Database, query: Query) -> list[Found]:
 
 
 def _unclaimed(query: Query) -> sa.Select[Any]:
-    """Return the select of messages without any event after their publishing."""
+    """Return the select of messages without any event after their publishing, of those that were held then."""
     publication, node, bulk = schema.publications, schema.nodes, schema.bulk_events
 
     def elsewhere(table: sa.Table) -> sa.ColumnElement[bool]:
@@ -130,7 +165,7 @@ def _unclaimed(query: Query) -> sa.Select[Any]:
         return sa.exists().where(*(table.c[name] == publication.c[name] for name in names))
 
     cleared = sa.exists().where(
-        bulk.c.node_id == publication.c.node_id,
+        bulk.c.node_id + 0 == publication.c.node_id,
         bulk.c.topic == publication.c.topic,
         bulk.c.reason.in_(CLEARED),
         bulk.c.position > publication.c.position,
@@ -151,7 +186,7 @@ def _unclaimed(query: Query) -> sa.Select[Any]:
             publication.c.due_at,
         )
         .select_from(publication.join(node, node.c.node_id == publication.c.node_id))
-        .where(*conditions, ~elsewhere(schema.deliveries), ~elsewhere(schema.events), ~cleared)
+        .where(publication.c.held == 1, *conditions, ~elsewhere(schema.deliveries), ~elsewhere(schema.events), ~cleared)
         .order_by(publication.c.published_at.desc())
         .limit(query.limit)
     )
@@ -188,11 +223,20 @@ def _delivered(query: Query) -> sa.Select[Any]:
         conditions += [delivery.c.outcome.not_in(LAST), ~_removed(delivery)]
     elif query.state is not None:
         conditions.append(delivery.c.outcome == query.state)
+    if query.state not in (None, "finished"):
+        # In the words of the index of these rows, or else SQLite does not use it.
+        conditions.append(delivery.c.outcome != sa.literal_column("'finished'"))
     if query.attempts_above is not None:
         conditions.append(delivery.c.attempt > query.attempts_above)
+    if query.attempts_above:
+        conditions.append(delivery.c.attempt > sa.literal_column("1"))
     if query.slower_than is not None:
         since = sa.func.coalesce(publication.c.due_at, publication.c.published_at)
-        conditions.append(SecondsBetween(since, delivery.c.outcome_at) > query.slower_than.total_seconds())
+        least_s = query.slower_than.total_seconds()
+        conditions.append(SecondsBetween(since, delivery.c.outcome_at) > least_s)
+        # A channel gets a message when it is published. Most rows need no look at other tables then.
+        stored = delivery.c.stored_at
+        conditions.append(stored.is_(None) | (SecondsBetween(stored, delivery.c.outcome_at) > least_s))
     published = sa.and_(
         publication.c.message_id == delivery.c.message_id,
         publication.c.node_id == delivery.c.node_id,
@@ -224,15 +268,14 @@ def _removed(of: sa.Table) -> sa.ColumnElement[bool]:
     event, bulk = schema.events.alias("removal"), schema.bulk_events
     alone = sa.exists().where(_same(event, of), event.c.event.in_(REMOVED), event.c.position > of.c.position)
     with_others = sa.exists().where(
-        bulk.c.node_id == of.c.node_id,
+        # Without the sum, SQLite would read all bulk events of the node and not use the index by reason.
+        bulk.c.node_id + 0 == of.c.node_id,
         bulk.c.topic == of.c.topic,
         bulk.c.channel == of.c.channel,
         bulk.c.event == "dropped",
         bulk.c.position > of.c.position,
-        sa.or_(
-            bulk.c.reason.in_(CLEARED),
-            sa.and_(bulk.c.reason == SEEK, bulk.c.message_id >= of.c.message_id),
-        ),
+        bulk.c.reason.in_((*CLEARED, SEEK)),
+        sa.or_(bulk.c.reason != SEEK, bulk.c.message_id >= of.c.message_id),
     )
     return sa.or_(alone, with_others)
 

@@ -24,6 +24,7 @@ from tests.support.server import Daemon, wait_until
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import TraceLog, add_all
 from tests.support.trace_shipping import publish
+from tests.support.trace_tables import rows_of
 
 TRACE = (sys.executable, "-m", "pyqd.tools.pyq_trace")
 ID = "0000000000000001"
@@ -178,6 +179,18 @@ def test_find_lists_messages(run: Callable[..., Any]) -> None:
     assert [line.split()[:4] for line in out.splitlines()[2:]] == [["0000000000000002", "orders", "a", "in_flight"]]
 
 
+def test_find_lists_messages_that_no_channel_has_got(run: Callable[..., Any], sqlite: Database, log: TraceLog) -> None:
+    node = sqlite.node("log", "broker:4151")
+    log.add("published", 9, "held")
+    sqlite.write(node, log.decoded(node.position))
+    for options in (["--topic=held"], ["--topic=held", "--state=unfinished"], ["--limit=1"]):
+        _, out, _ = run("find", *options)
+        (row,) = json.loads(out)["messages"]
+        assert (row["message_id"], row["channel"], row["state"]) == ("0000000000000009", "", "waiting")
+    _, out, _ = run("find", "--topic=held", "--table")
+    assert out.splitlines()[2].split()[:4] == ["0000000000000009", "held", "-", "waiting"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -202,6 +215,20 @@ def test_stats_shows_topics_and_channels(run: Callable[..., Any]) -> None:
     assert figures["channels"][0]["outcomes"] == {"finished": 1, "requeued": 1, "in_flight": 1}
     _, out, _ = run("stats", "--table")
     assert "Deliveries" in out
+
+
+def test_stats_shows_lost_events(run: Callable[..., Any], sqlite: Database, log: TraceLog) -> None:
+    _, out, _ = run("stats", "--table")
+    assert "Lost events" not in out
+    node = sqlite.node("log", "broker:4151")
+    log.skip(1234)
+    log.add("published", 9)
+    sqlite.write(node, log.decoded(node.position))
+    _, out, _ = run("stats")
+    (gap,) = json.loads(out)["gaps"]
+    assert (gap["nsqd"], gap["event_count"], gap["unknown_count"]) == ("broker:4151", 1234, 0)
+    _, out, _ = run("stats", "--table")
+    assert re.search(r"Lost events.*\n.*\nbroker:4151 +1,234 ", out)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +302,23 @@ def test_a_message_of_a_daemon_is_shown_a_moment_later(
     assert process.wait(20) == 0
     assert process.stderr is not None
     assert "storing events from position 0 on" in process.stderr.read()
+
+
+@pytest.mark.flags("--trace-topic=*", "--trace-body-bytes=1000", "--trace-retention-bytes=1048576")
+def test_events_that_a_daemon_has_overwritten_are_a_gap(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = b"\n".join([b"x" * 1000] * 1000)
+    for _ in range(5):
+        daemon.http("POST", "/mpub", body, topic="orders")
+    url = f"sqlite:///{tmp_path}/trace.db"
+    assert main(["ship", "--once", "-a", f"127.0.0.1:{daemon.http_port}", "--to", url]) == 0
+    assert "events were overwritten or damaged before they were read; gap_log has a row" in capsys.readouterr().err
+    database = Database(url)
+    lost = sum(row["event_count"] for row in rows_of(database, "gap_log", "position"))
+    kept = len(rows_of(database, "publish_log"))
+    database.close()
+    assert (lost + kept, lost > 1000, kept > 0) == (5000, True, True)
 
 
 def test_ship_ends_at_sigint_while_the_database_does_not_answer(

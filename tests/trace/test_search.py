@@ -6,10 +6,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from pyqd.trace.database import Database
 from pyqd.trace.figures import figures_of
-from pyqd.trace.search import Query, find, unclaimed
+from pyqd.trace.search import Query, find, newest, unclaimed
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.trace.conftest import Store
 
@@ -100,6 +101,8 @@ def test_messages_that_no_channel_has_got_are_found_by_their_publishing(
         (12, "held", "", "waiting"),
     ]
     assert found[0].published_at == found[0].at == second(13)
+    assert [int(row.message_id, 16) for row in newest(filled, Query(since=second(11), limit=1))] == [13]
+    assert {int(row.message_id, 16) for row in newest(filled, Query(since=second(12)))} == {11, 12, 13}
     for conditions in ({"state": "finished"}, {"channel": "a"}, {"topic": "orders"}, {"attempts_above": 1}):
         assert unclaimed(filled, Query(**conditions)) == []
     log.add("sent", 12, "held", "a", attempt=1)
@@ -152,3 +155,60 @@ def test_a_message_of_another_broker_with_the_same_id_is_apart(filled: Database)
     filled.write(filled.node("another log", "another:4151"), log.decoded())
     found = find(filled, Query(state="unfinished"))
     assert "0000000000000004" in {row.message_id for row in found}
+
+
+def test_lost_events_are_counted_by_broker(database: Database, log: TraceLog, store: Store) -> None:
+    log.add("published", 1)
+    store()
+    log.skip(5)
+    log.add("published", 2)
+    store()
+    log.skip(7)
+    log.add("published", 3)
+    store()
+    (gaps,) = figures_of(database).gaps
+    assert (gaps.nsqd, gaps.event_count, gaps.unknown_count) == ("broker:4151", 12, 0)
+    # The blocks of these tests have no time of their own.
+    assert figures_of(database, since=gaps.last_at).gaps == [gaps]
+    assert figures_of(database, until=gaps.last_at).gaps == []
+
+
+def plan_of(database: Database, query: Query) -> str:
+    """Return SQLite's plan of a search."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        if statement.startswith("SELECT trace_deliveries"):
+            statements.append((statement, values))
+
+    sa.event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        find(database, query)
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", note)
+    (statement, values) = statements[0]
+    with database.transaction("read", reading=True) as connection:
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+    return "\n".join(row.detail for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "index"),
+    [
+        ({}, "trace_deliveries_time"),
+        ({"state": "unfinished"}, "trace_deliveries_unfinished"),
+        ({"state": "requeued"}, "trace_deliveries_unfinished"),
+        ({"attempts_above": 3}, "trace_deliveries_again"),
+    ],
+)
+def test_a_search_for_few_of_many_messages_uses_their_index(
+    sqlite: Database, conditions: dict[str, Any], index: str
+) -> None:
+    plan = plan_of(sqlite, Query(topic="orders", channel="a", **conditions))
+    assert f"trace_deliveries USING INDEX {index} " in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def test_acts_on_many_messages_are_found_by_their_reason(sqlite: Database) -> None:
+    plan = plan_of(sqlite, Query(topic="orders", channel="a", state="unfinished"))
+    assert "trace_bulk_events USING INDEX trace_bulk_events_reason (topic=? AND reason=?" in plan

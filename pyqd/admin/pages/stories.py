@@ -16,7 +16,7 @@ from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.trace.database import Database
 from pyqd.trace.errors import TraceError
-from pyqd.trace.search import STATES, Found, Query, find, unclaimed
+from pyqd.trace.search import STATES, Query, newest
 from pyqd.trace.story import stories_of
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Stories:
             limit=LIMIT,
             topics=None if topic or self.site.sees_all() else self.visible_topics(),
         )
-        rows = self.read(lambda: self.matching(query))
+        rows = self.read(lambda: newest(self.database, query))
         found = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
         return render_template(
             "stories.html",
@@ -127,14 +127,6 @@ class Stories:
             spans=SPANS,
             until="" if until is None else until.strftime(UNTIL_FORM),
         )
-
-    def matching(self, query: Query) -> list[Found]:
-        """Return the newest messages of a query, those that no channel has got included. Raises: TraceError."""
-        rows = find(self.database, query)
-        # Of all topics of a large database, messages that no channel has got cost as much again.
-        if query.topic or len(rows) < LIMIT:
-            rows += unclaimed(self.database, query)
-        return sorted(rows, key=lambda row: row.at, reverse=True)[:LIMIT]
 
     def visible_topics(self) -> tuple[str, ...]:
         """Return the topics of the cluster that the user may see: the newest messages of all may be of others only."""

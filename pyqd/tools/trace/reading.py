@@ -116,17 +116,17 @@ def find(
     """List messages by topic, channel, time and state, the newest first.
 
     A message has a line for each channel, with its last delivery there. The time is that of this delivery, or for a
-    message that was never sent the time at which the channel got it. A query with topic and channel is the quickest.
+    message that was never sent the time at which the channel got it. A message that no channel has got is listed
+    without one, with the time of its publishing. A query with topic and channel is the quickest.
     """
-    from pyqd.trace.search import Query
-    from pyqd.trace.search import find as search
+    from pyqd.trace.search import Query, newest
 
     output = Output(as_json)
     query = Query(topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit)
     with opened(url) as database:
         if follow:
-            return _follow_search(output, lambda: search(database, query), limit)
-        found = search(database, query)
+            return _follow_search(output, lambda: newest(database, query), limit)
+        found = newest(database, query)
         output.show({"messages": [views.found_value(row) for row in found]}, lambda: views.found_view(found))
     return OK
 
@@ -156,9 +156,10 @@ def _follow_search(output: Output, ask: Callable[[], list[Found]], limit: int) -
 def stats(
     topic: str | None, since: datetime | None, until: datetime | None, url: str, as_json: bool | None, follow: bool
 ) -> int:
-    """Show counts and times of topics and channels.
+    """Show counts and times of topics and channels, and the events that brokers have lost.
 
-    Percentiles are of the time from sending to FIN; each is the upper limit of a class in steps of 1, 2, 5.
+    Percentiles are of the time from sending to FIN; each is the upper limit of a class in steps of 1, 2, 5. Lost events
+    are those that a broker overwrote before they were stored, or that were damaged.
     """
     from pyqd.trace.figures import figures_of
 

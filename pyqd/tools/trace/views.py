@@ -99,6 +99,11 @@ def time_text(at: datetime) -> str:
     return at.strftime(TIME)
 
 
+def channel_text(name: str) -> str:
+    """Return the name of a channel; a dash for a message that no channel has got."""
+    return name or "-"
+
+
 def span_text(span_s: float | None) -> str:
     """Return a length of time; empty for None, and `longer` for one above the greatest class."""
     if span_s is None:
@@ -119,7 +124,7 @@ STEPS: Final = (
 FOUND: Final = (
     Column("Id", "message_id", style="bold"),
     Column("Topic", "topic"),
-    Column("Channel", "channel"),
+    Column("Channel", "channel", channel_text),
     Column("State", "state"),
     Column("Time (UTC)", "at", time_text),
     Column("Attempts", "attempts", is_number=True, rank=1),
@@ -148,6 +153,12 @@ CHANNELS: Final = (
     Column("p50 ≤", "p50", span_text, is_number=True, rank=3),
     Column("p90 ≤", "p90", span_text, is_number=True, rank=4),
     Column("p99 ≤", "p99", span_text, is_number=True, rank=3),
+)
+GAPS: Final = (
+    Column("Broker", "nsqd", style="bold"),
+    Column("Lost events", "event_count", count, is_number=True),
+    Column("Gaps of unknown size", "unknown_count", count, is_number=True, rank=1),
+    Column("Last noticed (UTC)", "last_at", time_text, rank=2),
 )
 
 
@@ -197,8 +208,8 @@ def found_view(found: Sequence[Found]) -> RenderableType:
     return Fitted(FOUND, [found_row(row) for row in found])
 
 
-def figures_views(figures: Figures) -> tuple[RenderableType, RenderableType]:
-    """Return the tables of topics and of channels."""
+def figures_views(figures: Figures) -> Sequence[RenderableType]:
+    """Return the tables of topics and of channels, and one of lost events if there are any."""
     channels = [
         {
             **asdict(channel),
@@ -207,4 +218,7 @@ def figures_views(figures: Figures) -> tuple[RenderableType, RenderableType]:
         }
         for channel in figures.channels
     ]
-    return Fitted(TOPICS, [asdict(topic) for topic in figures.topics]), Fitted(CHANNELS, channels)
+    views = [Fitted(TOPICS, [asdict(topic) for topic in figures.topics]), Fitted(CHANNELS, channels)]
+    if figures.gaps:
+        views.append(Fitted(GAPS, [asdict(gap) for gap in figures.gaps]))
+    return views
