@@ -636,7 +636,7 @@ cdef class ChannelCore(Scheduled):
         cdef Consumer consumer
         if self.trace is not None:
             for consumer in self.dispatcher.by_number.values():
-                self.trace.gone(consumer, self.slots)
+                self.trace.note_leaving(consumer)
             # The ends of their connections may follow, and would be traced again.
             self.trace_as(None)
 
