@@ -163,7 +163,9 @@ class Broker:
         with contextlib.suppress(ProcessLookupError):
             ended = os.pidfd_open(self.pid)
             os.kill(self.pid, signal.SIGTERM)
-            select.select([ended], [], [], WAIT_S)
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.poll(WAIT_S * 1000)
             os.close(ended)
 
     def _asked(self, method: str) -> Any:

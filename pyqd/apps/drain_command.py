@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     progress = asked(daemon, connection)
                 if process is not None:
                     # The daemon closes its connections before it writes everything to disk.
-                    select.select([process], [], [])
+                    ended = select.poll()
+                    ended.register(process, select.POLLIN)
+                    ended.poll()
         print("stopped", flush=True)
         return 0
 

@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -72,6 +71,7 @@ class BrokerProcess:
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         # Linux picks an abstract name, which belongs to no file.
         self._reports.bind("")
+        self._reports.settimeout(ALIVE_POLL_S)
         self.tcp_port, self.http_port = (each.getsockname()[1] for each in self._reserved)
 
     @property
@@ -298,14 +298,15 @@ class BrokerProcess:
         deadline_s = time.monotonic() + START_WAIT_S
         while time.monotonic() < deadline_s:
             # A report of an earlier process may precede that of this one.
-            if select.select([self._reports], [], [], ALIVE_POLL_S)[0]:
+            try:
                 lines = self._reports.recv(DATAGRAM_BYTES_MAX).decode().splitlines()
+            except TimeoutError:
+                code = self._process.poll()
+                if code is not None:
+                    raise self._error(f"the daemon ended with exit code {code} before it served") from None
+            else:
                 if {"READY=1", f"MAINPID={self._process.pid}"} <= set(lines):
                     return
-                continue
-            code = self._process.poll()
-            if code is not None:
-                raise self._error(f"the daemon ended with exit code {code} before it served")
         raise self._error(f"the daemon did not serve within {START_WAIT_S:g} s")
 
     def _ended(self) -> None:

@@ -303,7 +303,9 @@ class Stdout:
 
 async def wait_writable(descriptor: int) -> None:
     """Wait until a descriptor takes data."""
-    if select.select((), (descriptor,), (), 0)[1]:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    if poll.poll(0):
         return
     loop = asyncio.get_running_loop()
     writable = loop.create_future()

@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import Client, Message
+from tests.support.readiness import is_readable
 from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.flags("-msg-timeout=2s")]
@@ -164,8 +164,7 @@ def test_on_a_terminal_the_start_names_a_command_that_publishes(tmp_path: Path, 
     try:
         said = b""
         while b"publish a first message with: " not in said or not said.endswith(b"\n"):
-            readable, _, _ = select.select([terminal], [], [], WAIT_S)
-            assert readable, said
+            assert is_readable(terminal, WAIT_S), said
             said += os.read(terminal, 65536)
         command = said.partition(b"publish a first message with: ")[2].splitlines()[0].decode()
         published = subprocess.run(command, shell=True, capture_output=True, timeout=WAIT_S, check=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import Client
+from tests.support.readiness import is_readable
 from tests.support.server import REPOSITORY, Daemon, wait_until
 
 pytestmark = pytest.mark.slow
@@ -208,7 +208,7 @@ def test_the_command_waits_for_the_process_of_the_daemon_and_connects_once(name:
                 assert drain.stdout.readline() == "1 messages in flight with 1 consumers\n"
                 if is_waited_for:
                     wait_until(lambda: fake.answers_left == 0, "the daemon has answered for the last time")
-                    assert select.select([drain.stdout], [], [], 1.0) == ([], [], [])
+                    assert not is_readable(drain.stdout, 1.0)
                     stopping.kill()
                 assert drain.stdout.read() == "stopped\n"
                 assert drain.wait(WAIT_S) == 0

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import time
@@ -16,6 +15,7 @@ import pytest
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.persistence.views import deferred_in, view_of
+from tests.support.readiness import is_readable
 from tests.support.storage import body_of, broker_on, consumer_on, number_in
 
 KILLS = 200
@@ -134,7 +134,7 @@ def run_child(directory: Path, seed: int, first: int, seconds: float) -> list[An
     with open(reader, "rb", buffering=0) as pipe:
         while kill_s is None or time.monotonic() < kill_s:
             assert time.monotonic() < deadline_s, "the child is not ready"
-            if select.select([pipe], [], [], 0.0005)[0]:
+            if is_readable(pipe, 0.0005):
                 data = pipe.read(1 << 16)
                 assert data, "the child has ended by itself"
                 said += data

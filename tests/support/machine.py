@@ -7,7 +7,6 @@ that use the same ones, and nothing outside can be reached by mistake.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.needs import skip_outside_ci
+from tests.support.readiness import is_readable
 from tests.support.server import POLL_S, REPOSITORY
 
 WAIT_S = 20.0
@@ -130,8 +130,7 @@ def hold(mounted: Mapping[Path, str]) -> tuple[subprocess.Popen[bytes], list[str
         )
         assert holder.stdout is not None
         assert holder.stderr is not None
-        readable, _, _ = select.select([holder.stdout], [], [], WAIT_S)
-        if readable and holder.stdout.readline() == b"ready\n":
+        if is_readable(holder.stdout, WAIT_S) and holder.stdout.readline() == b"ready\n":
             holder.stderr.close()
             names = [flag for flag in flags if flag != "--map-root-user"]
             credentials = ["--preserve-credentials"] if "--user" in flags else []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from tests.support.machine import Machine
 from tests.support.pages import SAMPLES, SHELLS, Block, starts_broker
+from tests.support.readiness import is_readable
 from tests.support.server import POLL_S
 
 BLOCK_WAIT_S = 200.0
@@ -75,7 +75,7 @@ class Terminal:
         """Return the output of the block. Raises: AssertionError with the output if it fails or takes too long."""
         output.touch()
         os.write(self._steps_fd, f"{path} {output}\n".encode())
-        readable, _, _ = select.select([self._done_fd], [], [], wait_s)
+        readable = is_readable(self._done_fd, wait_s)
         printed = output.read_text(errors="replace") + self._said.read_text(errors="replace")
         assert readable, f"{what} takes more than {wait_s} s\n{printed}"
         if not os.read(self._done_fd, 1):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from tests.support.readiness import is_readable
 
 WAIT_S = 20.0
 MAGIC = b"  V2"
@@ -195,7 +196,7 @@ class ScriptedBroker:
                         self.is_asked = True
                         self.journal.changed.notify_all()
                     self._admitted.wait(WAIT_S)
-                    if select.select([client], [], [], 0)[0]:
+                    if is_readable(client, 0):
                         self.journal.note(self.name, "early")
                 command = " ".join(words)
                 self.journal.note(self.name, command)

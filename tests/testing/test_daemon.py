@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -57,6 +58,15 @@ def test_messages_survive_a_restart(broker: BrokerProcess, way: str) -> None:
     broker.restart()
     assert broker.pid != before
     assert broker.published("orders") == [b"one"]
+
+
+def test_a_daemon_starts_in_a_process_with_many_open_files(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        # select(2) takes no descriptor from 1024 on.
+        for _ in range(1024):
+            stack.enter_context(open(os.devnull, "rb"))
+        with BrokerProcess(tmp_path / "broker") as broker:
+            assert broker.is_running
 
 
 def test_two_daemons_run_beside_each_other(tmp_path: Path, broker: BrokerProcess) -> None:

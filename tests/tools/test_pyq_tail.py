@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from pyqd.tools.message_lines import TerminalLines, is_json, visible
 from tests.support.nsq import Client
+from tests.support.readiness import is_readable
 from tests.support.server import free_port, wait_until
 from tests.support.tools import Tools, tools_environment
 
@@ -279,7 +279,7 @@ def test_json_has_colours_on_a_terminal(address, topic, publish) -> None:
     shown = b""
     deadline_s = time.monotonic() + 30
     while b"plain" not in shown and time.monotonic() < deadline_s:
-        if select.select([ours], [], [], 1)[0]:
+        if is_readable(ours, 1):
             shown += os.read(ours, 1000)
     assert process.wait(30) == 0
     os.close(ours)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import mmap
 import os
-import select
 
 import gevent
 import pytest
@@ -15,6 +14,7 @@ from pyqd.diskqueue.journal import Place
 from pyqd.durability.direct import AfterPoll, DirectWriter
 from pyqd.hot.diskqueue.writethread import WriteThread
 from pyqd.primitives.errors import StorageError
+from tests.support.readiness import is_readable
 
 BLOCK = 4096
 FILE_BYTES = 16 * BLOCK
@@ -48,7 +48,7 @@ def blocks(letter, count=1):
 
 def ended(writer):
     """Wait for the end of the write under way. Returns: its errno, 0 for none."""
-    assert select.select([writer.fileno], [], [], WAIT_S)[0]
+    assert is_readable(writer.fileno, WAIT_S)
     return writer.collect()
 
 
@@ -87,7 +87,7 @@ def test_a_write_ends_with_the_eventfd_readable_and_the_content_there(writer, fi
     with open(file.path, "rb") as content:
         assert content.read(4 * BLOCK) == bytes(BLOCK) + b"a" * 2 * BLOCK + bytes(BLOCK)
     # Read once: it does not wake the loop again.
-    assert not select.select([writer.fileno], [], [], 0)[0]
+    assert not is_readable(writer.fileno, 0)
     assert writer.collect() == -1
 
 

@@ -7,7 +7,6 @@ likes. The campaign checks afterwards whether the daemon is well.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import ssl
 import struct
@@ -16,6 +15,7 @@ from typing import Any
 
 from tests.support.fuzz.cases import Case, Port, Step
 from tests.support.nsq import MESSAGE, MESSAGE_HEADER
+from tests.support.readiness import is_readable, is_writable
 from tests.support.streams import DeflateStream, SnappyStream
 
 SEND_WAIT_S = 0.2
@@ -107,7 +107,7 @@ class Connection:
                 self._incoming.write(self.receive_raw())
 
     def wait_readable(self, deadline_s: float) -> None:
-        select.select([self.socket], [], [], max(0.0, deadline_s - time.monotonic()))
+        is_readable(self.socket, max(0.0, deadline_s - time.monotonic()))
 
     def receive_raw(self) -> bytes:
         data = self.socket.recv(256 << 10)
@@ -133,7 +133,7 @@ class Connection:
                 left = left[self.socket.send(left) :]
             except BlockingIOError:
                 self.read()
-                if not select.select([], [self.socket], [], SEND_WAIT_S)[1]:
+                if not is_writable(self.socket, SEND_WAIT_S):
                     raise Gone from None
 
     def read(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 from pyqd import __version__
 from pyqd.tools.ctl.app import cli
 from pyqd.tools.ctl.frame import CtlCommand
+from tests.support.readiness import is_readable
 from tests.support.server import REPOSITORY, Daemon
 from tests.tools.ctl.conftest import VARIABLES, Ctl, address_of
 
@@ -74,8 +74,8 @@ class Terminal:
         """Read until a text is shown, or the program ends."""
         deadline_s = time.monotonic() + WAIT_S
         while text not in self.shown:
-            readable, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
-            assert readable, f"{text!r} is not shown, but {self.shown!r}"
+            wait_s = max(0.0, deadline_s - time.monotonic())
+            assert is_readable(self._fd, wait_s), f"{text!r} is not shown, but {self.shown!r}"
             try:
                 self.shown += os.read(self._fd, 65536).decode()
             except OSError:
