@@ -80,6 +80,8 @@ def fill(daemon: Daemon) -> None:
         producer.mpub("orders", [b"order %d" % number + bytes(number) for number in range(30)])
         producer.mpub("frozen", [b"frozen %d" % number for number in range(5)])
         producer.mpub("lonely", [b"lonely %d" % number for number in range(20)])
+        # nsqd forgets the delay of a message for which its topic's memory has no space.
+        daemon.wait_for_topic("orders", depth=0)
         producer.dpub("orders", FAR_MS, b"deferred")
     for channel in ("email", "audit", "quiet"):
         daemon.wait_for_channel("orders", channel, depth=30, deferred_count=1)
