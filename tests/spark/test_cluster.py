@@ -19,7 +19,7 @@ from tests.spark.drained import files, http_address, numbers, publish
 from tests.support.server import Daemon
 from tests.support.spark_cluster import DRIVER_WAIT_S, Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(700)]
 
 TOPIC = "cluster-orders"
 AGAIN = "cluster-orders-again"
