@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class Record:
         self.error: BaseException | None = None
 
 
-class Client(threading.Thread):
+class Client(threading.Thread, ABC):
     """A thread that is connected to one broker, and again after each kill."""
 
     def __init__(self, broker: BrokerProcess, record: Record, done: threading.Event, seed: int) -> None:
@@ -119,9 +120,9 @@ class Client(threading.Thread):
         """Return whether the client has nothing more to do."""
         return False
 
+    @abstractmethod
     def serve(self) -> None:
         """Work until the connection breaks. Raises: OSError."""
-        raise NotImplementedError
 
     def on_break(self) -> None:
         """Note that a kill has ended the connection."""
