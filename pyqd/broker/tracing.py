@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
+from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
@@ -191,14 +192,27 @@ class Tracing:
         logger.error("TRACE: %s; the damaged log of events is kept in %s, and a new log begins", error, aside)
 
     def recover(self) -> None:
-        """After a start, with all topics loaded: add the events of a publish that a kill interrupted."""
-        if self.log is None or self.log.unfinished_publish is None:
+        """After a start, with all topics loaded: add the events of a publish or cancel that a kill interrupted."""
+        if self.log is None:
             return
-        name, guid, client = self.log.unfinished_publish
-        topic = self._broker.topics.get(name)
-        if topic is not None:
-            topic.add_events_after(guid, client)
+        if self.log.unfinished_publish is not None:
+            name, guid, client = self.log.unfinished_publish
+            topic = self._broker.topics.get(name)
+            if topic is not None:
+                topic.add_events_after(guid, client)
+        if self.log.unfinished_cancel is not None:
+            self._recover_cancel(*self.log.unfinished_cancel)
         self.log.finish_recovery()
+
+    def _recover_cancel(self, topic_name: str, channel_name: str, guid: int) -> None:
+        topic = self._broker.topics.get(topic_name)
+        channel = None if topic is None else topic.channels_by_name.get(channel_name)
+        if topic is None or channel is None or channel.trace is None:
+            return
+        outcome = change_on_channel(topic, channel, guid, lambda _: None, lambda: None)
+        # Unknown: the log has trimmed it, as all channels are done with it.
+        if outcome is not None and outcome.status in (FINISHED, UNKNOWN):
+            channel.trace.place.add_cancel(guid)
 
     def tell_waiting(self) -> None:
         """Wake the readers that wait for events."""

@@ -28,9 +28,10 @@ from libc.stdint cimport uint32_t
 
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, fingerprint
+from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_ordinal
-from pyqd.hot.wire.trace_events cimport CANCELLED, DELIVERED_NOW, RESCHEDULED
+from pyqd.hot.wire.trace_events cimport DELIVERED_NOW, RESCHEDULED
 
 cdef enum:
     SLOTS_PER_STEP = 1 << 22             # 8 MiB
@@ -169,9 +170,22 @@ cdef class MessageLookup:
         A channel that is moved back does not deliver it: that is noted first, so a kill leaves it noted and finished.
         Raises: StorageError, MemoryError (nothing changed).
         """
+        cdef TracePlace traced = None if self.channel.trace is None else self.channel.trace.place
+        cdef bint is_done = False
+        assert self.is_in_place(), "the message has moved since it was found"
+        if traced is not None:
+            traced.begin_cancel(self.guid)
+        try:
+            self.finish()
+            is_done = True
+        finally:
+            if traced is not None:
+                traced.end_cancel(is_done)
+
+    cdef int finish(self) except -1:
+        """Finish the message in its place. Raises: StorageError, MemoryError (nothing changed)."""
         cdef ChannelCore channel = self.channel
         cdef ReadyEntry entry
-        assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
             channel.parking.reach(self.record, FROM_PARKED)
             self.note_cancelled()
@@ -191,8 +205,7 @@ cdef class MessageLookup:
             channel.parking.finish(self.record, FROM_TOPIC)
             channel.cursor.note_finished_ahead()
         channel.ledger.header.finish_count += 1
-        if channel.trace is not None:
-            channel.trace.place.note(CANCELLED, self.guid, 0, 0, None, wall_ns())
+        return 0
 
     cdef int note_cancelled(self) except -1:
         """Record the message as cancelled, if the log has it: seeks skip it. Raises: StorageError (nothing changed)."""

@@ -19,7 +19,8 @@ pyqd/broker/tracing.py decides which topics are traced: a topic or channel has a
 Order. An event that an act cannot undo is stored before the act if the act cannot fail (FIN), or else taken back. The
 events of a publish come after it, as only then the messages are known. A kill in between would leave messages without
 their first event. So the header tells beforehand that a publish is under way, and the start adds the events
-(`unfinished_publish`). Only one act is under way at a time, as nothing here switches greenlets.
+(`unfinished_publish`). So it is with a cancel, which may fail and takes several stores (`unfinished_cancel`). Only one
+act is under way at a time, as nothing here switches greenlets.
 
 If a block cannot be stored, for want of space, its events are lost. They are counted, and leave a gap in the positions.
 Nothing here raises an error, and no act fails for its events.
@@ -44,6 +45,7 @@ from pyqd.hot.wire.scanner cimport read_be32
 from pyqd.hot.wire.trace_events cimport (
     BLOCK_HEADER_BYTES,
     BLOCK_VERSION,
+    CANCELLED,
     CHANNELS,
     CLIENT,
     CONTEXT,
@@ -218,6 +220,32 @@ cdef class TracePlace:
                 record.guid)
         return 0
 
+    cdef int begin_cancel(self, uint64_t guid) noexcept:
+        """Tell that a message is about to be cancelled in this channel."""
+        cdef OpenHeader* header = self.log.header
+        if not self.samples(guid):
+            return 0
+        header.cancelling_topic_bytes = <uint32_t> len(self.topic)
+        header.cancelling_channel_bytes = <uint32_t> len(self.channel)
+        memcpy(header.cancelling_topic, PyBytes_AS_STRING(self.topic), header.cancelling_topic_bytes)
+        memcpy(header.cancelling_channel, PyBytes_AS_STRING(self.channel), header.cancelling_channel_bytes)
+        store_barrier()
+        header.cancelling = guid
+        return 0
+
+    cdef int end_cancel(self, bint is_done) noexcept:
+        """Add the event of the cancel that was told, or of none if it has failed."""
+        cdef OpenHeader* header = self.log.header
+        if is_done and header.cancelling != 0:
+            self.note(CANCELLED, header.cancelling, 0, 0, None, wall_ns())
+        store_barrier()
+        header.cancelling = 0
+        return 0
+
+    def add_cancel(self, uint64_t guid):
+        """Add the event of a cancel that a kill interrupted."""
+        self.note(CANCELLED, guid, 0, 0, None, wall_ns())
+
     cdef int set_members(self, list members) except -1:
         """Set the channels that get published messages."""
         self.members = members if len(members) <= SET_CHANNELS_MAX else []
@@ -337,6 +365,8 @@ cdef class TraceLog:
             # Readers may have later positions than the log.
             end = max(0 if end == 0 else end + SKIPPED_POSITIONS, wall_ns() // NS_PER_US)
             dense_from = end
+            header.publishing = 0
+            header.cancelling = 0
         header.tail = BLOCK_HEADER_BYTES
         store_barrier()
         header.dense_from = dense_from
@@ -356,7 +386,7 @@ cdef class TraceLog:
         cdef OpenHeader* header = self.header
         if not BLOCK_HEADER_BYTES <= header.tail <= BLOCK_BYTES or header.first_position <= 0:
             raise ValueError("its header contradicts itself")
-        rows, topic, guid = survey(self.block[:header.tail])
+        rows, topic, guid, cancelled = survey(self.block[:header.tail])
         if header.publishing == 1:
             if (
                 header.topic_bytes > NAME_BYTES or header.address_bytes > ADDRESS_BYTES_MAX
@@ -371,6 +401,8 @@ cdef class TraceLog:
                 told.decode("ascii"), header.published_after, TraceClient(
                     header.address[:header.address_bytes].decode("utf-8", "replace"),
                     header.user_agent[:header.user_agent_bytes].decode("utf-8", "replace")))
+        if header.cancelling != 0:
+            self.take_up_cancel(cancelled)
         if header.first_position < end:
             return end, dense_from
         if rows != 0:
@@ -378,6 +410,22 @@ cdef class TraceLog:
             self.seal_block()
         # Sealing has moved it on.
         return header.first_position, header.dense_from
+
+    cdef int take_up_cancel(self, tuple last) except -1:
+        """Note the cancel that was under way, unless it is the last event: topic, channel and id."""
+        cdef OpenHeader* header = self.header
+        if header.cancelling_topic_bytes > NAME_BYTES or header.cancelling_channel_bytes > NAME_BYTES:
+            raise ValueError("a name in its header is too long")
+        told = (
+            header.cancelling_topic[:header.cancelling_topic_bytes],
+            header.cancelling_channel[:header.cancelling_channel_bytes], header.cancelling)
+        if told == last:
+            # Before the block is sealed: the next start would not find the event.
+            header.cancelling = 0
+            store_barrier()
+        else:
+            self.unfinished_cancel = (told[0].decode("ascii"), told[1].decode("ascii"), told[2])
+        return 0
 
     cdef int begin_block(self, int64_t first_position) noexcept:
         """Begin an empty block."""
@@ -500,9 +548,10 @@ cdef class TraceLog:
         return 0
 
     def finish_recovery(self):
-        """Note that the events of the publish that a kill interrupted have been added, or are not wanted."""
+        """Note that the events of the act that a kill interrupted have been added, or are not wanted."""
         self.header.publishing = 0
-        self.unfinished_publish = None
+        self.header.cancelling = 0
+        self.unfinished_publish = self.unfinished_cancel = None
 
     def seal(self):
         """Seal the open block, if it has events, so that they can be read."""

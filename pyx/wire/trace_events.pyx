@@ -559,8 +559,9 @@ cdef void put_extras(Buffers* to, uint64_t row, const Event* event, const char* 
 
 
 def survey(bytes block not None):
-    """Walk a block whose header is not filled in. Returns: (number of events, topic and id of the last publish).
+    """Walk a block whose header is not filled in.
 
+    Returns: (number of events, topic and id of the last publish, (topic, channel, id) if the last event is a cancel).
     Raises: ValueError if it is not of this format.
     """
     cdef const char* at = PyBytes_AS_STRING(block) + BLOCK_HEADER_BYTES
@@ -570,15 +571,20 @@ def survey(bytes block not None):
     cdef uint64_t span
     cdef uint16_t place = 0
     cdef list topics = [b""]
+    cdef list channels = [b""]
     cdef dict sets = {}
+    cdef uint32_t names_end
     last = (b"", 0)
+    cancelled = None
     while at < end:
         event = <const Event*> at
         span = 0 if end - at < EVENT_BYTES else entry_span(at)
         if span == 0 or span > <uint64_t> (end - at):
             raise ValueError(FAULTS[BAD_ENTRY])
         if event.kind == PLACE:
-            topics.append(at[ENTRY_HEADER_BYTES:ENTRY_HEADER_BYTES + (<const Place*> at).topic_bytes])
+            names_end = ENTRY_HEADER_BYTES + (<const Place*> at).topic_bytes
+            topics.append(at[ENTRY_HEADER_BYTES:names_end])
+            channels.append(at[names_end:names_end + (<const Place*> at).channel_bytes])
         elif event.kind == CONTEXT:
             place = (<const Context*> at).place
         elif event.kind == CHANNELS:
@@ -589,5 +595,6 @@ def survey(bytes block not None):
             rows += message_count(event) * (1 + (sets.get(place, 0) if event.flags & IS_STORED else 0))
             if event.kind == PUBLISHED:
                 last = (topics[place], event.guid + message_count(event) - 1)
+            cancelled = (topics[place], channels[place], event.guid) if event.kind == CANCELLED else None
         at += span
-    return rows, last[0], last[1]
+    return rows, last[0], last[1], cancelled

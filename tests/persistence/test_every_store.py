@@ -26,6 +26,7 @@ from tests.support.storage import (
     consumer_on,
     frames_of,
 )
+from tests.support.tracing import events_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,15 +35,16 @@ pytestmark = [
 ]
 
 DUE = 1
+ALL: Any = {"trace_topic": ("*",)}
 
 
 class Bench:
     """A topic with two channels, some messages in each state, and consumers."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         self.directory = directory
         directory.mkdir()
-        self.broker: Any = broker_on(directory)
+        self.broker: Any = broker_on(directory, **options)
         self.topic: Any = self.broker.topic("t")
         self.channels = [self.topic.channel(name) for name in "ab"]
         self.consumers = [consumer_on(channel) for channel in self.channels]
@@ -283,6 +285,36 @@ def test_changing_a_message_by_its_id(bench, state, change, durably):
         assert outcome.status == message_lookup.DONE
 
     assert_all_or_nothing(bench, amend_it)
+
+
+@pytest.mark.parametrize("state", ["queued", "returned", "deferred"])
+def test_cancelling_a_traced_message(tmp_path, state):
+    bench = Bench(tmp_path / "data", **ALL)
+    bench.publish(2)
+    bench.publish(due_ns=far())
+    if state == "returned":
+        bench.requeue(bench.take(2)[1], 0)()
+    guid = [guid for _, guid, *_ in bench.topic.log.records()][2 if state == "deferred" else 1]
+    seen = set()
+    for directory in states_of(bench.directory, lambda: cancelled(bench.broker, guid)):
+        broker = broker_on(directory, **ALL)
+        count = cancel_count(broker)
+        seen.add((cancelled(broker, guid), count))
+        assert cancel_count(broker) == 1
+        # Another kill.
+        assert cancel_count(broker_on(directory, **ALL)) == 1
+    assert seen == {(message_lookup.DONE, 0), (message_lookup.FINISHED, 1)}
+
+
+def cancelled(broker: Any, guid: int) -> str:
+    """Cancel a message on the first channel. Returns: the status."""
+    topic = broker.topic("t")
+    (outcome,) = message_lookup.change_message(topic, [topic.channel("a")], guid, message_lookup.cancel, lambda: None)
+    return outcome.status
+
+
+def cancel_count(broker: Any) -> int:
+    return [event.kind for event in events_of(broker)].count("cancelled")
 
 
 def test_requeueing_with_a_delay_again(bench):

@@ -35,4 +35,5 @@ cdef class MessageLookup:
     cdef uint64_t slots_end(self) noexcept
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept
     cdef int begin_round(self) except -1
+    cdef int finish(self) except -1
     cdef int note_cancelled(self) except -1

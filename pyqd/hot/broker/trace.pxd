@@ -22,7 +22,8 @@ cdef enum:
     ADDRESS_BYTES_MAX = 120
     USER_AGENT_BYTES_MAX = 200
 
-# Header of the file with the open block. The publish under way is told in the fields from `publishing` on.
+# Header of the file with the open block. The publish under way is told in the fields from `publishing` on, the cancel
+# under way in those from `cancelling` on.
 cdef struct OpenHeader:
     uint64_t magic
     uint32_t version
@@ -38,6 +39,11 @@ cdef struct OpenHeader:
     char[NAME_BYTES] topic
     char[ADDRESS_BYTES_MAX] address
     char[USER_AGENT_BYTES_MAX] user_agent
+    uint64_t cancelling                  # id of a message that may be finished without its event here; 0: there is none
+    uint32_t cancelling_topic_bytes
+    uint32_t cancelling_channel_bytes
+    char[NAME_BYTES] cancelling_topic
+    char[NAME_BYTES] cancelling_channel
 
 cdef class TraceLog
 
@@ -102,6 +108,8 @@ cdef class TracePlace:
     cdef int end_framed(self, const Record* first, uint32_t count, bint are_stored) noexcept
     cdef int note_records(self, const Record* first, uint32_t count, bint are_stored) noexcept
     cdef int note_unkept(self, const Record* record) noexcept
+    cdef int begin_cancel(self, uint64_t guid) noexcept
+    cdef int end_cancel(self, bint is_done) noexcept
     cdef int set_members(self, list members) except -1
 
 @cython.final
@@ -130,6 +138,7 @@ cdef class TraceLog:
     cdef readonly uint64_t lost_count    # events that could not be stored
     cdef readonly bint failing           # the last block could not be stored
     cdef readonly tuple unfinished_publish  # (topic, id, TraceClient): of messages above the id events lack; or None
+    cdef readonly tuple unfinished_cancel   # (topic, channel, id): of a message that may lack its event; or None
     cdef public object on_sealed         # called after a block was sealed; None: nothing is
     cdef public object on_begun          # called with the first event of a block; None: nothing is
 
@@ -194,6 +203,7 @@ cdef class TraceLog:
     cdef int begin_block(self, int64_t first_position) noexcept
     cdef int take_up(self, bint power_failed) except -1
     cdef tuple take_up_block(self, int64_t end, int64_t dense_from)
+    cdef int take_up_cancel(self, tuple last) except -1
     cdef int seal_block(self) noexcept
     cdef int store_block(self) except -1
     cdef int tell(self, TracePlace place) noexcept
