@@ -19,11 +19,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 from pyqd.admin.pages.views import FINDINGS_MAX
+from pyqd.admin.poller import INTERVAL_MAX_S
 from tests.admin.conftest import Admin
 from tests.admin.visits import WAIT_MS, Visit
 from tests.support.server import wait_until
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(250)]
 
 NODE_COUNT = 100
 TOPIC_COUNT = 1000
@@ -32,6 +33,8 @@ CHANNELS = ("archive", "audit", "email", "search")
 COPIES = 2
 MEMORY_MAX_KB = 150_000
 PAGE_BYTES_MAX = 150_000
+# The slower the brokers answer, the rarer they are asked. On a busy machine these are slow.
+POLLED_WITHIN_S = INTERVAL_MAX_S + WAIT_MS / 1000
 
 
 class FarBroker(ThreadingHTTPServer):
@@ -137,11 +140,10 @@ def test_topics_are_paged_sorted_and_charted(chromium: Browser, admin: Admin) ->
     expect(page.get_by_text("Page 1 of 20")).to_be_visible()
     page.get_by_role("link", name="Next").click()
     expect(page.get_by_text("Page 2 of 20")).to_be_visible()
-    # The numbers grow with each poll: this one changes without a reload. On a busy machine the answers of the brokers
-    # take longer, and so does the interval of the polls.
+    # The numbers grow with each poll: this one changes without a reload.
     depth = page.locator("tbody td").first
     before = depth.text_content() or ""
-    expect(depth).not_to_have_text(before, timeout=2 * WAIT_MS)
+    expect(depth).not_to_have_text(before, timeout=1000 * POLLED_WITHIN_S)
     expect(page.locator("tbody td:nth-child(6)").first).to_contain_text(re.compile(r"\d"))
     visit.context.close()
     assert visit.faults == []
@@ -174,7 +176,7 @@ def test_a_page_stays_small_and_polls_ask_all_brokers_equally(admin: Admin, brok
     assert len(admin.ask("GET", "/?size=50").body) < PAGE_BYTES_MAX
     counts = [each.poll_count for each in brokers]
     pairs = list(zip(brokers, counts, strict=True))
-    wait_until(lambda: all(each.poll_count > before for each, before in pairs), "a poll of all", WAIT_MS / 1000)
+    wait_until(lambda: all(each.poll_count > before for each, before in pairs), "a poll of all", POLLED_WITHIN_S)
     grown = {each.poll_count - before for each, before in pairs}
     assert max(grown) - min(grown) <= 2
     assert resident_kb(admin) < MEMORY_MAX_KB

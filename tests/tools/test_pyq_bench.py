@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socketserver
 import struct
@@ -148,7 +149,7 @@ def test_the_summary_is_text_for_people_and_progress_goes_to_standard_error(benc
     lines = result.out.decode().splitlines()
     assert lines[0].startswith(f"publish: {address} (version ")
     assert [line.split()[0] for line in lines[1:]] == ["messages", "rate", "answers", "broker", "generator"]
-    assert "publishing: 1 s, " in result.err
+    assert re.search(r" publishing: \d+ s, ", result.err)
     assert "messages/s" in result.err
     assert result.code == 0
 
@@ -199,7 +200,7 @@ def test_without_the_http_api_no_topic_is_made_that_could_not_be_deleted(bench: 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_measurement_with_the_summary_so_far(start_ours, broker, addresses, number) -> None:
     tool = start_ours(TOOL, "publish", *addresses, "--rate=1000", "--batch-size=1", "--runfor=10m")
-    tool.wait_for_error("publishing: 1 s")
+    tool.wait_for_error("publishing: ")
     result = tool.stop(number)
     assert result.code == 0
     assert b", ended by a signal" in result.out
@@ -208,7 +209,7 @@ def test_a_signal_ends_the_measurement_with_the_summary_so_far(start_ours, broke
 
 def test_a_signal_while_the_topic_is_filled_cleans_up(start_ours, broker, addresses) -> None:
     tool = start_ours(TOOL, "consume", *addresses, "--count=999999937", "--size=8")
-    tool.wait_for_error("filling the topic: 1 s")
+    tool.wait_for_error("filling the topic: ")
     result = tool.stop(signal.SIGINT)
     assert (result.code, result.out) == (0, b"")
     assert "stopped before the measurement began" in result.err
@@ -224,7 +225,7 @@ def test_a_broker_that_dies_is_named_after_the_summary_so_far(
             TOOL, "publish", f"--nsqd-tcp-address=127.0.0.1:{daemon.tcp_port}", "--rate=1000", "--batch-size=1",
             f"--nsqd-http-address=127.0.0.1:{daemon.http_port}", "--runfor=10m",
         )  # fmt: skip
-        tool.wait_for_error("publishing: 1 s")
+        tool.wait_for_error("publishing: ")
     finally:
         daemon.kill()
     result = tool.wait()
