@@ -7,7 +7,6 @@ does only that.
 
 import argparse
 import json
-import mmap
 import os
 import shlex
 import shutil
@@ -31,7 +30,7 @@ from bench.procfs import read_cpu_model, read_file_system
 from bench.runner import pin_generator
 from bench.series import read_commit
 from bench.server import Server, ServerError, Target
-from bench.setting import Setting
+from bench.setting import Setting, warm_memory
 from pyqd.hot.tools.histogram import LatencyHistogram
 from pyqd.hot.tools.loadgen import LoadError
 from pyqd.primitives.command_line import CommandParser
@@ -132,11 +131,6 @@ def latency_figures(latency: Latency) -> Figures:
     return {"p50_us": latency.p50_ns / 1e3, "p99_us": latency.p99_ns / 1e3}
 
 
-def warm_memory() -> None:
-    """Take memory and free it again, so that no server has to wait until the host of a virtual machine gives it."""
-    mmap.mmap(-1, WARM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
-
-
 def measure(broker: Broker, row: Row, setting: Setting, seconds: float) -> Figures:
     """Return the figures of one run on a fresh server."""
     with (
@@ -177,7 +171,7 @@ def server_cores(setting: Setting) -> tuple[int, ...]:
 
 @dataclass
 class Traced:
-    """A short load under strace. begin_s, end_s: of the load, since 1970."""
+    """A short load under strace. begin_s, end_s: of its measured part, since 1970."""
 
     lines: list[str]
     report: DurableReport
@@ -189,7 +183,7 @@ class Traced:
 def trace(
     broker: Broker, row: Row, setting: Setting, calls: Sequence[str], seconds: float, warm_s: float = 0.0
 ) -> Traced:
-    """Run a load on a fresh server under strace. warm_s: of a load before it, which does not count."""
+    """Run a load on a fresh server under strace. warm_s: time before its measured part."""
     with tempfile.TemporaryDirectory(prefix="bench-trace-") as directory:
         path = Path(directory) / "trace"
         words = durable_trace.tracer(path, calls)
@@ -197,12 +191,9 @@ def trace(
             durable_servers.running(broker, server_cores(setting), setting.data_root, words) as server,
             opened(server, broker, row) as ready,
         ):
-            if warm_s:
-                ready.load.run(seconds=warm_s)
-            begin_s = time.time()
-            report = ready.load.run(seconds=seconds)
-            end_s = time.time()
-        return Traced(durable_trace.read_trace(path, server.pid), report, ready, begin_s, end_s)
+            begin_s = time.time() + warm_s
+            report = ready.load.run(seconds=seconds, warm_s=warm_s)
+        return Traced(durable_trace.read_trace(path, server.pid), report, ready, begin_s, begin_s + report.seconds)
 
 
 def count_flushes(broker: Broker, row: Row, setting: Setting, seconds: float) -> Figures:
@@ -210,7 +201,7 @@ def count_flushes(broker: Broker, row: Row, setting: Setting, seconds: float) ->
     # The first flushes of a topic are for its name, too.
     traced = trace(broker, row, setting, FLUSHES, seconds, WARM_S)
     flushes = durable_trace.count_flushes(traced.lines, traced.begin_s, traced.end_s)
-    return {"flushes_per_message": flushes / (traced.report.answered * traced.opened.messages_of_answer)}
+    return {"flushes_per_message": flushes / (traced.report.measured * traced.opened.messages_of_answer)}
 
 
 def verify(broker: Broker, row: Row, setting: Setting, seconds: float) -> Verdict:
@@ -287,7 +278,7 @@ class Durable:
         for row in self.rows:
             for number in range(repeat):
                 for broker in self.brokers:
-                    warm_memory()
+                    warm_memory(WARM_BYTES)
                     what = f"{row.name} {broker.name}, run {number + 1} of {repeat}"
                     self.add(row, broker.name, self.attempt(what, measure, broker, row, self.setting, seconds))
                 if row is ROWS[0]:

@@ -1,5 +1,6 @@
 """Settings and results of a run besides its workload, and the meters that read the server during the run."""
 
+import mmap
 import os
 import tempfile
 import time
@@ -16,6 +17,11 @@ from pyqd.tools.bench.process import CpuTime, read_cpu_time
 SETTLED_SHARE = 0.05
 SETTLE_INTERVAL_S = 0.25
 SETTLE_DEADLINE_S = 60.0
+
+
+def warm_memory(size_bytes: int) -> None:
+    """Take memory and free it again, so that no server has to wait until the host of a virtual machine gives it."""
+    mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
 @dataclass(frozen=True)

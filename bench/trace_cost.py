@@ -13,12 +13,14 @@ from dataclasses import replace
 from bench.cli import choose_cores
 from bench.runner import pin_generator, run_once
 from bench.server import Target
-from bench.setting import Setting
+from bench.setting import Setting, warm_memory
 from bench.shape import at_least_one
 from bench.workloads import Workload, find
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
 
+# More than the messages and events of a run take.
+WARM_BYTES = 2 << 30
 WORKLOADS = ("mpub", "pub", "consume-4", "e2e", "fanout-16")
 FLAGS: dict[str, tuple[str, ...]] = {"untraced": (), "traced": ("--trace-topic=*",)}
 HEAD = (
@@ -42,6 +44,7 @@ def row(workload: Workload, repeat: int, setting: Setting, progress: Progress) -
         # Each comes first in every other pair.
         for name, flags in sorted(FLAGS.items(), reverse=pair % 2 == 1):
             progress.describe(f"{workload.name} {name}")
+            warm_memory(WARM_BYTES)
             found[name].append(run(workload, flags, setting))
         progress.advance()
     rates, cpus = ([[values[index] for values in found[name]] for name in FLAGS] for index in (0, 1))
