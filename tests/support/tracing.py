@@ -37,11 +37,11 @@ def pages_of(broker: Any, position: int = 0, bytes_max: int = 1 << 20) -> list[A
     raise AssertionError("the log does not come to an end")
 
 
-def events_of(broker: Any, position: int = 0, bytes_max: int = 1 << 20) -> list[Any]:
-    """Return all events of a broker from a position on, gaps included."""
+def events_of(broker: Any, position: int = 0, bytes_max: int = 1 << 20, *, skip_damaged: bool = False) -> list[Any]:
+    """Return all events of a broker from a position on, gaps included. skip_damaged: as for `decode`."""
     rows, expected = [], position
     for page in pages_of(broker, position, bytes_max):
-        decoded = trace_events.decode(page.data, expected)
+        decoded = trace_events.decode(page.data, expected, skip_damaged)
         rows += rows_of(decoded)
         expected = decoded.following
     return rows
