@@ -197,9 +197,11 @@ def trace(
 
 
 def count_flushes(broker: Broker, row: Row, setting: Setting, seconds: float) -> Figures:
-    """Return the flush calls of the server per message."""
+    """Return the flush calls of the server per message. Raises: TraceError if no message was answered."""
     # The first flushes of a topic are for its name, too.
     traced = trace(broker, row, setting, FLUSHES, seconds, WARM_S)
+    if not traced.report.measured:
+        raise TraceError(f"no answer in {seconds:g} s under strace")
     flushes = durable_trace.count_flushes(traced.lines, traced.begin_s, traced.end_s)
     return {"flushes_per_message": flushes / (traced.report.measured * traced.opened.messages_of_answer)}
 
@@ -320,7 +322,7 @@ class Durable:
             f"{APPEND}: pwrite(2) of a body behind the last and fdatasync(2), in a file that grows; "
             f"{OVERWRITE}: the same in a file whose blocks were written before",
             f"flushes: calls of {', '.join(FLUSHES)} (pwritev2 and io_submit with RWF_DSYNC or RWF_SYNC only) in "
-            f"the time of a load of {TRACED_S} s under strace, apart from the other figures",
+            f"{TRACED_S} s of a load under strace, after {WARM_S} s of it, apart from the other figures",
             *self.proofs,
             *(f"FAILED {failure}" for failure in self.failures),
         ]

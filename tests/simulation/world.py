@@ -317,7 +317,7 @@ class World:
         """Make pages unreadable, as planned: the page cache is dropped while no process runs."""
         if self.spoil_seed is None:
             return
-        self.facts.exact = False
+        self.facts.exact, self.facts.has_unreadable = False, True
         for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed), self.spoils_spares):
             self.excuses.add(self.disk, path, inode, pages)
             self.was_damaged = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 import threading
@@ -269,11 +268,15 @@ class TestConsumers:
         """Return the number of messages that were finished."""
 
         def iterate():
-            # A busy machine may begin a thread after the others have drained the consumer.
-            with contextlib.suppress(ClosedError):
+            has_begun = False
+            try:
                 for message in consumer:
+                    has_begun = True
                     with message:
                         pass
+            except ClosedError:
+                # A busy machine may begin a thread after the others have drained the consumer.
+                assert not has_begun
 
         join = start(*[iterate] * 4)
         wait_until(lambda: consumer.stats()["finished"] >= count, "messages")
