@@ -4,8 +4,6 @@
 Connections begin at a fixed rate, from several addresses of loopback. Most are closed as soon as they are established.
 One in twenty asks for /ping and waits for the answer. A connection is refused if the system answers it with an error;
 it waits if the broker's queue takes it later. Clients that wait are counted, too.
-
-It needs the compiled benchmarks: make build.
 """
 
 import contextlib
@@ -31,11 +29,8 @@ from typing import Any
 
 from pyqd.primitives.command_line import CommandParser
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.connects import connect_many
-
-# While many connections wait, further ones come from these addresses of 127.0.0.0, as one address has 28,000 ports.
-SOURCES = range(2, 18)
+# While many connections wait, further ones come from these addresses, as one address has 28,000 ports.
+SOURCES = tuple(f"127.0.0.{number}" for number in range(2, 18))
 WAITING_MAX = 10_000
 # A second without a broker that accepts leaves as many connections open as begin in it, and a restart takes some.
 FILES_WANTED = 200_000
@@ -84,7 +79,8 @@ class Flood:
             wanted = int((time.monotonic() - began_s) * self._rate)
             # What the machine cannot do in time is not made up for later in one burst.
             free = self._open_max - len(self._open)
-            self._begin(min(wanted - self.began, 4 * int(self._rate * TICK_S) + 1, free))
+            for _ in range(min(wanted - self.began, 4 * int(self._rate * TICK_S) + 1, free)):
+                self._begin()
             self._serve(TICK_S)
         lasted_s = time.monotonic() - began_s
         while self._open:
@@ -93,36 +89,26 @@ class Flood:
                 self._end(attempt, "no answer")
         return self.began / lasted_s
 
-    def _begin(self, count: int) -> None:
-        """Begin connections; one in ASKS_EVERY asks."""
-        while count > 0:
-            self._begin_one_that_asks()
-            others = min(count - 1, ASKS_EVERY - 1)
-            source = SOURCES[self.began // ASKS_EVERY % len(SOURCES)] if len(self._open) > WAITING_MAX else 0
-            began_s = time.monotonic()
-            established, connecting, errors = connect_many(self._address[1], others, source)
-            self.outcomes["established"] += established
-            self.outcomes.update(errno.errorcode[code] for code in errors)
-            for fd in connecting:
-                made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
-                self._watch(Attempt(made, began_s, asks=False))
-            self.began += 1 + others
-            count -= 1 + others
-
-    def _begin_one_that_asks(self) -> None:
+    def _begin(self) -> None:
+        self.began += 1
         began_s = time.monotonic()
         connection = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
-        attempt = Attempt(connection, began_s, asks=True)
+        if len(self._open) > WAITING_MAX:
+            connection.bind((SOURCES[self.began % len(SOURCES)], 0))
+        asks = self.began % ASKS_EVERY == 0
         code = connection.connect_ex(self._address)
-        if code in (0, errno.EINPROGRESS):
-            self._watch(attempt)
-        else:
+        # On loopback most connections are established by now, which a second call tells.
+        if code == errno.EINPROGRESS and not asks and connection.connect_ex(self._address) == 0:
+            connection.close()
+            self.outcomes["established"] += 1
+            return
+        attempt = Attempt(connection, began_s, asks)
+        if code not in (0, errno.EINPROGRESS):
             self._end(attempt, errno.errorcode[code])
-
-    def _watch(self, attempt: Attempt) -> None:
-        self._open[attempt.socket.fileno()] = attempt
-        self._poll.register(attempt.socket, select.EPOLLOUT)
+            return
+        self._open[connection.fileno()] = attempt
+        self._poll.register(connection, select.EPOLLOUT)
 
     def _serve(self, timeout_s: float) -> None:
         for fd, _ in self._poll.poll(timeout_s):
