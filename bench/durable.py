@@ -41,6 +41,7 @@ BODY = b"x" * 200
 # Topics are made in it, and segments and pages of the first messages.
 WARM_S = 1.0
 WARM_BYTES = 512 << 20
+FREE_BYTES_MIN = 24 << 30
 TRACED_S = 0.5
 SMALL_CONNECTIONS = 4
 # Two ways to use the disk without a broker. One appends to a file, so that each flush also writes the new size. The
@@ -131,8 +132,17 @@ def latency_figures(latency: Latency) -> Figures:
     return {"p50_us": latency.p50_ns / 1e3, "p99_us": latency.p99_ns / 1e3}
 
 
+def make_room(data_root: Path | None) -> None:
+    """Remove the data of earlier runs if the disk has little space left."""
+    if data_root is not None and shutil.disk_usage(data_root).free < FREE_BYTES_MIN:
+        for directory in data_root.glob("bench-*"):
+            shutil.rmtree(directory)
+        os.sync()
+
+
 def measure(broker: Broker, row: Row, setting: Setting, seconds: float) -> Figures:
     """Return the figures of one run on a fresh server."""
+    make_room(setting.data_root)
     with (
         durable_servers.running(broker, server_cores(setting), setting.data_root) as server,
         opened(server, broker, row) as ready,
@@ -391,15 +401,16 @@ def main(given: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     rows = [row for row in ROWS if not arguments.row or row.name in arguments.row]
-    durable = Durable(brokers, rows, setting)
     pin_generator(setting.cores)
-    if not durable.traceable():
-        print("strace is not installed: flushes are neither counted nor looked at")
-    steps = durable.step_count(0 if arguments.verify else arguments.repeat)
-    with Progress(total=steps, unit="steps") as durable.shown:
-        durable.verify()
-        if not arguments.verify:
-            durable.measure(arguments.repeat, arguments.seconds)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=setting.data_root) as root:
+        durable = Durable(brokers, rows, replace(setting, data_root=Path(root)))
+        if not durable.traceable():
+            print("strace is not installed: flushes are neither counted nor looked at")
+        steps = durable.step_count(0 if arguments.verify else arguments.repeat)
+        with Progress(total=steps, unit="steps") as durable.shown:
+            durable.verify()
+            if not arguments.verify:
+                durable.measure(arguments.repeat, arguments.seconds)
     if not arguments.verify:
         print("\n".join(tables.format_columns(durable.cells(), left=2)))
         durable.write(arguments.results, shlex.join(["python", "-m", "bench", "--durable", *given]))

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,11 +111,16 @@ def of_environment(name: str) -> Broker | None:
 def running(
     broker: Broker, cores: Sequence[int] = (), data_root: Path | None = None, tracer: Sequence[str] = ()
 ) -> Iterator[Server]:
-    """Run the broker with an empty data directory on a free loopback port; stop it and remove the data afterwards.
+    """Run the broker with an empty data directory on a free loopback port; stop it afterwards.
 
-    tracer: words before its command, for strace -D, which keeps the server process as our child.
+    The data is removed if data_root is None, else left to the caller. A file system that has just lost many files is
+    slow to make others: ext4 does not use their inodes at once, and looks at each of them, and it may still discard
+    their blocks. tracer: words before its command, for strace -D, which keeps the server process as our child.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=data_root) as directory:
+    with ExitStack() as cleaned:
+        directory = tempfile.mkdtemp(prefix="bench-", dir=data_root)
+        if data_root is None:
+            cleaned.callback(shutil.rmtree, directory)
         data_path = Path(directory) / "data"
         data_path.mkdir()
         (address,) = free_addresses(1)
