@@ -31,6 +31,7 @@ from pyqd.broker.topic import Topic
 from pyqd.diskqueue.journal import Place
 from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
+from pyqd.hot.broker.topic import journal_topics
 from pyqd.primitives.errors import StorageError
 
 # Weight of the newest value in an average.
@@ -135,8 +136,7 @@ class GroupCommit:
             if not self._running:
                 self._running = True
                 self._soon(self._start)
-        for topic in topics:
-            joined.topics[topic] = None
+        joined.topics.update(dict.fromkeys(topics))
         return joined
 
     def _start(self) -> None:
@@ -223,23 +223,12 @@ class GroupCommit:
         """
         journal = self._broker.journal
         commit = journal.begin()
-        synced: list[Topic] = []
-        for topic in topics:
-            if topic.exiting or topic.directory is None:
-                continue
-            # Replay of the journal skips a directory without a durable name, and a topic whose state is in memory only.
-            if (
-                commit is None
-                or topic.names
-                or topic.mapping.path is None
-                or not topic.journal_into(commit, topic.name.encode())
-            ):
-                synced.append(topic)
         place = None
-        if commit is not None and commit.entry_count:
-            place = journal.place()
-            if place is None:
-                synced = [topic for topic in topics if not topic.exiting and topic.directory is not None]
+        if commit is not None:
+            synced = journal_topics(commit, topics)
+            place = journal.place() if commit.entry_count else None
+        if commit is None or (commit.entry_count and place is None):
+            synced = [topic for topic in topics if not topic.exiting and topic.directory is not None]
         return Work(place, self._job(synced) if synced else None)
 
     def _job(self, topics: list[Topic]) -> Job:

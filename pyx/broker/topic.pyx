@@ -78,6 +78,22 @@ def created_of(Mapping mapping not None):
     return (<TopicState*> mapping.base).created_ns
 
 
+def journal_topics(CommitBuffer commit not None, topics):
+    """Add the new records of topics to a commit of the journal. Deleted and ephemeral topics are left out.
+
+    Returns: the topics that the commit cannot take; their files have to be synced instead. Cost: O(topics and bytes).
+    """
+    cdef TopicCore topic
+    left = []
+    for topic in topics:
+        if topic.exiting or topic.log.directory is None:
+            continue
+        # Replay of the journal skips a directory without a durable name, and a topic whose state is in memory only.
+        if topic.names or topic.mapping.path is None or not topic.journal_into(commit, (<str> topic.name).encode()):
+            left.append(topic)
+    return left
+
+
 cdef class TopicCore(Scheduled):
     """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
 

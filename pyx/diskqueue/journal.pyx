@@ -21,7 +21,7 @@ import os
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdlib cimport free
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
@@ -68,18 +68,18 @@ cdef class CommitBuffer:
     """Memory of one commit at a time: `begin`, `add` for each log, `finish`, and `note_durable` after the write."""
 
     def __cinit__(self):
-        self.marks = []
         self.grow(CAPACITY_FIRST_BYTES)
         self.begin()
 
     def __dealloc__(self):
         free(self.base)
+        free(self.reaches)
 
     def begin(self):
         """Begin another commit and drop the entries of the one before."""
         self.used = sizeof(CommitHeader)
         self.entry_count = 0
-        self.marks = []
+        self.owners = []
 
     cdef bint reserve(self, uint64_t size_bytes) except -1:
         """Reserve memory for more bytes and a block's padding. Returns: False if the commit would be too large."""
@@ -102,6 +102,19 @@ cdef class CommitBuffer:
         self.base = <char*> grown
         self.capacity = capacity
 
+    cdef int reserve_reach(self) except -1:
+        """Make room for the reach of one more entry. Raises: MemoryError."""
+        cdef uint32_t capacity = max(<uint32_t> 64, 2 * self.reach_capacity)
+        cdef void* grown
+        if self.entry_count < self.reach_capacity:
+            return 0
+        grown = realloc(self.reaches, capacity * sizeof(Reach))
+        if grown == NULL:
+            raise MemoryError
+        self.reaches = <Reach*> grown
+        self.reach_capacity = capacity
+        return 0
+
     cdef int put(self, const void* data, uint64_t size_bytes) except -1:
         """Append bytes, padded to a multiple of 8; the caller has reserved memory for them."""
         cdef char* at = self.base + self.used
@@ -121,13 +134,13 @@ cdef class CommitBuffer:
         cdef uint64_t used = self.used
         cdef uint32_t entries = self.entry_count
         cdef Segment segment = log.active
-        assert <uint32_t> len(self.marks) == entries and len(name) <= 0xFFFF
+        assert <uint32_t> len(self.owners) == 2 * entries and len(name) <= 0xFFFF
         if segment.first_ordinal > log.synced_end:
             segment = log.segment_of(log.synced_end)
         while segment is not None:
             if not self.add_segment(log, segment, name, state, state_bytes):
                 self.used = used
-                del self.marks[entries:]
+                del self.owners[2 * entries:]
                 self.entry_count = entries
                 return False
             segment = segment.next
@@ -166,8 +179,11 @@ cdef class CommitBuffer:
         self.put(PyBytes_AS_STRING(name), len(name))
         self.put(state, state_bytes)
         self.put(segment.base + start, segment.tail - start)
+        self.reserve_reach()
+        self.reaches[self.entry_count] = Reach(segment.number, segment.tail, log.end)
+        self.owners.append(log)
+        self.owners.append(segment)
         self.entry_count += 1
-        self.marks.append((log, segment, segment.number, segment.tail, log.end))
         assert self.used == at + span
         return True
 
@@ -195,9 +211,12 @@ cdef class CommitBuffer:
         """Tell the logs that the added bytes are on stable storage."""
         cdef Log log
         cdef Segment segment
-        cdef uint64_t number, tail, end
-        for log, segment, number, tail, end in self.marks:
+        cdef Reach* reach
+        cdef uint32_t index
+        for index in range(self.entry_count):
+            reach = &self.reaches[index]
+            log, segment = <Log> self.owners[2 * index], <Segment> self.owners[2 * index + 1]
             # The segment may have been recycled since the commit began.
-            if segment.number == number:
-                segment.note_journaled(tail)
-            log.synced_end = max(log.synced_end, end)
+            if segment.number == reach.segment_number:
+                segment.note_journaled(reach.tail)
+            log.synced_end = max(log.synced_end, reach.end)

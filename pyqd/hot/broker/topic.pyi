@@ -1,5 +1,5 @@
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.readable_log import ReadableLog
@@ -11,11 +11,14 @@ from pyqd.hot.primitives.guid import GuidFactory
 from pyqd.hot.primitives.schedule import Scheduled, Scheduler
 from pyqd.hot.wire.bodies import Frames
 
+T = TypeVar("T", bound="TopicCore")
+
 TOPIC_STATE_SIZE: int
 JOURNALED_SIZE: int
 
 def check_state(mapping: Mapping) -> None: ...
 def created_of(mapping: Mapping) -> int: ...
+def journal_topics(commit: CommitBuffer, topics: Iterable[T]) -> list[T]: ...
 
 class TopicCore(Scheduled):
     exiting: bool

@@ -33,14 +33,23 @@ cdef struct EntryHeader:
     uint64_t start                       # offset of the bytes in the segment
     uint64_t length                      # how many there are
 
+# How far an entry makes a segment and its log durable.
+cdef struct Reach:
+    uint64_t segment_number
+    uint64_t tail                        # of the segment
+    uint64_t end                         # of the log
+
 cdef class CommitBuffer:
     cdef char* base                      # owned; aligned to a block
     cdef uint64_t capacity
     cdef readonly uint64_t used          # bytes of header and entries
     cdef readonly uint32_t entry_count
-    cdef list marks                      # (Log, Segment, its number, its tail, the log's end), one for each entry
+    cdef list owners                     # Log and Segment of each entry
+    cdef Reach* reaches                  # owned; one for each entry
+    cdef uint32_t reach_capacity
 
     cdef bint add(self, Log log, bytes name, const void* state, uint16_t state_bytes) except -1
     cdef bint add_segment(self, Log log, Segment segment, bytes name, const void* state, uint16_t state_bytes) except -1
     cdef bint reserve(self, uint64_t size_bytes) except -1
+    cdef int reserve_reach(self) except -1
     cdef int put(self, const void* data, uint64_t size_bytes) except -1
