@@ -12,7 +12,7 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,7 +24,8 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, stor
 PAGE_BYTES = 4096
 STAT_BLOCK_BYTES = 512
 MAKING = ".making"
-ZEROS_AT_ONCE_BYTES = 1 << 20
+# Commits wait behind each of these writes.
+ZEROS_AT_ONCE_BYTES = 128 << 10
 WRITTEN_OUT_AT_ONCE_BYTES = 1 << 20
 # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER.
 WRITE_OUT_AND_WAIT = 1 | 2 | 4
@@ -153,14 +154,22 @@ def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
             _ = view[offset]
 
 
-def _fill_with_zeros(fd: int, size_bytes: int, path: str) -> None:
-    """Fill a file with zeros and sync it, so that later writes change only its content, not its metadata."""
+def no_rest(_written_bytes: int) -> None:
+    """Do not rest between two writes."""
+
+
+def _fill_with_zeros(fd: int, size_bytes: int, path: str, rest: Callable[[int], None]) -> None:
+    """Fill a file with zeros and sync it, so that later writes change only its content, not its metadata.
+
+    rest: called after each write with the number of bytes written.
+    """
     try:
         # Anonymous memory, as writes past the page cache want whole pages.
         with mmap.mmap(-1, ZEROS_AT_ONCE_BYTES) as memory, memoryview(memory) as zeros:
             for offset in range(0, size_bytes, ZEROS_AT_ONCE_BYTES):
                 with zeros[: size_bytes - offset] as part:
                     os.pwrite(fd, part, offset)
+                    rest(offset + len(part))
             os.fsync(fd)
             # Written like a commit: if that fails, the file is useless.
             with zeros[:PAGE_BYTES] as page:
@@ -502,12 +511,17 @@ class Files:
             os.close(fd)
 
     def new_journal_file(
-        self, path: str, size_bytes: int, reserving: AbstractContextManager[object] = NO_CLAIM
+        self,
+        path: str,
+        size_bytes: int,
+        reserving: AbstractContextManager[object] = NO_CLAIM,
+        rest: Callable[[int], None] = no_rest,
     ) -> JournalFile:
         """Create a file of that size, all of it written, whose writes are on stable storage when they return.
 
         They bypass the page cache if the file system can (O_DIRECT). reserving: entered while blocks are reserved, for
-        a claim on the space. On failure no file is left.
+        a claim on the space. rest: called between the writes that fill the file, with the number of bytes written. On
+        failure no file is left.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
@@ -522,7 +536,7 @@ class Files:
         try:
             with reserving:
                 _reserve(fd, size_bytes, path)
-            _fill_with_zeros(fd, size_bytes, path)
+            _fill_with_zeros(fd, size_bytes, path, rest)
         except StorageError:
             os.close(fd)
             with contextlib.suppress(OSError):

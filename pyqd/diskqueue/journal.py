@@ -22,6 +22,7 @@ Source: docs/storage.md, "Journal".
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ FILE_BYTES = 32 << 20
 FILES_KEPT = 3
 # While the syncer is slow, more files are made, up to this number; then commits go to the logs.
 FILES_MAX = 16
+# Commits wait behind the writes that fill another file with zeros. So there is a rest after each, unless the file is no
+# further filled than the one that takes the commits, and this much.
+ZEROS_AHEAD_BYTES = 8 << 20
+ZEROS_REST_S = 0.008
 # Errors of a file system that does not support such files or writes; other errors may pass.
 CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -236,7 +241,7 @@ class Journal:
             try:
                 self.files.make_directory(self.directory)
                 claim = self.limit.claim(self.file_bytes, self.file_bytes)
-                made = self.files.new_journal_file(path, self.file_bytes, claim)
+                made = self.files.new_journal_file(path, self.file_bytes, claim, self._rest)
                 self.files.sync_directory(self.directory)
                 self.files.sync_directory(os.path.dirname(self.directory))
             except StorageError as error:
@@ -263,6 +268,11 @@ class Journal:
                 )
 
         self._in_background(make, done)
+
+    def _rest(self, written_bytes: int) -> None:
+        """Let commits write, unless they will soon need the new file. In a thread. written_bytes: of that file."""
+        if self._started and self._used and written_bytes > self._offset + ZEROS_AHEAD_BYTES:
+            time.sleep(ZEROS_REST_S)
 
     def _give_up(self, file: JournalFile) -> None:
         self._file_count -= 1

@@ -30,6 +30,11 @@ Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
 
 
+def never(_at_bytes: int) -> bool:
+    """Say that no page is urgent: the log does not use the segment yet."""
+    return False
+
+
 class SegmentJobs:
     """Work on segment files, on the spot. prepares_ahead: whether spares and pages are made ahead of need."""
 
@@ -94,11 +99,26 @@ class BackgroundJobs(SegmentJobs):
         with self.reserve.claim(SEGMENT_BYTES_MIN, self.reserve.spare_bytes(size_bytes)) as claimed_bytes:
             segment = pool.new_segment(claimed_bytes)
         if pool.populates:
-            # The pool asks for more as the log comes to it. One call for all pages would keep the event loop from this
-            # core for long.
+            # The pool asks for more as the log comes to it.
             segment.prepared = min(PAGES_FIRST_BYTES, segment.mapping.size_bytes)
-            self.files.populate(segment.mapping, 0, segment.prepared)
+            self.populate_resting(segment, 0, segment.prepared, never)
         return segment
+
+    def populate_resting(
+        self, segment: "Segment", start_bytes: int, end_bytes: int, is_urgent: Callable[[int], bool]
+    ) -> None:
+        """Populate pages, a few at a time with a rest in between.
+
+        In the kernel a thread does not yield for up to a tick, and the event loop may have only this core. is_urgent:
+        says of the place reached whether the log needs the next pages at once.
+        """
+        at_bytes = start_bytes
+        while at_bytes < end_bytes:
+            piece_bytes = min(PAGES_AT_ONCE_BYTES, end_bytes - at_bytes)
+            self.files.populate(segment.mapping, at_bytes, piece_bytes)
+            at_bytes += piece_bytes
+            if at_bytes < end_bytes and not is_urgent(at_bytes):
+                time.sleep(PAGES_REST_S)
 
     def prepare_spare(self, pool: "SegmentPool", size_bytes: int) -> None:
         """Make a segment in a thread, and offer it to the pool; None if that failed."""
@@ -121,20 +141,13 @@ class BackgroundJobs(SegmentJobs):
         self.in_background(job, done)
 
     def prepare_pages(self, pool: "SegmentPool", segment: "Segment", start_bytes: int, length_bytes: int) -> None:
-        """Populate pages in a thread, a few at a time with a rest in between.
-
-        In the kernel a thread does not yield for up to a tick, and the event loop may have only this core.
-        """
+        """Populate pages in a thread, while the log comes to them."""
         end_bytes = start_bytes + length_bytes
 
         def job() -> None:
-            at_bytes = start_bytes
-            while at_bytes < end_bytes:
-                piece_bytes = min(PAGES_AT_ONCE_BYTES, end_bytes - at_bytes)
-                self.files.populate(segment.mapping, at_bytes, piece_bytes)
-                at_bytes += piece_bytes
-                if at_bytes < end_bytes and at_bytes - segment.tail > piece_bytes:
-                    time.sleep(PAGES_REST_S)
+            self.populate_resting(
+                segment, start_bytes, end_bytes, lambda at_bytes: at_bytes - segment.tail <= PAGES_AT_ONCE_BYTES
+            )
 
         def done(_result: None, error: BaseException | None) -> None:
             if error is not None:

@@ -14,7 +14,7 @@ from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
-from pyqd.durability.syncer import Syncer, run_inline
+from pyqd.durability.syncer import LARGE_BYTES, Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.journal import CommitBuffer
 from pyqd.hot.diskqueue.mapping import Mapping
@@ -31,6 +31,7 @@ class RecordingFiles(Files):
         self.root = ""
         self.synced: list[str] = []
         self.file_systems: list[str] = []
+        self.written_out: list[str] = []
         self.failing = False
         self.on_sync: Callable[[], object] = lambda: None
 
@@ -53,6 +54,11 @@ class RecordingFiles(Files):
         self.on_sync()
         self.file_systems.append(path)
         return super().sync_file_system(path)
+
+    def write_out(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        assert self.synced == [], "a job writes out before it syncs"
+        self.written_out.append(str(mapping.path))
+        super().write_out(mapping, start_bytes, length_bytes)
 
     def sync_directory(self, path: str) -> None:
         self.note(path + "/")
@@ -273,6 +279,23 @@ def test_many_topics_go_in_several_jobs(broker: Broker, files: RecordingFiles) -
     # Two of 64 topics, logs and names, then states; and one of 22.
     assert files.file_systems == [files.root] * 4
     assert len([path for path in files.taken() if path.endswith("/state")]) == 22
+
+
+def test_beside_a_journal_no_flush_of_the_file_system_holds_up_the_commits(
+    tmp_path: Path, files: RecordingFiles
+) -> None:
+    broker = Broker(parse_args([f"--data-path={tmp_path}", "--sync-timeout=1h", "--sync-every=1"]), files)
+    broker.load()
+    files.root = broker.root
+    files.taken()
+    for number in range(64):
+        publish(broker, f"t{number}", b"x" * (LARGE_BYTES if number < 3 else 100))
+    assert Syncer(broker, run_inline).sync_dirty()
+    assert len(files.written_out) == 3
+    assert files.file_systems == []
+    synced = files.taken()
+    assert sum(path.endswith("/state") for path in synced) == sum(path.endswith(".seg") for path in synced) == 64
+    broker.close()
 
 
 def test_ranges_that_a_load_finds_durable_are_not_synced(tmp_path: Path, files: RecordingFiles) -> None:

@@ -22,12 +22,12 @@ import errno
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import MAKING, NO_CLAIM, PAGE_BYTES, Files, JournalFile, _pinned
+from pyqd.diskqueue.files import MAKING, NO_CLAIM, PAGE_BYTES, Files, JournalFile, _pinned, no_rest
 from pyqd.hot.diskqueue.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 from tests.simulation import deaths
@@ -579,7 +579,11 @@ class SimulatedFiles(Files):
         inode.write_back(0, inode.size_bytes)
 
     def new_journal_file(
-        self, path: str, size_bytes: int, reserving: AbstractContextManager[object] = NO_CLAIM
+        self,
+        path: str,
+        size_bytes: int,
+        reserving: AbstractContextManager[object] = NO_CLAIM,
+        rest: Callable[[int], None] = no_rest,
     ) -> "SimulatedJournalFile":
         self._call("create", path, OPEN)
         directory, name = self._parent("create", path)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import NO_CLAIM, PAGE_BYTES, Files, JournalFile
+from pyqd.diskqueue.files import NO_CLAIM, PAGE_BYTES, Files, JournalFile, no_rest
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
@@ -114,10 +114,15 @@ class PowerFiles(Files):
         return mapping
 
     def new_journal_file(
-        self, path: str, size_bytes: int, reserving: AbstractContextManager[object] = NO_CLAIM
+        self,
+        path: str,
+        size_bytes: int,
+        reserving: AbstractContextManager[object] = NO_CLAIM,
+        rest: Callable[[int], None] = no_rest,
     ) -> JournalFile:
         with self._lock:
-            return PowerJournalFile(self, super().new_journal_file(path, size_bytes, reserving), self._know(path))
+            made = super().new_journal_file(path, size_bytes, reserving, rest)
+            return PowerJournalFile(self, made, self._know(path))
 
     def write_through(self, number: int, offset: int, content: memoryview, path: str) -> None:
         """Write to a file, and to stable storage."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyqd.diskqueue import journal as journal_module
-from pyqd.diskqueue.files import NO_CLAIM, Files
-from pyqd.diskqueue.journal import FILES_MAX, Journal
+from pyqd.diskqueue.files import NO_CLAIM, Files, no_rest
+from pyqd.diskqueue.journal import FILES_MAX, ZEROS_AHEAD_BYTES, Journal
 from pyqd.diskqueue.redo import Redo, commits_in, entries_of
 from pyqd.diskqueue.space_limit import DiskReserve
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CommitBuffer
@@ -200,11 +200,14 @@ class JournalFiles(Files):
         self.full = False
         self.failing = False
         self.opened = {}
+        # Given by the journal for each file: called between the writes that fill it.
+        self.rests = []
 
-    def new_journal_file(self, path, size_bytes, reserving=NO_CLAIM):
+    def new_journal_file(self, path, size_bytes, reserving=NO_CLAIM, rest=no_rest):
         if self.full:
             raise DiskFull("reserve", path, 28, "No space left on device")
-        file = super().new_journal_file(path, size_bytes, reserving)
+        self.rests.append(rest)
+        file = super().new_journal_file(path, size_bytes, reserving, rest)
         self.opened[path] = file
         return file
 
@@ -237,6 +240,27 @@ def begun(journal, topic, size_bytes=100):
         return None
     assert topic.journal_into(buffer, topic.name.encode())
     return journal.place()
+
+
+def test_a_file_is_filled_with_rests_unless_no_other_takes_commits_or_the_commits_come_near_it(
+    journal, topic, jobs, files, monkeypatch
+):
+    naps: list[float] = []
+    monkeypatch.setattr("pyqd.diskqueue.journal.time.sleep", naps.append)
+    far_bytes = ZEROS_AHEAD_BYTES + FILE_BYTES
+    files.rests[0](far_bytes)
+    assert naps == []
+    assert begun(journal, topic)
+    jobs.run()
+    _, rest = files.rests
+    rest(ZEROS_AHEAD_BYTES)
+    assert naps == []
+    rest(far_bytes)
+    assert len(naps) == 1
+    journal.note_written()
+    journal.close()
+    rest(far_bytes)
+    assert len(naps) == 1
 
 
 def write(journal, topic, size_bytes=100):
@@ -576,7 +600,7 @@ def test_a_file_that_cannot_be_created_is_reported_once_and_retried_if_that_may_
     class Refusing(Files):
         count = 0
 
-        def new_journal_file(self, path, _size_bytes, _reserving=NO_CLAIM):
+        def new_journal_file(self, path, _size_bytes, _reserving=NO_CLAIM, _rest=no_rest):
             self.count += 1
             raise storage_error("write", path, OSError(failed, os.strerror(failed)))
 
