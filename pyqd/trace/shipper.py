@@ -163,8 +163,9 @@ class Shipper:
                     interval_s=self._options.interval_s,
                     is_once=self._options.is_once,
                 )
-                self._fetchers[address] = fetcher
+                # In this order: a stop meanwhile joins all that are known.
                 fetcher.start()
+                self._fetchers[address] = fetcher
             elif fetcher.is_failing:
                 fetcher.renew(TraceSource(client))
         for address in self._fetchers.keys() - found.keys():

@@ -12,6 +12,7 @@ from pyqd.client.http import HttpClient
 from pyqd.fallback.trace_events import Decoded
 from pyqd.trace.database import Database, Node
 from pyqd.trace.errors import DatabaseError
+from pyqd.trace.fetcher import Fetcher
 from pyqd.trace.retention import Retention
 from pyqd.trace.shipper import ShipOptions, Shipper
 from tests.support.server import wait_until
@@ -51,6 +52,23 @@ def test_new_events_are_stored_while_the_shipper_runs(sqlite: Database, brokers:
         one.change(publish(3, 1))
         wait_for_ids(sqlite, "one", [1, 2, 3])
         wait_for_ids(sqlite, "two", [7])
+
+
+def test_a_stop_while_a_thread_for_a_new_broker_starts_is_clean(
+    sqlite: Database, brokers: list[TraceBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, stopped = threading.Event(), threading.Event()
+    start = Fetcher.start
+
+    def start_slowly(fetcher: Fetcher) -> None:
+        starting.set()
+        assert stopped.wait(TIMEOUT_S)
+        start(fetcher)
+
+    monkeypatch.setattr(Fetcher, "start", start_slowly)
+    with shipping(sqlite, clients(brokers[0].address)):
+        assert starting.wait(TIMEOUT_S)
+    stopped.set()
 
 
 def test_two_shippers_at_once_store_each_event_once(database: Database, brokers: list[TraceBroker]) -> None:

@@ -350,7 +350,7 @@ def test_a_directory_that_does_not_exist_cannot_be_served(tmp_path):
         broker_on(tmp_path / "none", Files())
 
 
-def test_of_a_new_segment_a_first_piece_is_made_present_however_much_is_asked_for_ahead(tmp_path):
+def test_of_a_new_segment_only_the_first_pages_are_made_present_and_few_at_a_time(tmp_path):
     class Noting(Files):
         ranges: ClassVar[list[tuple[int, int]]] = []
 
@@ -371,9 +371,12 @@ def test_of_a_new_segment_a_first_piece_is_made_present_however_much_is_asked_fo
     broker = broker_on(tmp_path, Noting())
     Noting.ranges.clear()
     log: Any = Outrun()
-    assert broker.segment_jobs.new_spare(log, 16 << 20).prepared == 256 << 10
+    piece = 64 << 10
+    assert broker.segment_jobs.new_spare(log, 16 << 20).prepared == 4 * piece
+    assert Noting.ranges == [(number * piece, piece) for number in range(4)]
+    Noting.ranges.clear()
     assert broker.segment_jobs.new_spare(log, 151_552).prepared == 151_552
-    assert Noting.ranges == [(0, 256 << 10), (0, 151_552)]
+    assert Noting.ranges == [(0, piece), (piece, piece), (2 * piece, 151_552 - 2 * piece)]
 
 
 @pytest.mark.parametrize("name", ["probe", "probe.making"])
