@@ -122,6 +122,8 @@ cdef class ParkedLog:
                         or not self.ledger.is_finished(record_ordinal(record)))
                 ):
                     self.last_duplicate_guid = max(self.last_duplicate_guid, record.guid)
+                    # Also if it is finished: a new message of that id would count as its origin.
+                    self.highest_guid = max(self.highest_guid, record.guid)
                     self.duplicates.take(record.guid)
                     self.duplicates.put(record.guid, <uint32_t> (record_ordinal(record) - self.settled))
                 offset += record_span(record.size_bytes)

@@ -16,12 +16,12 @@ from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
 from tests.admin.test_dead_letters import kill
 from tests.admin.test_stories import ID, fill
-from tests.admin.visits import PHONE, WAIT_MS, Visit, keep_picture
+from tests.admin.visits import PHONE, POLLED_WITHIN_MS, WAIT_MS, Visit, keep_picture
 from tests.support.http_stub import Answer, http_stub, json_answer
 from tests.support.nsq import Client
 from tests.support.server import wait_until
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TOPIC = "orders"
 
@@ -200,9 +200,9 @@ def test_brokers_that_stop_answering_are_told_without_a_reload(
         page = visit.open("/topics/t")
         expect(page.locator("h1")).to_have_text("t")
         is_silent.set()
-        expect(page.locator("h1")).to_have_text("No answer")
+        expect(page.locator("h1")).to_have_text("No answer", timeout=POLLED_WITHIN_MS)
         is_silent.clear()
-        expect(page.locator("h1")).to_have_text("t")
+        expect(page.locator("h1")).to_have_text("t", timeout=POLLED_WITHIN_MS)
         visit.context.close()
 
 

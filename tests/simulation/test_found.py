@@ -541,6 +541,20 @@ def test_a_channel_restored_by_a_power_cut_keeps_its_cancelled_messages(simulate
     )
 
 
+def test_a_new_message_never_gets_the_id_of_a_cancelled_one_that_only_the_parked_log_still_has(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dmpub", 0, 1, 0, 0),
+            ("create_channel", 0, 0),
+            ("die_at_store", 0, 0, 0),
+            ("cancel", 0, 1),
+            ("cut", 0, 0),
+            ("http_pub", 0, 1, 0, 2),
+        ],
+    )
+
+
 def test_dead_letters_that_only_an_ephemeral_channel_took_end_with_it(simulate):
     simulate(
         sync_each=True,
