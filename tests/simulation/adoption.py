@@ -425,9 +425,9 @@ class Adoption:
             # Messages given only to channels that are gone may go to another one.
             may |= {number for number in topic.messages if number not in channel.done}
             may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}
-            if channel.created > self.model.synced:
-                # Its beginning was not durable either: messages that others had taken over may be held, and so its own,
-                # again.
+            if channel.created > self.model.synced or self.world.made_anew.get(topic.name, -1) >= self.model.synced:
+                # Its beginning, or the topic's record of what it was given, was not durable either: messages that
+                # others had taken over may be held, and so its own, again.
                 may = set(topic.messages)
         kept = channel.kept.items() if not {(topic.name, channel.name), (topic.name, "")} & self.forgotten else ()
         may -= {number for number, at in kept if number not in channel.copies and channel.done.get(number) == at}

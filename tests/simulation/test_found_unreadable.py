@@ -312,3 +312,22 @@ def test_a_segment_of_a_parked_log_may_have_the_number_of_one_of_the_log_in_the_
         ],
         features=FEATURES,
     )
+
+
+def test_a_channel_may_have_all_again_after_state_and_description_of_the_broker_were_unreadable_one_after_the_other(
+    simulate,
+):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 1, 2, 0),
+            ("sub", 1, 0, 0),
+            ("delete_channel", 0),
+            ("create_channel", 0, 0),
+            ("seek", 0, 36754),
+            ("seek", 0, 1),
+            ("spoil", 0, 0, 2),
+            ("spoil", 2, 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )

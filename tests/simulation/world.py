@@ -100,7 +100,10 @@ class World:
         self.was_damaged = False
         # Channels, and topics as (topic, ""), of which a process kept a file in memory for want of room when it died.
         self.forgotten: set[tuple[str, str]] = set()
-        # Likewise those that could neither be made nor be removed again.
+        # Topics whose state a start has made anew, with the stamp of that start. Until a sync it does not say what the
+        # channels were given.
+        self.made_anew: dict[str, int] = {}
+        # Channels and topics that could neither be made nor be removed again.
         self.half_made: set[tuple[str, str]] = set()
         # Seed for the pages that become unreadable with the next start; their excuses, until a start has used them.
         self.spoil_seed: int | None = None
@@ -301,6 +304,7 @@ class World:
             return
         self.process = process
         Adoption(self).run()
+        self.made_anew |= {topic: self.model.stamp for topic, channel in self.forgotten if channel == ""}
         self.forgotten.clear()
         self.half_made.clear()
         self.excuses = Excuses()
