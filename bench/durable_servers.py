@@ -113,9 +113,10 @@ def running(
 ) -> Iterator[Server]:
     """Run the broker with an empty data directory on a free loopback port; stop it afterwards.
 
-    The data is removed if data_root is None, else left to the caller. A file system that has just lost many files is
-    slow to make others: ext4 does not use their inodes at once, and looks at each of them, and it may still discard
-    their blocks. tracer: words before its command, for strace -D, which keeps the server process as our child.
+    data_root: where the data is made, and left to the caller; None: it is made among the temporary files and removed.
+    A file system that has just lost many files is slow to make others: ext4 looks at each inode that was freed a short
+    while ago, and may still discard their blocks. tracer: words before the server's command, for strace -D, which keeps
+    the server process as our child.
     """
     with ExitStack() as cleaned:
         directory = tempfile.mkdtemp(prefix="bench-", dir=data_root)
