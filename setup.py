@@ -14,6 +14,7 @@ the mode, the versions, the flags) is written to a stamp beside it; when the sta
 because the times of change which Cython and setuptools compare say nothing about flags.
 """
 
+import gc
 import hashlib
 import os
 import platform
@@ -197,6 +198,9 @@ class BuildExt(build_ext):
         from Cython.Compiler.Errors import CompileError
 
         drop_outdated_c(self.extensions)
+        # Cython's trees live until their module is written: collecting garbage as often as by default finds none and
+        # takes a quarter of the translation. The worker processes inherit the threshold.
+        gc.set_threshold(200_000)
         try:
             translated = cythonize(
                 [Extension(extension.name, list(extension.sources)) for extension in self.extensions],
