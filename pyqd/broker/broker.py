@@ -611,6 +611,10 @@ class Broker:
         failure, which would not bring them back.
         """
         try:
+            # The next start would open the remains of a topic or channel, and count their names as durable.
+            for directory in sorted(self.half_made):
+                self.remove_leftovers(directory)
+                sync_names(self.files, os.path.dirname(directory))
             # A deletion is not to be undone by a power failure: the job that makes it durable may not have run.
             self.files.sync_directory(os.path.join(self.root, TOPICS_DIRECTORY))
             self.files.remove_tree(os.path.join(self.root, SYNC_FAILED))

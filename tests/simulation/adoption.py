@@ -171,6 +171,9 @@ class Adoption:
                 or (self.power and not self.channel_is_durable(topic, channel))
             )
             expect(may_be, f"channel {topic.name}/{channel.name} is gone")
+            if (topic.name, channel.name) in self.doubt.channels:
+                # Its deletion was under way, and nothing has made that durable: a power cut may bring the channel back.
+                topic.deleted[channel.name] = self.model.tick()
         self.adopt_held(topic, found, gone, held_before)
         if self.world.power_failed:
             topic.deleted.clear()

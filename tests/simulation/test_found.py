@@ -802,3 +802,36 @@ def test_more_dead_letters_than_a_consumers_rdy_come_with_sync_fin(simulate):
         ],
         features=["fins", "unmapping", "writes"],
     )
+
+
+def test_a_channel_whose_deletion_a_kill_interrupted_may_return_with_a_power_cut(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 0, 0),
+            ("begin_sync",),
+            ("job", 0, 0),
+            ("die_at_store", 0, 0, 0),
+            ("pub", 1, 0),
+            ("job", 0, 0),
+            ("die_at_store", 1, 0, 0),
+            ("delete_channel", 0),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
+
+
+def test_a_clean_stop_counts_no_names_of_a_topic_that_could_not_be_made_as_durable(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("fail_write", 2, 1, 2),
+            ("sub", 1, 0, 0),
+            ("stop",),
+            ("retain", 0, 0, 0),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
