@@ -267,11 +267,16 @@ class Operations(World):
             if not refused:
                 self.model.add_channel(topic, name, self.wall_ns)
 
+    def note_dropping(self, topic: Topic) -> None:
+        """Note that the coming deletion of messages of a topic may take dead letters, also if a kill interrupts it."""
+        self.letters_lost = self.letters_lost or topic.name == GRAVEYARD
+
     def do_delete_topic(self, number: int) -> None:
         topic = self.topic_at(number)
         if topic is None:
             return
         self.doubt.topics.add(topic.name)
+        self.note_dropping(topic)
         self.facts.deleted.add(topic.name)
         if not self.refused(lambda: self.alive.broker.delete_topic(topic.name)) and not self.died():
             self.model.delete_topic(topic.name)
@@ -282,6 +287,7 @@ class Operations(World):
         if topic is None or channel is None:
             return
         self.doubt.channels.add((topic.name, channel.name))
+        self.note_dropping(topic)
         if topic.ephemeral:
             self.doubt.topics.add(topic.name)
         if not self.refused(lambda: self.broker_topic(topic).delete_channel(channel.name)) and not self.died():
@@ -290,7 +296,6 @@ class Operations(World):
 
     def leave(self, topic: str, channel: str | None) -> None:
         """Note that the clients of a deleted channel have none any more."""
-        self.letters_lost = self.letters_lost or topic == GRAVEYARD
         for client in self.clients:
             if client.channel is not None and client.channel[0] == topic and channel in (None, client.channel[1]):
                 client.channel = None
@@ -319,10 +324,10 @@ class Operations(World):
         if topic is None:
             return
         self.doubt.numbers[topic.name, ""] = set(topic.held)
+        self.note_dropping(topic)
         if not self.refused(self.broker_topic(topic).empty) and not self.died():
             topic.emptied = self.model.tick()
             topic.missing = 0
-            self.letters_lost = self.letters_lost or topic.name == GRAVEYARD
             topic.held.clear()
 
     def do_empty_channel(self, number: int) -> None:
@@ -331,10 +336,10 @@ class Operations(World):
             return
         self.doubt.numbers[topic.name, channel.name] = set(channel.copies)
         self.doubt.resets.add((topic.name, channel.name))
+        self.note_dropping(topic)
         self.broker_channel(topic, channel).empty()
         if not self.died():
             self.note_reset(channel, {})
-            self.letters_lost = self.letters_lost or topic.name == GRAVEYARD
 
     def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
         """Note that a channel has other messages from now on."""

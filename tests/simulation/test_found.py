@@ -835,3 +835,25 @@ def test_a_clean_stop_counts_no_names_of_a_topic_that_could_not_be_made_as_durab
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+@pytest.mark.parametrize(
+    ("stores", "last"),
+    [(1, ("delete_channel", 1)), (1, ("delete_topic", 1)), (3, ("empty_channel", 1))],
+    ids=["channel deleted", "topic deleted", "channel emptied"],
+)
+def test_dead_letters_that_an_operator_deleted_are_not_missed_after_a_kill_before_the_answer(simulate, stores, last):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 0, 1),
+            ("limit", 0, 0, 1),
+            ("mpub", 0, 0, 0),
+            ("stop",),
+            ("fin", 0, 0, 0),
+            ("sync",),
+            ("die_at_store", stores, 0, 0),
+            last,
+        ],
+        features=["trace"],
+    )
