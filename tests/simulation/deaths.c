@@ -3,8 +3,9 @@
  *
  * While armed, the mappings are write-protected. A store faults; the handler counts it, unprotects the page and lets the
  * processor trap after this one instruction, then protects the page again. At the store that was asked for, and in
- * `die`, every mapping is replaced by one of a copy of its file: the files keep the bytes of this moment, and all that
- * the dead program stores from here on goes to memory that nobody sees. Descriptors for writing are pointed at the
+ * `die`, every mapping is replaced by a copy of its content: the files keep the bytes of this moment, and all that the
+ * dead program stores from here on goes to memory that nobody sees. A page that the program has replaced because the
+ * disk cannot read it keeps the program's bytes, which are in no file. Descriptors for writing are pointed at the
  * copies, so that the dead program finds what it has written; if their file is not mapped, at /dev/null. What clients
  * had been sent by then is noted: what comes later was never sent.
  *
@@ -31,7 +32,7 @@ struct range {
     char *base;
     size_t size;
     int fd;
-    int copy; /* after the death: the copy of the file; -1 before */
+    int copy; /* after the death: the copy of the content; -1 before */
 };
 
 static struct range mappings[MAPPINGS_MAX];
@@ -116,20 +117,29 @@ int deaths_sent(int index) { return index < socket_count ? sent_bytes[index] : 0
 int deaths_dead(void) { return dead; }
 long deaths_stores(void) { return store_count; }
 
-static void copy_file(struct range *each)
+static void copy_content(struct range *each)
 {
     each->copy = memfd_create("pyqd-dead", MFD_CLOEXEC);
     char *content = mmap(NULL, each->size, PROT_READ, MAP_SHARED, each->fd, 0);
-    if (each->copy < 0 || content == MAP_FAILED || ftruncate(each->copy, (off_t) each->size) != 0
-        || pwrite(each->copy, content, each->size, 0) != (ssize_t) each->size)
+    if (each->copy < 0 || content == MAP_FAILED || ftruncate(each->copy, (off_t) each->size) != 0)
         abort();
+    for (size_t done = 0; done < each->size;) {
+        size_t left = each->size - done, in_page = PAGE - done % PAGE;
+        ssize_t written = pwrite(each->copy, each->base + done, left, (off_t) done);
+        /* write(2) fails without a signal at a page that is unmapped, guarded or unreadable. */
+        if (written <= 0)
+            written = pwrite(each->copy, content + done, left < in_page ? left : in_page, (off_t) done);
+        if (written <= 0)
+            abort();
+        done += (size_t) written;
+    }
     munmap(content, each->size);
 }
 
 static void map_copy(struct range *each)
 {
     if (each->copy < 0)
-        copy_file(each);
+        copy_content(each);
     mmap(each->base, each->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, each->copy, 0);
 }
 

@@ -331,3 +331,26 @@ def test_a_channel_may_have_all_again_after_state_and_description_of_the_broker_
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_start_that_dies_goes_on_with_the_records_that_it_has_mended(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 1, 5),
+            ("create_channel", 0, 0),
+            ("mpub", 0, 1, 0),
+            ("mpub", 0, 1, 0),
+            ("pub", 0, 0),
+            ("dmpub", 0, 3, 0, 0),
+            ("dmpub", 1, 5, 57484, 0),
+            ("sync",),
+            ("spoil", 2, 0, 35888),
+            ("die_at_store", 0, 0, 0),
+            ("hang_up", 0),
+            ("kill",),
+            ("die_at_store", 24, 0, 0),
+            ("reschedule", 0, 0, 0),
+        ],
+        features=["bodiless", "trace", *FEATURES],
+    )
