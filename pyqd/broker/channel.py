@@ -1,5 +1,6 @@
 """A channel's name and life cycle: opened, recovered, closed, deleted. Its traffic is the compiled half's."""
 
+import contextlib
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -217,6 +218,8 @@ class Channel(ChannelCore):
         self.finish_trace()
         if self.directory is None:
             return
+        with contextlib.suppress(StorageError):
+            self.ledger.cancel_growth()
         entries = [
             ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
             for (source, ordinal), attempts in attempts_by_record(self).items()

@@ -49,7 +49,7 @@ from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
 from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.parking cimport MORE_TO_PARK, NO_SPACE_TO_PARK, Parking, Progress
+from pyqd.hot.broker.parking cimport MORE_TO_PARK, NO_SPACE_TO_PARK, RING_TOO_SMALL, Parking, Progress
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
@@ -482,14 +482,24 @@ cdef class ChannelCore(Scheduled):
         whole: all now. If there is no space to park, a timer retries.
         """
         cdef Progress progress
-        if not self.parking.lags():
+        if not self.parking.lags() or (self.grows and not whole):
             return 0
         progress = self.parking.catch_up(whole)
         if progress == MORE_TO_PARK:
             self.readable.scheduler.request_wake(self)
         elif progress == NO_SPACE_TO_PARK:
             self.retry_soon()
+        elif progress == RING_TOO_SMALL:
+            self.grows = True
+            self.files.grow(self.ledger, self.parking.beyond, self.note_grown)
         return self.after_parking()
+
+    def note_grown(self, bint has_grown):
+        """Continue to park after the ledger has grown beside the loop. has_grown: False if that failed."""
+        self.grows = False
+        if not self.exiting:
+            self.parking.grows_at_once = not has_grown
+            self.readable.scheduler.request_wake(self)
 
     def continue_parking(self):
         """Continue to park lagging messages, from Python."""

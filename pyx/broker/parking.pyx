@@ -298,7 +298,8 @@ cdef class Parking:
     cdef Progress catch_up(self, bint whole) except *:
         """Continue to park lagging messages, as far as the work budget of this pass goes. whole: all of them.
 
-        If there is no space to park, the messages count as queued.
+        If there is no space to park, the messages count as queued. If the ledger has to grow first, the caller grows it
+        beside the loop.
         """
         cdef const Record* record
         assert self.lags()
@@ -313,12 +314,15 @@ cdef class Parking:
                 break
             self.readable.scheduler.spend(WALK_WORK)
             if record.due_ns != 0:
+                if not whole and self.is_beyond(record_ordinal(record)):
+                    return self.stop_for_ring(record_ordinal(record))
                 self.readable.scheduler.spend(
                     PARK_WORK + record.size_bytes + (OPEN_WORK if self.parked is None else 0))
                 try:
                     self.park_published(record, record.attempts)
                 except StorageError as error:
                     return self.stop_for_space(error)
+                self.grows_at_once = False
             self.walk_offset += record_span(record.size_bytes)
             self.walk_ordinal += 1
         # A record that was counted and has been damaged since is not met.
@@ -358,6 +362,15 @@ cdef class Parking:
             self.stuck = True
             self.files.note_stuck(error)
         return NO_SPACE_TO_PARK
+
+    cdef Progress stop_for_ring(self, uint64_t ordinal) except *:
+        """Set `beyond` to the ordinal that the ledger has to reach so that all messages from `ordinal` on can be parked.
+
+        There are as many records at least as pending messages; the readable end is the limit.
+        """
+        self.beyond = max(ordinal + max(self.pending(), <uint64_t> 1), min(self.uncounted_end, self.readable.end)) - 1
+        self.beyond = min(self.beyond, self.readable.end - 1)
+        return RING_TOO_SMALL
 
     cdef int recheck_past_cursor(self) except -1:
         """Before `recover`: let the cursor examine again which of the records past it are parked."""

@@ -55,6 +55,7 @@ def abandon(ChannelCore channel not None):
     channel.cursor.move_to(position.segment, position.offset)
     forget_deliveries(channel)
     channel.parking.abandon()
+    channel.ledger.forget_growth()
     # No sync covers the parked messages any more.
     channel.in_parking = False
     channel.readable.parking.discard(channel)

@@ -228,6 +228,9 @@ cdef class TopicCore(Scheduled):
         cdef ChannelCore channel
         cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
         for channel in self.channels:
+            if channel.parking.is_beyond(self.log.end + count - 1):
+                # In its next run the channel grows its ledger beside the loop.
+                return False
             if channel.parking.parked is None:
                 work += OPEN_WORK
         if not self.scheduler.affords(work):
@@ -241,9 +244,13 @@ cdef class TopicCore(Scheduled):
         Raises: StorageError, MemoryError.
         """
         cdef ChannelCore channel
+        cdef uint64_t later_bytes = <uint64_t> len(self.channels) * span_bytes
         if count == 0:
+            for channel in self.channels:
+                if channel.parking.is_beyond(self.log.end):
+                    later_bytes += 2 * channel.ledger.file_bytes()
             if self.on_parking_wanted is not None:
-                self.on_parking_wanted(<uint64_t> len(self.channels) * span_bytes)
+                self.on_parking_wanted(later_bytes)
             return 0
         for channel in self.channels:
             if not channel.parking.lags():

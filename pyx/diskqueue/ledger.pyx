@@ -26,14 +26,17 @@ The window reaches from the oldest unfinished record to the newest finished one.
 twice the size is written to a new file and synced, and replaces the old one by rename(2). Without the sync a power
 failure could leave the name with a file of zeros. The loop waits for that sync, of 12 KiB at first, later of up to a
 quarter of a byte for each message of the window. It is rare, as the ring doubles. Continuing meanwhile would need two
-files, and a start that selects one of them.
+files, and a start that selects one of them. A channel that has many deferred messages to park can wait: it grows the
+ring for all of them at once, with the sync in a thread (`begin_growth`). The file that is synced is used only if the
+ledger has not changed since it was copied.
 
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
 """
 
 cimport cython
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
 from pyqd.hot.primitives.bitmap cimport (
@@ -142,6 +145,8 @@ cdef class Ledger:
 
     cdef Mapping new_file(self, uint64_t capacity_bits):
         growing = None if self.path is None else self.path + GROWING
+        # The new file takes the name from one that is still being synced.
+        self.forget_growth()
         return self.files.new_mapped(growing, LEDGER_HEADER_BYTES + capacity_bits // 8, True)
 
     cdef int replace_file(self, Mapping mapping) except -1:
@@ -501,24 +506,88 @@ cdef class Ledger:
 
     cdef int grow(self, uint64_t ordinal) except -1:
         """Replace the ring by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
+        cdef uint64_t capacity = self.capacity_for(ordinal)
+        cdef Mapping mapping = self.new_file(capacity)
+        self.copy_to(mapping.base, capacity)
+        return self.sync_and_replace(mapping)
+
+    cdef uint64_t capacity_for(self, uint64_t ordinal) except 0:
+        """Return the number of bits of the smallest ring that reaches the ordinal."""
         cdef uint64_t capacity = self.capacity_bits
-        cdef uint64_t floor = self.header.floor
-        cdef Mapping mapping
-        cdef LedgerHeader* header
-        assert ordinal >= floor, "the record is finished"
-        while ordinal - floor >= capacity:
+        assert ordinal >= self.header.floor, "the record is finished"
+        while ordinal - self.header.floor >= capacity:
             capacity *= 2
-        mapping = self.new_file(capacity)
-        header = <LedgerHeader*> mapping.base
+        return capacity
+
+    cdef int copy_to(self, char* base, uint64_t capacity) except -1:
+        """Copy header and ring to a file of zeros whose ring has `capacity` bits."""
+        cdef LedgerHeader* header = <LedgerHeader*> base
         header[0] = self.header[0]
         header.capacity_bits = capacity
         header.absorb_to = 0
         ring_copy(
-            self.words, self.capacity_bits, <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), capacity,
-            floor, self.bits_end())
+            self.words, self.capacity_bits, <uint64_t*> (base + LEDGER_HEADER_BYTES), capacity,
+            header.floor, self.bits_end())
         # All bits of the new file can be trusted once the file has the name.
-        header.trusted_below = floor + capacity
-        return self.sync_and_replace(mapping)
+        header.trusted_below = header.floor + capacity
+        return 0
+
+    def begin_growth(self, uint64_t ordinal):
+        """Copy the ledger to another file, whose ring reaches the ordinal, for a caller that syncs it in a thread.
+
+        Returns: the mapping to sync as a whole before `end_growth`. Raises: StorageError (nothing changed).
+        """
+        cdef uint64_t capacity = self.capacity_for(ordinal)
+        cdef Mapping mapping = self.new_file(capacity)
+        # Its path may name another file soon.
+        mapping.hold()
+        self.copy_to(mapping.base, capacity)
+        self.growing = mapping
+        return mapping
+
+    def end_growth(self, Mapping mapping not None):
+        """Continue in the synced file of `begin_growth`, if the ledger is still as it was copied.
+
+        Returns: False if it has changed; the file has the changes then and must be synced again. True also if the
+        growth has been cancelled. Raises: StorageError (cancelled), MemoryError.
+        """
+        cdef char* now
+        if self.growing is not mapping:
+            return True
+        now = <char*> calloc(1, mapping.size_bytes)
+        if now == NULL:
+            raise MemoryError
+        try:
+            self.copy_to(now, (<LedgerHeader*> mapping.base).capacity_bits)
+            if memcmp(now, mapping.base, mapping.size_bytes) != 0:
+                # A power failure after the rename would take back changes that a sync of the former file has covered.
+                memcpy(mapping.base, now, mapping.size_bytes)
+                return False
+        finally:
+            free(now)
+        try:
+            self.replace_file(mapping)
+        except StorageError:
+            self.cancel_growth(mapping)
+            raise
+        self.growing = None
+        mapping.unpin()
+        return True
+
+    def cancel_growth(self, mapping=None):
+        """Remove the file of `begin_growth`, unless the growth has ended. mapping: None for any growth.
+
+        Raises: StorageError.
+        """
+        if self.growing is not None and (mapping is None or self.growing is mapping):
+            self.forget_growth()
+            self.files.remove(self.path + GROWING)
+
+    def forget_growth(self):
+        """Cancel a growth under way, whose file is gone or is replaced."""
+        if self.growing is not None:
+            self.growing.file_removed()
+            self.growing = None
 
     cdef int sync_and_replace(self, Mapping mapping) except -1:
         """Sync another file, then rename it to the ledger's name. Raises: StorageError (nothing changed)."""

@@ -232,3 +232,86 @@ def test_the_first_deferred_message_of_many_channels_opens_their_parked_logs_ove
     assert 0 < sum(channel.parked is not None for channel in channels) < 40
     run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [1] * 40
+
+
+# More than the ring of a new ledger has bits.
+BEYOND_RING = 40_000
+
+
+class Jobs:
+    """Background jobs that run when the test says so."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def add(self, job, done):
+        self.waiting.append((job, done))
+
+    def run(self, error=None):
+        for job, done in self.waiting[:]:
+            self.waiting.remove((job, done))
+            if error is None:
+                job()
+            done(None, error)
+
+
+@pytest.fixture
+def jobs(topic, monkeypatch):
+    """Return the jobs of a topic whose ledgers grow in them."""
+    jobs = Jobs()
+    monkeypatch.setattr(topic.broker, "in_background", jobs.add)
+    return jobs
+
+
+def defer_beyond_ring(topic):
+    """Defer messages behind a queued one, which keeps the ledger from forgetting those that are parked."""
+    topic.publish_body(b"now", wall())
+    defer(topic, BEYOND_RING)
+    run_all_wakes(topic.broker)
+
+
+def test_the_loop_does_not_wait_for_the_sync_of_a_ledger_that_must_grow_to_park(topic, jobs):
+    channel = topic.channel("c")
+    defer_beyond_ring(topic)
+    assert 0 < parked_count(channel) < BEYOND_RING and channel.grows
+    assert (channel.depth, channel.deferred_count) == (1, BEYOND_RING)
+    assert channel.take_message(consumer_on(channel))[3] == b"now"
+    while channel.grows:
+        jobs.run()
+        run_all_wakes(topic.broker)
+    assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING, BEYOND_RING)
+    topic.check()
+
+
+def test_a_ledger_whose_growth_fails_in_the_background_grows_when_it_must(topic, jobs):
+    channel = topic.channel("c")
+    defer_beyond_ring(topic)
+    assert channel.grows
+    jobs.run(StorageError("sync", "ledger", 5, "Input/output error"))
+    run_all_wakes(topic.broker)
+    assert (parked_count(channel), channel.grows) == (BEYOND_RING, False)
+    topic.check()
+
+
+def test_a_channel_deleted_while_its_ledger_grows_takes_the_file_along(topic, jobs):
+    assert not topic.channel("c").grows
+    defer_beyond_ring(topic)
+    assert topic.channel("c").grows
+    topic.delete_channel("c")
+    topic.channel("c")
+    jobs.run()
+    run_all_wakes(topic.broker)
+    channel = topic.channels_by_name["c"]
+    assert (channel.depth, channel.deferred_count, channel.ledger.capacity_bits) == (0, 0, 32768)
+    topic.check()
+
+
+def test_a_stop_while_a_ledger_grows_leaves_nothing_of_it(topic, jobs, tmp_path):
+    channel = topic.channel("c")
+    defer_beyond_ring(topic)
+    assert [path.name for path in tmp_path.rglob("*.growing")] == ["ledger.growing"]
+    topic.broker.close()
+    assert not [path.name for path in tmp_path.rglob("*.growing")]
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channels_by_name["c"]
+    assert (channel.depth, channel.deferred_count) == (1, BEYOND_RING)

@@ -405,3 +405,66 @@ def test_a_reset_on_a_full_disk_is_made_in_place(tmp_path):
     files.room = 0
     ledger.start_at(5)
     assert state(ledger) == (5, 5, 0, 0)
+
+
+def growing(tmp_path):
+    """Return a ledger with some records finished, and the mapping of its growth to twice the ring."""
+    ledger = handed_out(Ledger(Files(), str(tmp_path / "ledger")), 10)
+    ledger.note_range(3, 6)
+    return ledger, ledger.begin_growth(RING_BITS_MIN)
+
+
+def test_a_ledger_that_grows_beside_its_user_has_the_former_file_until_the_new_one_is_synced(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 10, 3, 0))
+    assert sorted(os.listdir(tmp_path)) == ["ledger", "ledger.growing"]
+    assert ledger.end_growth(mapping)
+    assert os.listdir(tmp_path) == ["ledger"]
+    assert (ledger.capacity_bits, state(ledger)) == (2 * RING_BITS_MIN, (0, 10, 3, 0))
+    ledger.note_finished(RING_BITS_MIN)
+    assert state(Ledger(Files(), str(tmp_path / "ledger"))) == (0, 10, 4, 1)
+
+
+@pytest.mark.parametrize("change", ["finished", "handed out", "settings"])
+def test_a_ledger_that_has_changed_while_it_grows_is_synced_again_before_it_has_the_name(tmp_path, change):
+    ledger, mapping = growing(tmp_path)
+    if change == "finished":
+        ledger.note_finished(8)
+    elif change == "handed out":
+        ledger.note_handed_out()
+    else:
+        ledger.settings = b"other"
+    expected = state(ledger)
+    assert not ledger.end_growth(mapping)
+    assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, expected)
+    assert ledger.end_growth(mapping)
+    again = Ledger(Files(), str(tmp_path / "ledger"))
+    assert (again.capacity_bits, state(again)) == (2 * RING_BITS_MIN, expected)
+    assert again.settings == (b"other" if change == "settings" else b"")
+
+
+def test_a_ledger_that_must_grow_while_it_grows_beside_its_user_does_so_at_once(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    ledger.note_finished(3 * RING_BITS_MIN)
+    assert ledger.capacity_bits == 4 * RING_BITS_MIN
+    assert ledger.end_growth(mapping)
+    assert (ledger.capacity_bits, state(ledger)) == (4 * RING_BITS_MIN, (0, 10, 4, 1))
+    assert os.listdir(tmp_path) == ["ledger"]
+
+
+def test_a_cancelled_growth_leaves_the_former_file_alone(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    ledger.cancel_growth()
+    assert os.listdir(tmp_path) == ["ledger"]
+    assert ledger.end_growth(mapping)
+    assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 10, 3, 0))
+
+
+def test_a_growth_whose_file_is_gone_is_cancelled_with_an_error(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    (tmp_path / "ledger.growing").unlink()
+    with pytest.raises(StorageError):
+        ledger.end_growth(mapping)
+    assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 10, 3, 0))
+    ledger.note_finished(RING_BITS_MIN)
+    assert (ledger.capacity_bits, state(ledger)) == (2 * RING_BITS_MIN, (0, 10, 4, 1))

@@ -38,6 +38,7 @@ cdef class ChannelCore(Scheduled):
     cdef Dispatcher dispatcher
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
+    cdef readonly bint grows             # the ledger grows beside the loop; parking goes on then
     cdef bint throttled                  # the last run left messages for want of tokens: a timer is set
     cdef bint ready_next                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight

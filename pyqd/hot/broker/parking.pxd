@@ -19,6 +19,7 @@ cdef enum Progress:
     CAUGHT_UP = 0                        # nothing lags any more
     MORE_TO_PARK = 1                     # the work budget of this pass is used up
     NO_SPACE_TO_PARK = 2                 # a timer has to retry
+    RING_TOO_SMALL = 3                   # the ledger has to reach `beyond` first
 
 cdef class Parking:
     cdef ReadableLog readable
@@ -38,6 +39,8 @@ cdef class Parking:
     cdef uint64_t walk_offset
     cdef uint64_t walk_ordinal
     cdef bint stuck                      # there was no space to park, and that is logged
+    cdef uint64_t beyond                 # with RING_TOO_SMALL: ordinal
+    cdef bint grows_at_once              # the ledger could not grow beside the loop: parking grows it on the spot
 
     cdef inline uint64_t pending(self) noexcept:
         # Count the deferred messages that are readable, counted and not parked yet.
@@ -73,6 +76,10 @@ cdef class Parking:
     cdef inline bint awaits_sync(self) noexcept:
         # Return True if there are origins that a sync settles.
         return self.durable and self.parked is not None and self.parked.unsettled() != 0
+
+    cdef inline bint is_beyond(self, uint64_t ordinal) noexcept:
+        # Return True if parking a record of the topic's log would wait until a larger ledger is on stable storage.
+        return not self.ledger.reaches(ordinal) and self.ledger.path is not None and not self.grows_at_once
 
     cdef inline Ledger ledger_of(self, uint8_t source):
         # Return the ledger of the log that a record is from.
@@ -114,6 +121,7 @@ cdef class Parking:
     cdef Progress catch_up(self, bint whole) except *
     cdef const Record* next_walked(self) except? NULL
     cdef Progress stop_for_space(self, error) except *
+    cdef Progress stop_for_ring(self, uint64_t ordinal) except *
     cdef int recheck_past_cursor(self) except -1
     cdef int drop_all(self) except -1
     cdef int abandon(self) except -1

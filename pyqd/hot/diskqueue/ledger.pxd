@@ -50,6 +50,7 @@ cdef class Ledger:
     cdef public object on_replaced       # called without arguments when another file has the name; None: nothing is
     cdef object placeholders             # while the file is missing because the disk is full; else None
     cdef Mapping mapping
+    cdef Mapping growing                 # another file, which is being synced to replace it; None: there is none
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring
     cdef readonly uint64_t capacity_bits
@@ -71,6 +72,9 @@ cdef class Ledger:
     cdef inline bint reaches(self, uint64_t ordinal) noexcept:
         # Whether finishing a record that is not finished takes no growth.
         return ordinal - self.bits_start() < self.capacity_bits
+
+    cdef inline uint64_t file_bytes(self) noexcept:
+        return LEDGER_HEADER_BYTES + self.capacity_bits // 8
 
     cdef inline uint64_t bits_start(self) noexcept:
         # The ring has the bits of `capacity_bits` records from here on; those below the floor wait to be cleared.
@@ -103,4 +107,6 @@ cdef class Ledger:
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1
     cdef int grow(self, uint64_t ordinal) except -1
+    cdef uint64_t capacity_for(self, uint64_t ordinal) except 0
+    cdef int copy_to(self, char* base, uint64_t capacity) except -1
     cdef int adopt(self, Mapping mapping) except -1
