@@ -364,7 +364,7 @@ cdef class Parking:
         return NO_SPACE_TO_PARK
 
     cdef Progress stop_for_ring(self, uint64_t ordinal) except *:
-        """Set `beyond` to the ordinal that the ledger has to reach so that all messages from `ordinal` on can be parked.
+        """Set `beyond` to the ordinal that the ledger must reach so that all messages from `ordinal` on can be parked.
 
         There are as many records at least as pending messages; the readable end is the limit.
         """
