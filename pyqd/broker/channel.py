@@ -157,7 +157,8 @@ class Channel(ChannelCore):
         recover(self, attempts_of, self.topic.broker.power_failed)
         if self.parked is not None:
             recover_parked(self, attempts_of)
-        self.ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
+        for ledger in self.ledgers():
+            ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
         if ATTEMPTS_FILE in found:
             # Not earlier: until here the next start would still need the file after a kill.
             files.remove_attempts()

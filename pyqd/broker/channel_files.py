@@ -205,6 +205,10 @@ class ChannelFiles:
             self.note_names(ledger)
         if self.topic.broker.power_failed:
             ledger.drop_doubtful_bits()
+        if ledger.replaces_lost or ledger.parked_below < max(ledger.cursor, log.end):
+            # Unfinished origins may be past the channel's cursor, and the log may have lost their parked records. Not
+            # later: ParkedLog clamps its ledger to the end of such a log, and a kill could follow.
+            self.ledger.recheck_past_cursor()
         if self.ledger.parked_from > log.end:
             # Ordinals that a power failure or a damage took away may be given again.
             self.ledger.parked_from = log.end

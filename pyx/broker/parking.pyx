@@ -372,11 +372,6 @@ cdef class Parking:
         self.beyond = min(self.beyond, self.readable.end - 1)
         return RING_TOO_SMALL
 
-    cdef int recheck_past_cursor(self) except -1:
-        """Before `recover`: let the cursor examine again which of the records past it are parked."""
-        self.ledger.header.parked_below = min(self.ledger.header.parked_below, self.ledger.header.cursor)
-        return 0
-
     cdef int drop_all(self) except -1:
         """Drop all parked messages after a reset of the channel's ledger, which records the drop."""
         if self.parked is not None:

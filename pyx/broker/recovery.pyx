@@ -63,7 +63,7 @@ def finish_duplicates(ChannelCore channel not None):
     cdef uint64_t offset = position.offset
     cdef uint64_t left = 0 if channel.parking.parked is None else channel.parking.parked.last_duplicate_guid
     cdef const Record* record
-    channel.parking.recheck_past_cursor()
+    channel.ledger.recheck_past_cursor()
     while segment is not None:
         channel.readable.log.ready(segment)
         while offset < segment.tail:
@@ -92,8 +92,6 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
     cdef uint64_t offset = 0
     cdef const Record* record
     assert len(channel.dispatcher.consumers) == 0 and channel.slots.count() == 0, "messages were delivered before"
-    if channel.parking.parked is not None and channel.parking.parked.duplicates.count != 0:
-        channel.parking.recheck_past_cursor()
     for ordinal in list(channel.ledger.unfinished(channel.ledger.header.cursor)):
         if position is None or ordinal >= position.segment.end_ordinal():
             position = channel.readable.log.locate(ordinal)

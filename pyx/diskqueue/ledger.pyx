@@ -643,6 +643,14 @@ cdef class Ledger:
         self.header.parked_from = ordinal
 
     @property
+    def parked_below(self) -> int:
+        return self.header.parked_below
+
+    def recheck_past_cursor(self):
+        """Before a channel's recovery: let parking examine again which of the records past the cursor are parked."""
+        self.header.parked_below = min(self.header.parked_below, self.header.cursor)
+
+    @property
     def replaces_lost(self) -> bool:
         """True if the ledger replaces a lost one and its channel has not been recovered since."""
         return self.header.origins_unknown_below == UNKNOWN

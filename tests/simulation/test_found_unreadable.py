@@ -354,3 +354,19 @@ def test_a_start_that_dies_goes_on_with_the_records_that_it_has_mended(simulate)
         ],
         features=["bodiless", "trace", *FEATURES],
     )
+
+
+def test_deferred_messages_of_a_parked_log_that_cannot_be_read_are_parked_again(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 1, 0),
+            ("sub", 0, 0, 0),
+            ("sub", 0, 1, 0),
+            ("http_pub", 0, 1, 0, 2),
+            ("write_back", 3, 5),
+            ("spoil", 2, 0, 8),
+            ("dpub", 0, 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )

@@ -122,7 +122,6 @@ cdef class Parking:
     cdef const Record* next_walked(self) except? NULL
     cdef Progress stop_for_space(self, error) except *
     cdef Progress stop_for_ring(self, uint64_t ordinal) except *
-    cdef int recheck_past_cursor(self) except -1
     cdef int drop_all(self) except -1
     cdef int abandon(self) except -1
     cdef int forget(self) except -1
