@@ -143,6 +143,11 @@ class ChannelFiles:
         """Sync the new file of a ledger in a thread, then let it replace the former one."""
 
         def synced(_result: None, error: BaseException | None) -> None:
+            if self.topic.exiting:
+                # Its files have been moved away, and a new topic of that name may have a file of the same path.
+                ledger.forget_growth()
+                done(False)
+                return
             try:
                 if error is None and ledger.end_growth(mapping):
                     done(True)

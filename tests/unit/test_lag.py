@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pyqd.broker import message_lookup, replay
+from pyqd.broker import topic as topic_module
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
@@ -305,6 +306,21 @@ def test_a_channel_deleted_while_its_ledger_grows_takes_the_file_along(topic, jo
     channel = topic.channels_by_name["c"]
     assert (channel.depth, channel.deferred_count, channel.ledger.capacity_bits) == (0, 0, 32768)
     topic.check()
+
+
+def test_a_topic_deleted_while_a_ledger_grows_touches_no_file_of_the_next_one(topic, jobs, monkeypatch):
+    channel = topic.channel("c")
+    defer_beyond_ring(topic)
+    # Of many channels, most are dropped in later runs.
+    monkeypatch.setattr(topic_module, "CHANNELS_DROPPED_AT_ONCE", 0)
+    topic.broker.delete_topic("t")
+    path = channel.ledger.path + ".growing"
+    topic.broker.topic("t").channel("c")
+    with open(path, "wb") as file:
+        file.write(b"of the next one")
+    jobs.run()
+    with open(path, "rb") as file:
+        assert file.read() == b"of the next one"
 
 
 def test_a_stop_while_a_ledger_grows_leaves_nothing_of_it(topic, jobs, tmp_path):
