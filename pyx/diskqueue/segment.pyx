@@ -11,7 +11,7 @@ Invariants:
 """
 
 cimport cython
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.crc32c cimport crc32c
@@ -24,7 +24,6 @@ from pyqd.hot.wire.record cimport (
     RECORD_VALID,
     Record,
     load_word,
-    record_checksum,
     record_span,
     record_verdict,
     store_word,
@@ -390,20 +389,23 @@ cdef class Segment:
 
     cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1:
         """Put `count` records that are marked as lost over a damaged range; but for their headers its bytes stay."""
-        cdef Record* record
+        cdef Record header
         cdef uint64_t at, span
         cdef uint64_t left = count
         assert 0 < count * RECORD_SPAN_MIN <= behind - offset
+        memset(&header, 0, sizeof(Record))
+        header.flags = RECORD_LOST
         # The last one first, which takes all that the others leave: whenever a kill comes, the rest is damaged still.
         while left:
             left -= 1
             at = offset + left * RECORD_SPAN_MIN
             span = behind - at if left == count - 1 else <uint64_t> RECORD_SPAN_MIN
-            record = <Record*> (self.base + at)
-            store_word(self.base + at, 0)
-            memset(self.base + at + 8, 0, RECORD_HEADER_BYTES - 8)
-            record.seq = seq + left
-            record.flags = RECORD_LOST
-            record.size_bytes = <uint32_t> (span - RECORD_HEADER_BYTES)
-            record.checksum = record_checksum(record)
+            header.seq = seq + left
+            header.size_bytes = <uint32_t> (span - RECORD_HEADER_BYTES)
+            header.checksum = crc32c(
+                crc32c(header.size_bytes, <const char*> &header + 8, RECORD_HEADER_BYTES - 8),
+                self.base + at + RECORD_HEADER_BYTES, header.size_bytes)
+            memcpy(self.base + at + 8, <const char*> &header + 8, RECORD_HEADER_BYTES - 8)
+            # Not before: without the damaged record's size, which may be unsynced, a start would find the end here.
+            store_word(self.base + at, (<uint64_t*> &header)[0])
         return 0

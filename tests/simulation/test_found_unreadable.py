@@ -1,5 +1,7 @@
 """Schedules with unreadable pages that the simulator has found and shrunk, each named after its fault."""
 
+import pytest
+
 FEATURES = ["unmapping", "unreadable", "writes"]
 
 
@@ -367,6 +369,22 @@ def test_deferred_messages_of_a_parked_log_that_cannot_be_read_are_parked_again(
             ("write_back", 3, 5),
             ("spoil", 2, 0, 8),
             ("dpub", 0, 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
+
+
+@pytest.mark.parametrize("stores", range(20, 34))
+def test_a_start_that_dies_while_it_bridges_unreadable_records_loses_none_behind_them(simulate, stores):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 1, 0),
+            ("http_pub", 0, 5, 44596, 0),
+            ("stop",),
+            ("spoil", 1, 0, 28563),
+            ("die_at_store", stores, 0, 0),
+            ("create_channel_at", 0, 0, 0),
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
