@@ -102,7 +102,7 @@ class DamageReport(DamageCount):
 
     def _target(self, name: str) -> str:
         assert self._directory is not None, "a log in memory has no files"
-        directory = os.path.join(os.path.dirname(self._directory), DAMAGED_DIRECTORY)
+        directory = damaged_directory(self._directory)
         self._files.make_directory(directory)
         return free_name(self._files, os.path.join(directory, name))
 
@@ -115,6 +115,11 @@ class DamageReport(DamageCount):
         except OSError as error:
             return f"no copy kept: {error}"
         return f"kept in {target}"
+
+
+def damaged_directory(log_directory: str) -> str:
+    """Return the directory for the damaged data of a log."""
+    return os.path.join(os.path.dirname(log_directory), DAMAGED_DIRECTORY)
 
 
 def free_name(files: "Files", path: str) -> str:

@@ -7,6 +7,7 @@ order, before its log is opened. The bytes of an entry return to their offset in
     found                           action
     the file is missing             create it, if the entry holds the segment's beginning: the name was not durable.
                                     Otherwise the file was removed, because all of its records were finished
+    the file is in damaged/         nothing: an earlier start moved it there, and later records took its ordinals
     a later segment                 nothing: the file was reused
     an earlier segment, or none     write the segment's beginning; an entry without the beginning is skipped
     the same segment                write the bytes after its header
@@ -27,7 +28,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pyqd.diskqueue.damage import BAD
+from pyqd.diskqueue.damage import BAD, damaged_directory
 from pyqd.diskqueue.file_headers import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
@@ -201,8 +202,10 @@ class JournaledTopic:
                 self._put_back(entry, os.path.join(log_directory, f"{entry.file_number}{SUFFIX}"))
 
     def _put_back(self, entry: Entry, path: str) -> None:
-        """Write the bytes of one entry, unless the file has a later segment or none can be begun."""
+        """Write the bytes of one entry, unless the file has a later segment, is set aside, or none can be begun."""
         there = self._files.exists(path)
+        if not there and self._is_set_aside(path):
+            return
         header = self._header_of(path) if there else None
         mine = (entry.segment_number, entry.first_seq)
         theirs = (0, 0) if header is None else (header.number, header.first_seq)
@@ -234,6 +237,14 @@ class JournaledTopic:
                 # The log finds and bridges the damage, as with any unreadable page.
                 logger.error("%s; %d bytes of acknowledged messages are not restored", error, len(part))
             at += length
+
+    def _is_set_aside(self, path: str) -> bool:
+        """Return whether an earlier start has moved a segment out of the log as damaged.
+
+        Segments written since then may have its number and ordinals: they would be taken for duplicates of it.
+        """
+        directory, name = os.path.split(path)
+        return self._files.exists(os.path.join(damaged_directory(directory), name))
 
     def _is_readable(self, path: str, at: int) -> bool:
         """Return whether the page with the byte at an offset can be read. Raises: StorageError for anything but EIO."""

@@ -388,3 +388,45 @@ def test_a_start_that_dies_while_it_bridges_unreadable_records_loses_none_behind
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_full_disk_starts_after_a_segment_in_the_journal_was_set_aside(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dpub", 1, 0, 0),
+            ("dpub", 0, 0, 0),
+            ("spoil", 0, 0, 34154),
+            ("sync",),
+            ("dpub", 1, 0, 0),
+            ("sync",),
+            ("create_channel_at", 0, 0, 0),
+            ("spoil", 1, 3, 2),
+            ("sync",),
+            ("fill", 0),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
+
+
+@pytest.mark.parametrize("published", [1, 2])
+def test_a_segment_that_was_set_aside_does_not_come_back_from_the_journal_in_place_of_its_successor(
+    simulate, published
+):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dpub", 1, 0, 0),
+            ("dpub", 0, 0, 0),
+            ("spoil", 0, 0, 34154),
+            ("sync",),
+            ("dpub", 1, 0, 0),
+            ("sync",),
+            ("create_channel_at", 0, 0, 0),
+            ("spoil", 1, 3, 2),
+            *[("pub", 1, 0), ("jobs",)] * published,
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
