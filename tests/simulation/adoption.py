@@ -367,6 +367,9 @@ class Adoption:
         parked = parked_ids(found)
         channel.copies = {number: self.copy_of(row, row.guid in parked) for number, row in sorted(rows.items())}
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
+        if self.is_forgotten(name):
+            # Until the next sync, a power cut may undo a seek or FIN that only the lost ledger had on stable storage.
+            channel.synced = 0
         for number in copies.keys() - rows.keys():
             channel.done[number] = self.model.stamp
             dropped = number in maybe or (self.power and not topic.messages[number].durable)

@@ -430,3 +430,27 @@ def test_a_segment_that_was_set_aside_does_not_come_back_from_the_journal_in_pla
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_parked_messages_that_a_seek_skipped_may_come_again_until_a_sync_covers_a_ledger_that_was_made_again(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("die_at_store", 1, 0, 0),
+            ("pub", 1, 0),
+            ("dmpub", 1, 1, 0, 0),
+            ("sub", 1, 1, 0),
+            ("seek", 0, 1),
+            ("sub", 0, 2, 0),
+            ("sync",),
+            ("die_at_store", 0, 0, 0),
+            ("sub", 0, 0, 0),
+            ("spoil", 1, 3, 42877),
+            ("spoil", 4, 0, 17857),
+            ("empty_channel", 0),
+            ("die_at_store", 0, 0, 0),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
