@@ -37,6 +37,22 @@ class FullFiles(Files):
         return super().new_mapped(path, size_bytes, populate)
 
 
+class Jobs:
+    """Blocking jobs, run on request."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, job, done):
+        self.waiting.append((job, done))
+
+    def run(self, error=None):
+        """Run all jobs, also those that these submit. error: what they fail with, without being run."""
+        while self.waiting:
+            job, done = self.waiting.pop(0)
+            done(None if error else job(), error)
+
+
 class NotedJobs(SegmentJobs):
     """Note the spares that a pool asks for, the segments made on the spot, and those removed, whose files stay."""
 

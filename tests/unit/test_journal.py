@@ -13,7 +13,7 @@ from pyqd.diskqueue.redo import Redo, commits_in, entries_of
 from pyqd.diskqueue.space_limit import DiskReserve
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CommitBuffer
 from pyqd.primitives.errors import DiskFull, StorageError, storage_error
-from tests.support.storage import broker_on, publish
+from tests.support.storage import Jobs, broker_on, publish
 
 FILE_BYTES = 4 * BLOCK_SIZE
 
@@ -176,21 +176,6 @@ def test_a_commit_with_a_changed_byte_is_none(topic):
 
 
 # The files.
-
-
-class Jobs:
-    """Blocking jobs, run on request. failing: error of creating the next file."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def submit(self, job, done):
-        self.waiting.append((job, done))
-
-    def run(self):
-        while self.waiting:
-            job, done = self.waiting.pop(0)
-            done(job(), None)
 
 
 class JournalFiles(Files):

@@ -10,7 +10,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
-from tests.support.storage import body_of, broker_on, consumer_on, run_all_wakes
+from tests.support.storage import Jobs, body_of, broker_on, consumer_on, run_all_wakes
 
 # More than one turn parks, on any channel.
 MANY = 20_000
@@ -239,28 +239,11 @@ def test_the_first_deferred_message_of_many_channels_opens_their_parked_logs_ove
 BEYOND_RING = 40_000
 
 
-class Jobs:
-    """Background jobs that run when the test says so."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def add(self, job, done):
-        self.waiting.append((job, done))
-
-    def run(self, error=None):
-        for job, done in self.waiting[:]:
-            self.waiting.remove((job, done))
-            if error is None:
-                job()
-            done(None, error)
-
-
 @pytest.fixture
 def jobs(topic, monkeypatch):
     """Return the jobs of a topic whose ledgers grow in them."""
     jobs = Jobs()
-    monkeypatch.setattr(topic.broker, "in_background", jobs.add)
+    monkeypatch.setattr(topic.broker, "in_background", jobs.submit)
     return jobs
 
 
