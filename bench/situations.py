@@ -487,6 +487,12 @@ def delete_topic_wide(bench: Bench) -> Step:
     time.sleep(bench.scale)
 
 
+def make_topics(bench: Bench) -> Step:
+    yield
+    for index in range(bench.count(1000)):
+        bench.make_channels(10, f"t{index}")
+
+
 def config_changed(bench: Bench) -> Step:
     for index in range(bench.count(1000)):
         bench.make_channels(10, f"t{index}")
@@ -593,6 +599,7 @@ SITUATIONS = (
     Situation("retention lets go of 1,600 segments", retention_sweep, SEGMENTS_SMALL),
     Situation("2 GB of large messages fill segment after segment", rolls),
     Situation("a topic with 10,000 channels is deleted", delete_topic_wide),
+    Situation("1,000 topics with 10 channels are made", make_topics),
     Situation("options change that count for 1,000 topics with 10 channels", config_changed),
     Situation("200 TLS handshakes at once", handshakes, upgrade="tls_v1"),
     Situation("stop with 1,000 topics with 10 channels and 400 consumers, until it listens no more", stop, ends=True),

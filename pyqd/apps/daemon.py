@@ -57,7 +57,7 @@ from pyqd.net.shedding import Shedder
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat
-from pyqd.primitives.memory import loading, watch_collections
+from pyqd.primitives.memory import FullCollections, loading, watch_collections
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.drain import Drain
@@ -225,6 +225,7 @@ class Daemon:
     def start(self) -> None:
         """Load the data from disk, then listen."""
         watch_collections()
+        FullCollections.stop_automatic()
         import_on_start(self.broker.files, self.broker.root, self.options)
         with loading():
             self.broker.load()

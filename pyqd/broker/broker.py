@@ -33,7 +33,6 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.schedule import Scheduler
 from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError
-from pyqd.primitives.memory import thaw
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str, topic_dir, topic_of_dir
 
 TOPICS_DIRECTORY = "topics"
@@ -385,7 +384,6 @@ class Broker:
         logged before.
         """
         assert moved.startswith(os.path.join(self.root, DISCARDED_DIRECTORY) + os.sep), "the files are still in use"
-        thaw()
 
         def remove() -> None:
             # First, or a power failure could bring a part of it back under its old name.

@@ -9,6 +9,7 @@ Source: docs/space.md.
 
 import logging
 import os
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ class Reclaimer:
     """Reclaims space of one topic, a bounded amount at a time."""
 
     def __init__(self, topic: "Topic") -> None:
-        self.topic = topic
+        # No cycle: a deleted topic must go without a full collection.
+        self.topic: Topic = weakref.proxy(topic)
         self._quiet_end = -1
         self._quiet_since_ns = 0
 

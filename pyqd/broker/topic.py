@@ -293,6 +293,7 @@ class Topic(TopicCore):
             self.on_drop_wanted = self.drop_channels
             return True
         self.on_drop_wanted = None
+        self.names.forget_all()
         super().abandon()
         self.reader = LogReader(self.log)
         self.settle_dead_letters()

@@ -10,6 +10,7 @@ Source: docs/space.md.
 """
 
 import errno
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -32,7 +33,8 @@ class TopicQuota(SpaceLimit):
     """
 
     def __init__(self, topic: "Topic") -> None:
-        self.topic = topic
+        # No cycle: a deleted topic must go without a full collection.
+        self.topic: Topic = weakref.proxy(topic)
         self.refusal: str | None = None
         self._lifted = False
         self.apply()

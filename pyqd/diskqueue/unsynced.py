@@ -37,6 +37,10 @@ class Names:
         """Drop a directory that is gone."""
         self._change_of.pop(directory, None)
 
+    def forget_all(self) -> None:
+        """Drop all directories: the topic is deleted."""
+        self._change_of.clear()
+
     def gather(self) -> Gathered:
         """Return the changes that a sync about to begin covers."""
         return dict(self._change_of)

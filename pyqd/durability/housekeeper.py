@@ -1,4 +1,4 @@
-"""Reclaims disk space in the background: tends each topic every few seconds, sooner if one is short of space.
+"""Reclaims disk space and memory in the background: tends each topic every few seconds, sooner if one lacks space.
 
 Tending a topic with nothing to reclaim costs about a microsecond. Topics are tended some at a time, and the loop runs
 in between. Source: docs/space.md.
@@ -14,6 +14,7 @@ from pyqd.hot.primitives.clock import mono
 from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import StorageError
+from pyqd.primitives.memory import FullCollections
 
 LOOK_S = 5.0
 LOOK_SHORT_OF_ROOM_S = 0.25
@@ -30,6 +31,7 @@ class Housekeeper:
         self._broker = broker
         self._on_internal_error = on_internal_error
         self._greenlet: gevent.Greenlet[[], None] | None = None
+        self._collections = FullCollections()
 
     def start(self) -> None:
         """Start to reclaim space every few seconds."""
@@ -52,11 +54,13 @@ class Housekeeper:
                 self.reclaim_all()
 
     def reclaim_all(self) -> None:
-        """Tend every topic once, after the placeholders of missing files. Switches: yes."""
+        """Tend every topic once, after the placeholders of missing files; then the collector. Switches: yes."""
         self._broker.placeholders.settle()
         self._broker.retry_removals()
         self._broker.tracing.tend()
+        owner_count = self._broker.capacity.connection_count()
         for index, topic in enumerate(list(self._broker.topics.values()), 1):
+            owner_count += 1 + len(topic.channels_by_name)
             if not topic.exiting:
                 try:
                     topic.reclaimer.run(mono())
@@ -64,3 +68,4 @@ class Housekeeper:
                     log_failure(None, error)
             if index % TOPICS_PER_SLICE == 0:
                 yield_to_loop()
+        self._collections.tend(owner_count)

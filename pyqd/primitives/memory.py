@@ -16,6 +16,12 @@ from cffi import FFI
 
 STATM: Final = "/proc/self/statm"
 PAUSES_KEPT: Final = 256
+NEVER: Final = 2**31 - 1
+# Measured: 41 for a topic, 33 for a channel, 27 for a connection over TCP and 41 over HTTP.
+BLOCKS_PER_OWNER: Final = 36
+# Some 100 MB.
+UNEXPLAINED_BLOCKS_MAX: Final = 1_000_000
+YOUNG: Final = 1
 
 _ffi = FFI()
 _ffi.cdef(
@@ -31,7 +37,6 @@ _libc: Any = _ffi.dlopen(None)
 
 _pauses_us: deque[int] = deque(maxlen=PAUSES_KEPT)
 _started_ns = 0
-_is_frozen = False
 
 
 def _collecting(phase: str, _info: dict[str, int]) -> None:
@@ -50,27 +55,51 @@ def watch_collections() -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Create long-lived objects in this context: the collector skips them now and until `thaw`.
-
-    A full collection over the objects of 50,000 topics takes a third of a second, during which no client is served.
-    """
-    global _is_frozen
+    """Create long-lived objects in this context: no collection examines them except a full one."""
     gc.disable()
     try:
         yield
+        # From the youngest generation, where the next collection would find them, to the oldest.
         gc.freeze()
-        _is_frozen = True
+        gc.unfreeze()
     finally:
         gc.enable()
 
 
-def thaw() -> None:
-    """Let the collector examine all objects again, because some of the frozen ones have become garbage."""
-    global _is_frozen
-    if _is_frozen:
-        # gc.get_freeze_count() would count the objects one by one, which takes some milliseconds.
-        _is_frozen = False
-        gc.unfreeze()
+class FullCollections:
+    """Full collections of a daemon: none, unless memory grows without a reason.
+
+    A full collection examines all objects and holds the event loop for some 0.2 s with 1,000 topics of 10 channels, or
+    40 ms with none. The objects of connections, requests, topics and channels form no cycles, so that they go without
+    the collector. If cycles come from elsewhere and outlive the collections of young objects, blocks of the
+    interpreter pile up that no topic, channel or connection explains. A full collection then costs less than they do.
+    """
+
+    def __init__(self) -> None:
+        # Least number without an owner since the last full collection.
+        self._least_blocks: int | None = None
+
+    @staticmethod
+    def stop_automatic() -> None:
+        """Let automatic collections examine young objects only, in the whole process."""
+        young, middle, _ = gc.get_threshold()
+        gc.set_threshold(young, middle, NEVER)
+
+    def tend(self, owner_count: int) -> bool:
+        """Collect if blocks have piled up; called every few seconds. Returns: whether it collected.
+
+        owner_count: topics, channels and connections at present. Cost: O(pages of the interpreter), 0.1 ms per million
+        blocks.
+        """
+        owned_blocks = BLOCKS_PER_OWNER * owner_count
+        blocks = sys.getallocatedblocks() - owned_blocks
+        least = blocks if self._least_blocks is None else self._least_blocks
+        collects = blocks - least > max(UNEXPLAINED_BLOCKS_MAX, owned_blocks // 2)
+        if collects:
+            gc.collect()
+            least = sys.getallocatedblocks() - owned_blocks
+        self._least_blocks = min(blocks, least)
+        return collects
 
 
 def pause_us(percent: int) -> int:
@@ -116,8 +145,11 @@ def memory_stats() -> dict[str, int]:
 
 
 def release_free_memory() -> None:
-    """Collect garbage and return the C library's free memory to the system. Blocks meanwhile."""
-    gc.collect()
+    """Collect garbage of young objects, and return the C library's free memory to the system. Blocks meanwhile.
+
+    No full collection: `FullCollections` sees to these.
+    """
+    gc.collect(YOUNG)
     try:
         _libc.malloc_trim(0)
     except AttributeError:

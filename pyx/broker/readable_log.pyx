@@ -14,7 +14,7 @@ from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 
 @cython.final
 cdef class ReadableLog:
-    """Readable part of a log. topic: woken when the log can be trimmed. end: ordinal."""
+    """Readable part of a log. topic: woken when the log can be trimmed; None once it is deleted. end: ordinal."""
 
     def __init__(self, Log log not None, Scheduler scheduler not None, Scheduled topic not None, uint64_t end):
         assert end <= log.end
@@ -27,6 +27,8 @@ cdef class ReadableLog:
 
     cdef int request_trim(self) except -1:
         """Schedule a run of the topic, which trims its log."""
+        if self.topic is None:
+            return 0
         self.trim_wanted = True
         return self.scheduler.request_wake(self.topic)
 

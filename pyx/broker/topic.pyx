@@ -822,6 +822,8 @@ cdef class TopicCore(Scheduled):
         self.readable.oldest_unfinished = self.log.active
         self.forget_held()
         self.readable.trim_wanted = False
+        # No cycle: a deleted topic must go without a full collection.
+        self.readable.topic = None
 
     def resume_ids_after(self, uint64_t guid):
         """Use only ids above one that was found on disk: the state page may be older than the records."""
