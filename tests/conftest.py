@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.support.certificates import Certificates
 
+# Collections of the younger objects before a full one; the interpreter's own number is 10.
+FULL_COLLECTION_AFTER = 100
 # Each starts a daemon for one test, which takes longer than most tests: these are not for a quick look.
 ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 
@@ -67,6 +70,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A full collection, which examines 10,000 tests, takes a second, and each process would run one every few seconds.
+    gc.disable()
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_AFTER)
     # Under nohup, or in the background of a script, a process ignores these, and so would each program that a test
     # starts to send it one.
     for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
@@ -103,6 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let only a few tests be repeated, of those that share the machine's time with others and depend on it."""
+    gc.freeze()
+    gc.enable()
     if not session.config.getoption("second_look"):
         return
     failed = [item.nodeid for item in session.items]
