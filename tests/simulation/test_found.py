@@ -857,3 +857,10 @@ def test_dead_letters_that_an_operator_deleted_are_not_missed_after_a_kill_befor
         ],
         features=["trace"],
     )
+
+
+def test_a_deferred_message_that_comes_due_before_it_is_parked_has_one_attempt_after_a_kill(simulate):
+    simulate(
+        sync_each=True,
+        steps=[("sub", 0, 0, 39285), ("http_pub", 0, 5, 0, 2), ("advance", 0), ("advance", 3), ("kill",)],
+    )
