@@ -39,6 +39,7 @@ from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.housekeeper import Housekeeper
 from pyqd.durability.syncer import Syncer
+from pyqd.hot.diskqueue import releases
 from pyqd.hot.net import buffers
 from pyqd.lookupd.channel_query import ChannelQuery
 from pyqd.lookupd.channel_search import ChannelSearch
@@ -250,6 +251,7 @@ class Daemon:
         self.housekeeper.start()
         self.statsd.start()
         self.loop_lag.start()
+        releases.start()
 
     def find_lookup_daemons(self, options: Options) -> None:
         """Register with the lookup daemons of the options. PUT /config may have set the list to null."""
@@ -331,6 +333,7 @@ class Daemon:
         self.commit_background.stop()
         self.fin_background.stop()
         self.direct.stop()
+        releases.stop()
 
 
 def run(options: Options) -> int:

@@ -18,6 +18,7 @@ from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.diskqueue.unsynced import Names
 from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
+from pyqd.hot.diskqueue import releases
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
@@ -330,6 +331,7 @@ class Topic(TopicCore):
         for log in self.logs():
             log.pool.jobs = SegmentJobs()
             log.pool.drop_spares()
+        releases.settle()
 
     def hold_files(self) -> None:
         """Keep state and ledgers mapped for good, as clients may hold the topic longer than it has files.

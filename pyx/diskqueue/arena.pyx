@@ -32,13 +32,18 @@ page is lost, and treats it as damage. So a start continues, and needs no read o
 signal ends the process, because no reader would check the zeros. A store to such a page ends it as well, because
 the store would be in no file. The next start finds the damage.
 
+An extent that is freed while it is mapped may hold the last reference to a removed file. The mapping is removed by the
+thread of pyx/diskqueue/releases.pyx, and without the lock, because freeing the file's blocks takes up to 250 ms. The
+extent leaves list and table before, and its slots are free afterwards. While a quarter of the budget is *leaving* in
+that way, further extents are unmapped on the spot.
+
 If a file cannot be mapped again, the process ends: a message on standard error names the file, then the previous
 handler of SIGSEGV runs. All stored bytes are in the page cache, as after any kill.
 
 Invariants:
-1. `mapped` counts the extents that are not EXTENT_ABSENT; each of these is in the list of its state.
-2. A pinned extent is EXTENT_PRESENT, and so is one with a lost page. A removed one that is present has memory of its
-   own and is never unmapped.
+1. `mapped` counts the extents that are not EXTENT_ABSENT; each of these is in the list of its state, or is leaving.
+2. A pinned extent is EXTENT_PRESENT, and so is one with a lost page. A removed one that is present is never guarded,
+   so it stays mapped for its life: to its file, or to memory of its own if it was absent.
 3. Code that holds the lock touches no address of the arena, and the handlers neither allocate nor free memory.
 
 Rejected: several files of one topic in one file (another format, and still a mapping for each topic); unloading idle
@@ -51,8 +56,9 @@ Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel
 from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset, strdup, strlen
+from libc.string cimport memcpy, memset, strdup, strlen
 
+from pyqd.hot.diskqueue.releases cimport Release, close_later, run_later
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
@@ -63,6 +69,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* address, size_t length)
     int madvise(void* address, size_t length, int advice)
     enum:
+        MADV_DONTNEED
         MADV_RANDOM
         PROT_NONE
         PROT_READ
@@ -77,6 +84,7 @@ cdef extern from "<sys/stat.h>" nogil:
     cdef struct stat_of "stat":
         uint64_t st_dev
         uint64_t st_ino
+        uint64_t st_nlink
         long st_size
     int fstat(int fd, stat_of* found)
 
@@ -159,6 +167,7 @@ cdef ExtentList present
 cdef ExtentList guarded
 cdef uint64_t extents = 0
 cdef uint64_t mapped = 0
+cdef uint64_t leaving = 0                # of the mapped ones
 cdef uint64_t pinned = 0                 # of the mapped ones
 cdef uint64_t budget = 16384
 cdef bint is_loading = False
@@ -504,7 +513,8 @@ cdef void guard(uint64_t count) noexcept nogil:
         left -= 1
         extent = present.first
         remove(&present, extent)
-        if extent.pin_count == 0 and mprotect(extent.base, whole_pages(extent.size_bytes), PROT_NONE) == 0:
+        if extent.pin_count == 0 and not extent.removed and (
+                mprotect(extent.base, whole_pages(extent.size_bytes), PROT_NONE) == 0):
             guard_counter += 1
             extent.guarded_at = guard_counter
             extent.state = EXTENT_GUARDED
@@ -643,27 +653,53 @@ cdef Extent* extent_of(
 
 
 cdef void extent_free(Extent* extent) noexcept nogil:
-    """Unmap an extent for good."""
-    global extents, mapped, pinned
-    cdef uint64_t slot = <uint64_t> (extent.base - arena) // SLOT_BYTES
-    cdef bint unmapped = True
+    """Unmap an extent for good, beside the event loop if it is mapped and there is a thread."""
+    global leaving, pinned
+    cdef bint later = False
     lock()
     debug_require(extents > 0)
     debug_require(extent_at(extent.base) == extent)
     if extent.state != EXTENT_ABSENT:
         remove(&present if extent.state == EXTENT_PRESENT else &guarded, extent)
-        mapped -= 1
         pinned -= extent.pin_count > 0
-        unmapped = unmap(extent)
-    extents -= 1
+        later = leaving < budget // 4
+        leaving += 1
     if extent.lost_pages != 0:
         forget_lost(extent)
-    set_holder(&slot_table, slot, extent.order, NULL)
+    set_holder(&slot_table, slot_of(extent), extent.order, NULL)
+    unlock()
+    extent.release.run = finish_free
+    if later:
+        run_later(&extent.release)
+    else:
+        finish_free(&extent.release)
+
+
+cdef void finish_free(Release* release) noexcept nogil:
+    """Unmap an extent that no list and no table has any more, then free its slots."""
+    global extents, mapped, leaving
+    cdef Extent* extent = <Extent*> release
+    cdef bint unmapped = True
+    # Not under the lock: the caller of any other function would wait until the file's blocks are free.
+    if extent.state != EXTENT_ABSENT:
+        # The mapping that replaces this one locks all mappings of the process, for as long as there are pages: 4 ms.
+        # This call locks only its own range since Linux 6.17.
+        madvise(extent.base, extent.size_bytes, MADV_DONTNEED)
+        unmapped = unmap(extent)
+    lock()
+    extents -= 1
+    if extent.state != EXTENT_ABSENT:
+        mapped -= 1
+        leaving -= 1
     if unmapped:
-        free_slots(&slot_table, slot, extent.order)
+        free_slots(&slot_table, slot_of(extent), extent.order)
     unlock()
     free(extent.path)
     free(extent)
+
+
+cdef uint64_t slot_of(const Extent* extent) noexcept nogil:
+    return <uint64_t> (extent.base - arena) // SLOT_BYTES
 
 
 cdef int extent_pin(Extent* extent) noexcept nogil:
@@ -702,8 +738,13 @@ cdef int extent_move(Extent* extent, const char* path) noexcept nogil:
 
 
 cdef void extent_remove(Extent* extent) noexcept nogil:
-    """Record that an extent's file is removed or about to be: no other file of its path is mapped in its place then."""
+    """Record that an extent's file is removed or about to be: no other file of its path is mapped in its place then.
+
+    A mapped extent stays mapped for its life: to unmap it for another file would free the blocks on the event loop.
+    """
     lock()
+    if extent.state == EXTENT_GUARDED:
+        make_present(extent)
     extent.removed = True
     unlock()
 
@@ -749,7 +790,8 @@ def check():
     lock()
     is_sound = list_is_sound(&present, EXTENT_PRESENT, &pinned_found) and list_is_sound(
         &guarded, EXTENT_GUARDED, &pinned_found)
-    is_sound = is_sound and pinned_found == pinned and present.count + guarded.count == mapped <= extents
+    is_sound = is_sound and pinned_found == pinned and (
+        present.count + guarded.count + leaving == mapped <= extents)
     unlock()
     assert is_sound, "the lists of extents and their counts disagree"
 
@@ -825,11 +867,24 @@ def begin_sync():
 def end_sync(uint64_t begun):
     """Record that all bytes stored before `begin_sync` returned the token are on stable storage."""
     global synced_guard, kept_count
+    cdef int[KEPT_MAX] unneeded
+    cdef uint32_t count = 0
     assert begun <= guard_counter, "the token is one of `begin_sync`"
     lock()
     if begun >= synced_guard:
         synced_guard = begun
-        while kept_count > 0:
-            kept_count -= 1
-            close(kept[kept_count])
+        count = kept_count
+        memcpy(unneeded, kept, count * sizeof(int))
+        kept_count = 0
     unlock()
+    for index in range(count):
+        close_kept(unneeded[index])
+
+
+cdef void close_kept(int fd) noexcept nogil:
+    """Close a descriptor of an unmapped file, beside the event loop if the file has been removed since."""
+    cdef stat_of found
+    if fstat(fd, &found) == 0 and found.st_nlink == 0:
+        close_later(fd)
+    else:
+        close(fd)

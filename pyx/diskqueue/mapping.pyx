@@ -7,6 +7,9 @@ operating system that tests replace.
 A file is mapped in the arena (pyx/diskqueue/arena.pyx), which unmaps it while it is not in use. Its path is therefore
 kept up to date: code that renames the file calls `moved`, and code that removes it calls `file_removed`. Memory that
 the caller has mapped stays mapped.
+
+The mapping or the descriptor may be the last reference to a removed file, so an object that goes leaves both to the
+thread of pyx/diskqueue/releases.pyx.
 """
 
 from libc.errno cimport EEXIST, ENOENT, errno
@@ -28,6 +31,7 @@ from pyqd.hot.diskqueue.arena cimport (
     extent_unpin,
 )
 
+from pyqd.hot.diskqueue.releases cimport close_later, unmap_later
 from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.primitives.errors import CorruptionError, storage_error
@@ -181,14 +185,17 @@ cdef class Mapping:
 
     def __dealloc__(self):
         global unmanaged
-        self.close()
+        if self.fd >= 0:
+            close_later(self.take_descriptor())
         if self.extent != NULL:
             extent_free(self.extent)
         elif self.on_heap:
             free(self.base)
+        elif self.path is not None:
+            unmap_later(self.base, self.size_bytes)
+            unmanaged -= self.counted
         elif self.base != NULL:
             munmap(self.base, self.size_bytes)
-            unmanaged -= self.counted
 
     def pin(self):
         """Keep the range mapped until `unpin`. Returns: False if its file is gone. Raises: StorageError."""
@@ -303,11 +310,18 @@ cdef class Mapping:
 
     cdef void close(self) noexcept:
         """Close the descriptor of the file, if there is one; the range stays mapped."""
-        if self.fd >= 0:
+        cdef int fd = self.take_descriptor()
+        if fd >= 0:
+            close(fd)
+
+    cdef int take_descriptor(self) noexcept:
+        """Return the descriptor of the file, for the caller to close; -1: there is none."""
+        cdef int fd = self.fd
+        if fd >= 0:
             debug_require(holders[self.place] == <Holder> self)
-            close(self.fd)
             self.fd = -1
             holders[self.place] = NULL
+        return fd
 
     def dirty_again(self, uint64_t start_bytes, uint64_t length_bytes):
         """Make the pages of a page-aligned range dirty without changing a byte; in any thread, with the lock released.

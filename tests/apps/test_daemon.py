@@ -225,6 +225,11 @@ def cpu_s(daemon: Daemon) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_removed_files_are_unmapped_by_a_thread_of_their_own(daemon: Daemon) -> None:
+    names = [path.read_text() for path in Path(f"/proc/{daemon.pid}/task").glob("*/comm")]
+    assert names.count("pyqd-releases\n") == 1
+
+
 def test_a_daemon_sleeps_after_its_clients_have_gone(tmp_path: Path) -> None:
     """A loop that never waits takes all it can get, however busy the machine is; one that does takes nearly nothing."""
     daemon = Daemon(pyqd(), tmp_path, ["-first-command-timeout=200ms", "-command-timeout=200ms"])

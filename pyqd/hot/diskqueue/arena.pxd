@@ -1,6 +1,7 @@
 # Address range in which files are mapped on demand. Design notes: pyx/diskqueue/arena.pyx.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from pyqd.hot.diskqueue.releases cimport Release
 from pyqd.hot.primitives.debug cimport debug_require
 
 cdef enum ExtentState:
@@ -9,6 +10,7 @@ cdef enum ExtentState:
     EXTENT_GUARDED                       # mapped without access rights: the next access shows that it is in use
 
 cdef struct Extent:
+    Release release                      # first, so that its address is that of the extent; used by `extent_free`
     char* base                           # of its slots; page aligned
     uint64_t size_bytes                  # of the file
     char* path                           # owned; replaced under the lock

@@ -55,6 +55,7 @@ cdef class Mapping:
             self.extent.verified = verified
 
     cdef void close(self) noexcept
+    cdef int take_descriptor(self) noexcept
     cdef void stop_read_ahead(self) noexcept
     cdef void read_ahead(self) noexcept
     cdef void advise(self, bint alone) noexcept
