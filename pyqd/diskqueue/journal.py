@@ -63,8 +63,8 @@ class UsedFile(NamedTuple):
     file: JournalFile
 
 
-def ignore_request() -> None:
-    """Ignore the journal's request for a sync."""
+def do_nothing() -> None:
+    """Ignore the journal's request for a sync, or the end of a removal."""
 
 
 class Journal:
@@ -87,7 +87,7 @@ class Journal:
         self.directory = directory
         self.file_bytes = file_bytes
         # Called when the files run out, because a sync would release some.
-        self.on_sync_wanted: Callable[[], None] = ignore_request
+        self.on_sync_wanted: Callable[[], None] = do_nothing
         # Creation time of the newest topic. It distinguishes topics of one name, so it never goes back.
         self.latest_created_ns = 0
         self._in_background = in_background
@@ -197,7 +197,7 @@ class Journal:
         assert kept <= self._generation + 1, "kept is the result of `rotate`"
         former, self._former = self._former, []
         for _, path in former:
-            self._remove(path)
+            self._remove(path, do_nothing)
         while self._used and self._used[0].generation < kept:
             file = self._used.pop(0).file
             if len(self._used) + len(self._free) < FILES_KEPT or file is self._busy:
@@ -275,16 +275,38 @@ class Journal:
             time.sleep(ZEROS_REST_S)
 
     def _give_up(self, file: JournalFile) -> None:
-        self._file_count -= 1
-        file.close()
-        self._remove(file.path)
+        """Close and remove a file in a thread. Until then it counts, because it has a descriptor."""
 
-    def _remove(self, path: str) -> None:
-        try:
-            self.files.remove(path)
-        except StorageError as error:
-            # The next start finds the file by its generation.
-            logger.warning("DISKQUEUE: cannot remove a journal file: %s; the next start removes it", error)
+        def closed() -> None:
+            self._file_count -= 1
+            self._want_file()
+
+        self._remove(file.path, closed, file)
+
+    def _remove(self, path: str, removed: Callable[[], None], file: JournalFile | None = None) -> None:
+        """Remove a file in a thread, because freeing its blocks takes up to 100 ms. file: is closed before.
+
+        removed: called afterwards, also if the removal has failed.
+        """
+
+        def remove() -> StorageError | None:
+            if file is not None:
+                file.close()
+            try:
+                self.files.remove(path)
+            except StorageError as error:
+                return error
+            return None
+
+        def done(failed: StorageError | None, error: BaseException | None) -> None:
+            if failed or error:
+                # The next start finds the file by its generation.
+                logger.warning(
+                    "DISKQUEUE: cannot remove a journal file: %s; the next start removes it", failed or error
+                )
+            removed()
+
+        self._in_background(remove, done)
 
 
 assert FILE_BYTES % BLOCK_SIZE == 0

@@ -513,6 +513,22 @@ def test_a_file_whose_write_is_under_way_is_neither_closed_nor_removed_by_a_rele
     journal.note_written()
 
 
+def test_files_are_closed_and_removed_in_a_thread_and_count_until_then(journal, files, jobs, topic):
+    for _ in range(FILES_MAX):
+        for _ in range(4):
+            write(journal, topic)
+        jobs.run()
+    kept = journal.rotate()
+    journal.release(kept)
+    assert jobs.waiting
+    assert all(fd_is_open(file) and os.path.exists(file.path) for file in files.opened.values())
+    assert len(files.opened) == FILES_MAX
+    jobs.run()
+    remaining = [file for file in files.opened.values() if fd_is_open(file)]
+    assert len(remaining) == journal_module.FILES_KEPT
+    assert sorted(os.listdir(journal.directory)) == sorted(os.path.basename(file.path) for file in remaining)
+
+
 def test_a_stop_removes_all_files_and_closes_all_but_the_one_that_is_written_to(journal, files, jobs, topic):
     for _ in range(3):
         for _ in range(4):
@@ -559,6 +575,7 @@ def test_journal_files_of_a_killed_process_stay_until_the_first_sync_and_count(t
     kept = successor.rotate()
     jobs.run()
     successor.release(kept)
+    jobs.run()
     assert not any(os.path.exists(path) for _, path in left.former)
     write(successor, topic)
     assert len(generations(successor)) == 1
@@ -576,6 +593,7 @@ def test_a_file_that_cannot_be_removed_is_left_to_the_next_start(journal, files,
 
     monkeypatch.setattr(files, "remove", refuse)
     journal.release(journal.rotate())
+    jobs.run()
     assert "failed to remove" in caplog.text
     monkeypatch.undo()
 
