@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def publish_as_space_returns(daemon: Daemon, start: int) -> int:
 
     end = start + RETURNED_COUNT
     for number in range(start, end):
-        wait_until(lambda number=number: is_accepted(number), "there is space for a message")
+        wait_until(partial(is_accepted, number), "there is space for a message")
     return end
 
 
