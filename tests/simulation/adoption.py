@@ -314,10 +314,14 @@ class Adoption:
             )  # fmt: skip
 
     def check_batch(self, topic: Topic) -> None:
-        """Compare a batch that was being published: after a kill all of it is there or none."""
+        """Compare a batch that was being published: after a kill all of it is there or none.
+
+        If a page before it cannot be read, the search for records behind the page may find some of the batch.
+        """
         if self.doubt.batch is None or self.doubt.batch[0] != topic.name or self.power:
             return
-        numbers = {message.number for message in self.doubt.batch[1]}
+        unsure = self.excuses.hidden.get(topic.name, set()) | self.excuses.numbers(topic.name, "")
+        numbers = {message.number for message in self.doubt.batch[1]} - unsure
         places: list[Any] = [topic.held, *(channel.copies for channel in topic.channels.values())]
         for place in places:
             there = numbers & set(place)

@@ -454,3 +454,18 @@ def test_parked_messages_that_a_seek_skipped_may_come_again_until_a_sync_covers_
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_search_for_records_behind_an_unreadable_page_may_find_some_of_a_batch_that_a_kill_interrupted(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 1, 19071),
+            ("create_channel", 0, 0),
+            ("sync",),
+            ("spoil", 4, 0, 3),
+            ("die_at_store", 35, 0, 0),
+            ("dmpub", 1, 5, 0, 0),
+        ],
+        features=["bodiless", *FEATURES],
+    )
