@@ -33,6 +33,7 @@ cdef extern from *:
     """
     #include <pthread.h>
     #include <signal.h>
+    #include <stdlib.h>
     static pthread_mutex_t pyqd_releases_mutex = PTHREAD_MUTEX_INITIALIZER;
     static pthread_cond_t pyqd_releases_wanted = PTHREAD_COND_INITIALIZER;
     static pthread_cond_t pyqd_releases_done = PTHREAD_COND_INITIALIZER;
@@ -44,6 +45,11 @@ cdef extern from *:
     static inline void pyqd_releases_wake_thread(void) { pthread_cond_signal(&pyqd_releases_wanted); }
     static inline void pyqd_releases_wait_done(void) { pthread_cond_wait(&pyqd_releases_done, &pyqd_releases_mutex); }
     static inline void pyqd_releases_wake_waiting(void) { pthread_cond_broadcast(&pyqd_releases_done); }
+    static inline void pyqd_releases_reserve_heap(void) {
+        /* Else the compiler leaves out both calls. */
+        void *volatile block = malloc(1);
+        free(block);
+    }
     /* Signals are for the loop's thread. */
     static int pyqd_releases_create(pthread_t *thread, void *(*start)(void *)) {
         sigset_t every, before;
@@ -64,6 +70,7 @@ cdef extern from *:
     void wake_thread "pyqd_releases_wake_thread" () noexcept nogil
     void wait_done "pyqd_releases_wait_done" () noexcept nogil
     void wake_waiting "pyqd_releases_wake_waiting" () noexcept nogil
+    void reserve_heap "pyqd_releases_reserve_heap" () noexcept nogil
     int create "pyqd_releases_create" (pthread_t* thread, void* (*start)(void*) noexcept nogil)
     int pthread_join(pthread_t thread, void** result) nogil
 
@@ -91,6 +98,7 @@ cdef uint64_t pending = 0
 cdef uint64_t closing = 0                # of the pending ones
 cdef uint64_t users = 0                  # calls of `start` without their `stop`
 cdef bint running = False                # the thread takes releases
+cdef bint begun = False                  # the thread has its memory
 cdef bint held = False                   # for tests
 cdef int owner = 0                       # process that the thread belongs to
 cdef pthread_t thread
@@ -170,10 +178,15 @@ cdef void drop(Release* release) noexcept nogil:
 
 cdef void* work(void* argument) noexcept nogil:
     """Run releases until the last `stop`, then those that are pending. Runs in the thread."""
-    global first, last, pending, closing
+    global first, last, pending, closing, begun
     cdef Release* release
     cdef bint closes
+    # At a thread's first malloc or free, the C library reserves 64 MiB of addresses. With a limit of the address space
+    # (ulimit -v), that must happen before topics are accepted up to the limit.
+    reserve_heap()
     lock()
+    begun = True
+    wake_waiting()
     while True:
         while running and (first == NULL or held):
             wait_wanted()
@@ -195,15 +208,21 @@ cdef void* work(void* argument) noexcept nogil:
 
 def start():
     """Run releases in a thread until `stop` has been called as often as this. Raises: OSError."""
-    global users, running, owner
+    global users, running, owner, begun
     cdef int failed
     if users == 0:
         running = True
+        begun = False
         owner = getpid()
         failed = create(&thread, work)
         if failed:
             running = False
             raise OSError(failed, os.strerror(failed))
+        with nogil:
+            lock()
+            while not begun:
+                wait_done()
+            unlock()
     users += 1
 
 

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,28 @@ from tests.support.storage import broker_on
 FILE_BYTES = 8192
 MAPPED_MAX = 32
 CLOSING_MAX = 16
+
+# In a process of its own: the thread of an earlier test may have left its addresses to the next.
+FIRST_RELEASE = """
+import os, sys
+from pyqd.diskqueue.files import Files
+from pyqd.hot.diskqueue import releases
+
+def size_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+mapping = Files().new_mapped(sys.argv[1], 8192, populate=False)
+releases.start()
+before_bytes = size_bytes()
+mapping.file_removed()
+os.unlink(sys.argv[1])
+del mapping
+releases.settle()
+print(size_bytes() - before_bytes)
+releases.stop()
+"""
+RESERVED_BYTES_MAX = 1 << 20
 
 
 @pytest.fixture
@@ -230,3 +254,10 @@ def test_the_space_of_removed_spares_is_free_when_their_removal_returns(
     broker.close()
     releases.stop()
     releases.hold_for_tests(False)
+
+
+def test_the_first_release_takes_no_addresses_that_a_limit_may_not_leave(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FIRST_RELEASE, str(tmp_path / "file")], capture_output=True, check=True, text=True
+    )
+    assert int(told.stdout) <= RESERVED_BYTES_MAX
