@@ -17,7 +17,8 @@ from pyqd.primitives.durations import HOUR_NS
 from tests.property.test_channel_model import DUE, FAR, IN_FLIGHT, NAMES, QUEUED, SIZES, ChannelMachine
 from tests.support.storage import FullFiles, number_in, options_for
 
-pytestmark = pytest.mark.slow
+# It writes thousands of small files, for which a busy disk takes a minute.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class UnsyncedFiles(FullFiles):
