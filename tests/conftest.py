@@ -71,7 +71,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # A full collection, which examines 10,000 tests, takes a second, and each process would run one every few seconds.
-    gc.disable()
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_AFTER)
     # Under nohup, or in the background of a script, a process ignores these, and so would each program that a test
     # starts to send it one.
@@ -109,8 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let only a few tests be repeated, of those that share the machine's time with others and depend on it."""
+    # No collection examines the tests, which all stay to the end.
     gc.freeze()
-    gc.enable()
     if not session.config.getoption("second_look"):
         return
     failed = [item.nodeid for item in session.items]

@@ -67,8 +67,7 @@ class Questioned:
         path = Path(f"{self.program}.{question}")
         path.touch()
         wait_until(lambda: not path.exists(), "the daemon has answered")
-        answer = Path(f"{path}.answer")
-        return answer.read_text()
+        return Path(f"{path}.answer").read_text()
 
 
 @pytest.fixture
@@ -79,10 +78,6 @@ def questioned(tmp_path: Path) -> Iterator[Questioned]:
         questioned.daemon.stop()
     finally:
         questioned.daemon.kill()
-
-
-def request(daemon: Daemon, method: str, path: str, body: bytes | None = None, **parameters: str) -> None:
-    daemon.http(method, path, body, **parameters)
 
 
 def consume(daemon: Daemon, topic: str) -> None:
@@ -99,24 +94,24 @@ def consume(daemon: Daemon, topic: str) -> None:
 
 def use_http(daemon: Daemon) -> None:
     for path in ("/stats", "/metrics", "/ping", "/nothing", "/info"):
-        request(daemon, "GET", path)
-    request(daemon, "POST", "/pub", b"x", topic="kept")
-    request(daemon, "POST", "/mpub", b"x\ny", topic="kept")
-    request(daemon, "POST", "/pub", b"", topic="kept")
-    request(daemon, "PUT", "/config/log_level", b'"info"')
-    request(daemon, "PUT", "/config/log_level", b'"?"')
+        daemon.http("GET", path)
+    daemon.http("POST", "/pub", b"x", topic="kept")
+    daemon.http("POST", "/mpub", b"x\ny", topic="kept")
+    daemon.http("POST", "/pub", b"", topic="kept")
+    daemon.http("PUT", "/config/log_level", b'"info"')
+    daemon.http("PUT", "/config/log_level", b'"?"')
 
 
 def make_and_delete(daemon: Daemon, topic: str) -> None:
-    request(daemon, "POST", "/topic/create", topic=topic)
+    daemon.http("POST", "/topic/create", topic=topic)
     for channel in ("c", "d", "e#ephemeral"):
-        request(daemon, "POST", "/channel/create", topic=topic, channel=channel)
-    request(daemon, "POST", "/pub", b"x", topic=topic)
-    request(daemon, "POST", "/pub", b"later", topic=topic, defer="60000")
-    request(daemon, "POST", "/channel/pause", topic=topic, channel="d")
-    request(daemon, "POST", "/channel/empty", topic=topic, channel="c")
-    request(daemon, "POST", "/channel/delete", topic=topic, channel="c")
-    request(daemon, "POST", "/topic/delete", topic=topic)
+        daemon.http("POST", "/channel/create", topic=topic, channel=channel)
+    daemon.http("POST", "/pub", b"x", topic=topic)
+    daemon.http("POST", "/pub", b"later", topic=topic, defer="60000")
+    daemon.http("POST", "/channel/pause", topic=topic, channel="d")
+    daemon.http("POST", "/channel/empty", topic=topic, channel="c")
+    daemon.http("POST", "/channel/delete", topic=topic, channel="c")
+    daemon.http("POST", "/topic/delete", topic=topic)
 
 
 def test_clients_requests_and_deleted_topics_leave_no_cycles(questioned: Questioned) -> None:
