@@ -157,7 +157,7 @@ class Administration(Operations):
         elif due_ns > self.wall_ns or copy.state == DEFERRED:
             copy.state, copy.due_ns, copy.parked = DEFERRED, due_ns, True
             channel.moved.add(number)
-            copy.due_reached = due_ns <= self.wall_ns
+            copy.due_reached, copy.noted_due = due_ns <= self.wall_ns, False
             copy.stamp = self.model.tick()
 
     # Requests.

@@ -369,7 +369,9 @@ class Adoption:
         if (topic.name, channel.name) in self.doubt.resets:
             channel.note_reset(self.model.tick())
         parked = parked_ids(found)
-        channel.copies = {number: self.copy_of(row, row.guid in parked) for number, row in sorted(rows.items())}
+        channel.copies = {
+            number: self.copy_of(row, copies.get(number), row.guid in parked) for number, row in sorted(rows.items())
+        }
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
         if self.is_forgotten(name):
             # Until the next sync, a power cut may undo a seek or FIN that only the lost ledger had on stable storage.
@@ -456,7 +458,7 @@ class Adoption:
         # A power cut may undo a seek, or a change of the due time.
         has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
         firm = not self.power or copy.stamp <= self.model.synced or has_one_due
-        firm = firm and not unsure and not self.world.was_disturbed
+        firm = firm and not unsure and not self.world.was_disturbed and not (self.power and copy.noted_due)
         if copy.state == DEFERRED and not copy.due_reached and copy.due_ns > wall() and firm:
             expect(
                 any((each.number, each.due_ns) == (row.number, copy.due_ns) for each in deferred),
@@ -470,7 +472,9 @@ class Adoption:
         elif copy.attempts:
             expect(row.attempts >= 1, f"{name}: attempts of", row, copy)
 
-    def copy_of(self, row: Found, parked: bool) -> Copy:
-        """Return the model's copy of a found message. parked: whether the parked log has it."""
+    def copy_of(self, row: Found, before: Copy | None, parked: bool) -> Copy:
+        """Return the model's copy of a found message. before: of the last run; parked: if the parked log has it."""
         due_ns = row.due_ns if row.state == DEFERRED else 0
-        return Copy(row.number, row.state, due_ns, row.attempts, parked, due_ns <= wall(), stamp=self.model.stamp)
+        noted_due = before is not None and (before.due_reached or before.noted_due)
+        stamp = self.model.stamp
+        return Copy(row.number, row.state, due_ns, row.attempts, parked, due_ns <= wall(), noted_due, stamp=stamp)

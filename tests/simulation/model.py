@@ -43,7 +43,11 @@ class Message:
 
 @dataclasses.dataclass(slots=True)
 class Copy:
-    """One unfinished message in one channel. due_reached: its due time has come, at least once."""
+    """One unfinished message in one channel. due_reached: its due time has come, at least once in this run.
+
+    noted_due: it had come in an earlier run. If the clock has been set back since, it is to come again, but a power cut
+    may bring back the notes of a stop, which name the messages that were due.
+    """
 
     number: int
     state: str
@@ -51,6 +55,7 @@ class Copy:
     attempts: int = 0
     parked: bool = False
     due_reached: bool = False
+    noted_due: bool = False
     owner: int = 0
     deadline_ns: int = 0
     delivered_ns: int = 0

@@ -624,7 +624,7 @@ class Operations(World):
             if self.answer(client, b"REQ %%s %d\n" % asked_ms, copy, topic):
                 copy.state = DEFERRED if delay_ms else QUEUED
                 copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
-                copy.due_reached = False
+                copy.due_reached = copy.noted_due = False
                 copy.parked = copy.parked or delay_ms != 0
                 channel.moved.update([copy.number] if delay_ms else [])
                 copy.stamp = self.model.tick()

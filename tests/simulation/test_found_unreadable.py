@@ -469,3 +469,22 @@ def test_a_search_for_records_behind_an_unreadable_page_may_find_some_of_a_batch
         ],
         features=["bodiless", *FEATURES],
     )
+
+
+def test_a_message_that_was_due_before_the_clock_was_set_back_may_come_at_once_after_a_power_cut(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 0, 1),
+            ("dmpub", 0, 5, 0, 0),
+            ("spoil", 0, 0, 1),
+            ("limit", 0, 0, 0),
+            ("job", 0, 0),
+            ("stop",),
+            ("dmpub", 0, 0, 0, 0),
+            ("die_at_store", 0, 0, 0),
+            ("jump", 0),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
