@@ -174,7 +174,8 @@ class Adoption:
             if (topic.name, channel.name) in self.doubt.channels:
                 # Its deletion was under way, and nothing has made that durable: a power cut may bring the channel back.
                 topic.deleted[channel.name] = self.model.tick()
-        self.adopt_held(topic, found, gone, held_before)
+        back = [channel for name, channel in topic.channels.items() if name not in former]
+        self.adopt_held(topic, found, gone, back, held_before)
         if self.world.power_failed:
             topic.deleted.clear()
         if self.world.power_failed or topic.name in self.excuses.topics:
@@ -249,8 +250,10 @@ class Adoption:
         expect(unsure or found.limits == channel.limits, f"limits of {topic.name}/{channel.name}", found.limits)
         channel.note_limits(found.limits, channel.limits_stamp if found.limits == channel.limits else self.model.tick())
 
-    def adopt_held(self, topic: Topic, found: Any, gone: list[Channel], before: dict[int, int]) -> None:
-        """Compare the messages that no channel was given."""
+    def adopt_held(
+        self, topic: Topic, found: Any, gone: list[Channel], back: list[Channel], before: dict[int, int]
+    ) -> None:
+        """Compare the messages that no channel was given. back: channels whose deletion a power cut has undone."""
         rows = rows_of(found, None, peek.READY) + rows_of(found, None, peek.DEFERRED)
         numbers = {row.number for row in rows}
         topic.missing = 0
@@ -273,6 +276,7 @@ class Adoption:
                     must |= set(channel.copies)
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
+            must = must.difference(*(channel.copies for channel in back))
             may = set(topic.messages)
             if topic.emptied > self.model.synced:
                 must = must & set(before)
