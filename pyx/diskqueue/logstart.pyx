@@ -11,7 +11,7 @@ Apart from pyx/diskqueue/log.pyx, which runs per message: these functions run on
 import os
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport UINT64_MAX, uint64_t
 
 from pyqd.hot.diskqueue.segment cimport Segment, SegmentHeader
 from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_ALIGN_BYTES
@@ -90,17 +90,21 @@ cdef class FoundSegments:
             segment.unverified = True
         return segment
 
-    cdef int open_segment(self, Segment segment, bint last) except -1:
-        """Find the records of a segment of an earlier run.
+    cdef int open_segment(self, Segment segment, Segment following) except -1:
+        """Find the records of a segment of an earlier run. following: the next one; None: it is the last.
 
         The header of a sealed one is believed until it is read, but after a power failure only as far as it was synced.
         """
+        cdef bint last = following is None
+        cdef uint64_t count_max = UINT64_MAX
         cdef SegmentHeader* header = segment.header()
         if header.synced_bytes > segment.capacity_bytes:
             header.synced_bytes = segment.capacity_bytes
             segment.cut = True
         if header.sealed_bytes == 0:
-            segment.walk(self.power_failed, self.damage.reporter(segment.mapping.path))
+            if not last and following.first_ordinal > segment.first_ordinal:
+                count_max = following.first_ordinal - segment.first_ordinal
+            segment.walk(self.power_failed, count_max, self.damage.reporter(segment.mapping.path))
         elif last or segment.cut or (self.power_failed and header.synced_bytes < segment.tail):
             if segment.cut:
                 self.damage.report(segment.mapping.path, segment.tail, 0, 0, "the file is shorter than its header says")
@@ -124,8 +128,8 @@ cdef class FoundSegments:
         cdef Segment segment
         cdef Segment previous = None
         assert self.first is None and self.last is None, "a log starts once"
-        for segment in segments:
-            self.open_segment(segment, segment is segments[len(segments) - 1])
+        for segment, following in zip(segments, [*segments[1:], None]):
+            self.open_segment(segment, following)
             if previous is None:
                 self.first = segment
             elif segment.first_ordinal < previous.end_ordinal() or segment.number == previous.number:

@@ -264,19 +264,20 @@ cdef class Segment:
             self.unverified = True
         return 0
 
-    cdef int walk(self, bint power_failed, report) except -1:
+    cdef int walk(self, bint power_failed, uint64_t count_max, report) except -1:
         """Find the end of an unsealed segment: verify records up to the first that is not the next one.
 
-        Damage before that is bridged. power_failed: unsynced records may be missing, without being damaged. report:
-        called with (offset, bytes, records lost, detail) before anything is changed there. Cost: O(bytes in the
-        segment).
+        Damage before that is bridged. power_failed: unsynced records may be missing, without being damaged. count_max:
+        as many records belong to it; what looks like later ones are leftovers of a power failure, and the following
+        segment has their numbers. report: called with (offset, bytes, records lost, detail) before anything is changed
+        there. Cost: O(bytes in the segment).
         """
         cdef SegmentHeader* header = self.header()
         cdef uint64_t seq = header.first_seq
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t behind, lost
         self.count = 0
-        while True:
+        while self.count < count_max:
             if record_verdict(self.base + offset, self.capacity_bytes - offset, seq) == RECORD_VALID:
                 self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
                 offset += record_span((<const Record*> (self.base + offset)).size_bytes)
@@ -285,7 +286,7 @@ cdef class Segment:
                 continue
             if self.at_end(offset, seq, power_failed):
                 break
-            lost = self.resync(offset, self.capacity_bytes, seq, &behind)
+            lost = self.resync(offset, self.capacity_bytes, seq, count_max - self.count, &behind)
             if lost == 0:
                 # Nothing known follows: one record at least was here.
                 self.cut = True
@@ -330,8 +331,8 @@ cdef class Segment:
                 offset += record_span((<const Record*> (self.base + offset)).size_bytes)
                 seq += 1
                 continue
-            lost = self.resync(offset, self.tail, seq, &behind)
-            if lost == 0 or seq + lost >= end_seq:
+            lost = self.resync(offset, self.tail, seq, end_seq - seq, &behind)
+            if lost == 0:
                 lost, behind = end_seq - seq, self.tail
             report(offset, behind - offset, lost, "damaged in the middle")
             if lost == 0 or (behind - offset) // RECORD_SPAN_MIN < lost:
@@ -364,14 +365,17 @@ cdef class Segment:
         self.mapping.set_verified(True)
         return not self.mapping.is_lost(self.tail, length)
 
-    cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:
+    cdef uint64_t resync(
+        self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t count_left, uint64_t* behind,
+    ) noexcept:
         """Search for the next sound record after a damaged one. Returns: the records lost between, 0 if none is found.
 
-        First at the place that the damaged record's size gives: a body may contain bytes that look like a record.
+        count_left: so many records are missing here, the damaged one among them; no later one is taken. First at the
+        place that the damaged record's size gives: a body may contain bytes that look like a record.
         """
         cdef const Record* record = <const Record*> (self.base + offset)
         cdef uint64_t at, ordinals
-        if limit - offset >= RECORD_SPAN_MIN and record.size_bytes != 0:
+        if count_left > 1 and limit - offset >= RECORD_SPAN_MIN and record.size_bytes != 0:
             at = record_span(record.size_bytes)
             if at < limit - offset and record_verdict(
                     self.base + offset + at, limit - offset - at, seq + 1) == RECORD_VALID:
@@ -380,7 +384,7 @@ cdef class Segment:
         at = offset + RECORD_SPAN_MIN
         while at + RECORD_SPAN_MIN <= limit:
             ordinals = (<const Record*> (self.base + at)).seq - seq
-            if 0 < ordinals <= (at - offset) // RECORD_SPAN_MIN:
+            if 0 < ordinals < count_left and ordinals <= (at - offset) // RECORD_SPAN_MIN:
                 if record_verdict(self.base + at, limit - at, seq + ordinals) == RECORD_VALID:
                     behind[0] = at
                     return ordinals

@@ -101,6 +101,21 @@ def test_any_damaged_byte_loses_its_record_and_no_other(tmp_path, origin, flip):
         assert bodies_of(Log(Files(), str(tmp_path / "log"), 1)) == [*found, b"after"]
 
 
+def test_leftovers_of_a_power_failure_do_not_take_the_numbers_of_the_next_segment(tmp_path, origin):
+    name, content = origin
+    synced_bytes = OFFSETS[1].to_bytes(8, "little")
+    head = content[:56] + synced_bytes + content[64 : OFFSETS[1]]
+    torn = head + bytes(OFFSETS[2] - OFFSETS[1]) + content[OFFSETS[2] :]
+    log = recovered(tmp_path, name, torn, power_failed=True)
+    assert bodies_of(log) == BODIES[:1]
+    # After a power failure the log goes on in another segment. Its sealed end is not durable until the next sync.
+    log.append_message(99, b"after")
+    damaged = bytes(OFFSETS[1] - SEGMENT_HEADER_BYTES)
+    (tmp_path / "log" / name).write_bytes(torn[:SEGMENT_HEADER_BYTES] + damaged + torn[OFFSETS[1] :])
+    log = Log(Files(), str(tmp_path / "log"), 1, power_failed=True)
+    assert (bodies_of(log), log.end) == ([b"after"], 2)
+
+
 @settings(max_examples=150)
 @given(
     mutations=st.lists(

@@ -488,3 +488,42 @@ def test_a_message_that_was_due_before_the_clock_was_set_back_may_come_at_once_a
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_held_messages_may_be_in_a_channel_whose_deletion_a_power_cut_has_undone(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 0, 0, 0, 2),
+            ("stop",),
+            ("create_channel", 0, 0),
+            ("pause_topic", 0, 1),
+            ("write_back", 3, 0),
+            ("delete_channel", 0),
+            ("spoil", 2, 0, 0),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
+
+
+def test_leftovers_of_a_power_failure_behind_an_unreadable_page_do_not_take_the_numbers_of_the_next_segment(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 2, 0),
+            ("pub", 1, 22399),
+            ("spoil", 0, 0, 11639),
+            ("sub", 1, 0, 0),
+            ("mpub", 1, 1, 5),
+            ("cut", 2, 1),
+            ("stop",),
+            ("mpub", 1, 0, 0),
+            ("mpub", 0, 5, 5),
+            ("stop",),
+            ("pub", 0, 0),
+            ("spoil", 2, 0, 19180),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )

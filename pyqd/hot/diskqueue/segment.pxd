@@ -66,9 +66,10 @@ cdef class Segment:
     cdef int retire(self) except -1
     cdef int load(self) except -1
     cdef bint is_blank(self) noexcept
-    cdef int walk(self, bint power_failed, report) except -1
+    cdef int walk(self, bint power_failed, uint64_t count_max, report) except -1
     cdef int mend(self, report) except -1
     cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept
     cdef bint is_tail_readable(self) noexcept
-    cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept
+    cdef uint64_t resync(
+        self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t count_left, uint64_t* behind) noexcept
     cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1
