@@ -97,7 +97,13 @@ class ChannelMachine(RuleBasedStateMachine):
             for number, state in self.held.items():
                 for messages in self.model.values():
                     messages[number] = Message(state, 0, None if state == QUEUED else 0)
+            self.run_wakes_for(len(self.held))
             self.held = {}
+
+    def run_wakes_for(self, count):
+        """Let the channels park so many messages, which they do in slices, in wakes."""
+        for _ in range(count):
+            self.broker.scheduler.run_wakes()
 
     def new_number(self, size):
         self.count += 1
@@ -133,9 +139,7 @@ class ChannelMachine(RuleBasedStateMachine):
         else:
             for number in numbers:
                 self.deliver(number, state)
-            # Lagging messages are parked in slices, in wakes of the channels.
-            for _ in numbers:
-                self.broker.scheduler.run_wakes()
+            self.run_wakes_for(len(numbers))
         self.files.room = None
 
     @rule(name=st.sampled_from(NAMES))
