@@ -1,11 +1,10 @@
 """Effect of an internal error in a handler of the HTTP API on the daemon."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import Daemon, DaemonError, Implementation, wait_until
+from tests.support.server import Daemon, DaemonError, patched_pyqd, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -16,14 +15,12 @@ def info(self, request):
     raise {error}("an invariant")
 
 StatusRoutes.info = info
-from pyqd.apps.daemon import main
-raise SystemExit(main())
 """
 
 
 def daemon_with(error: str, directory: Path) -> Daemon:
-    daemon = Daemon(Implementation("pyqd", (sys.executable, "-c", WITH_AN_ERROR.format(error=error))), directory)
-    return daemon.start()
+    implementation = patched_pyqd(directory / "with_an_error.py", WITH_AN_ERROR.format(error=error))
+    return Daemon(implementation, directory / "daemon").start()
 
 
 def test_a_broken_invariant_ends_the_daemon_and_the_next_start_recovers(tmp_path: Path) -> None:

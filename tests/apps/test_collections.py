@@ -1,13 +1,12 @@
 """The daemon's garbage: none that only a full collection frees, as a full collection holds the event loop."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import Daemon, Implementation, wait_until
+from tests.support.server import Daemon, patched_pyqd, wait_until
 
 ROUNDS = 5
 # The daemon answers questions about its garbage, which are files beside the program.
@@ -18,8 +17,6 @@ import sys
 from collections import Counter
 
 import gevent
-
-from pyqd.apps.daemon import main
 
 def begin():
     gc.set_debug(0)
@@ -50,7 +47,6 @@ def answer_questions():
                 os.unlink(path)
 
 gevent.spawn(answer_questions)
-raise SystemExit(main())
 """
 
 
@@ -59,8 +55,7 @@ class Questioned:
 
     def __init__(self, directory: Path) -> None:
         self.program = directory / "questioned.py"
-        self.program.write_text(WITH_QUESTIONS)
-        implementation = Implementation("pyqd", (sys.executable, str(self.program)))
+        implementation = patched_pyqd(self.program, WITH_QUESTIONS)
         self.daemon = Daemon(implementation, directory / "daemon", []).start()
 
     def ask(self, question: str) -> str:

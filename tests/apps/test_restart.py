@@ -23,7 +23,7 @@ from pyqd.apps.inherited import Inherited
 from pyqd.apps.restart import Restarts
 from tests.support.certificates import certify
 from tests.support.nsq import Client, Closed
-from tests.support.server import REPOSITORY, Adopted, Daemon, Implementation, free_port, pyqd, running, wait_until
+from tests.support.server import REPOSITORY, Adopted, Daemon, free_port, patched_pyqd, pyqd, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -345,8 +345,6 @@ def held(name, function):
 
 Predecessor.wait_for_go = held("starting", Predecessor.wait_for_go)
 Predecessor.report_serving = held("loaded", Predecessor.report_serving)
-from pyqd.apps.daemon import main
-raise SystemExit(main())
 """
 
 
@@ -355,8 +353,7 @@ class Held:
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self.program = directory / "held.py"
-        self.program.write_text(WITH_HELD_SUCCESSOR)
-        self.daemon = Daemon(Implementation("pyqd", (sys.executable, str(self.program))), directory / "daemon", flags)
+        self.daemon = Daemon(patched_pyqd(self.program, WITH_HELD_SUCCESSOR), directory / "daemon", flags)
 
     def path(self, name: str) -> Path:
         return Path(f"{self.program}.{name}")

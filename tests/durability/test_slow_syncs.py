@@ -1,13 +1,12 @@
 """A client that publishes and consumes over one connection, on a disk whose syncs take long."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import MESSAGE, RESPONSE, Client, pub
-from tests.support.server import Daemon, Implementation, running, wait_until
+from tests.support.server import Daemon, patched_pyqd, running, wait_until
 
 WITH_SLOW_SYNCS = """
 import os
@@ -23,8 +22,6 @@ def sync_slowly(self, *arguments):
     sync(self, *arguments)
 
 Files.sync = sync_slowly
-from pyqd.apps.daemon import main
-raise SystemExit(main())
 """
 # Too many for the buffers of a socket.
 COUNT, BODY = 300, bytes(100_000)
@@ -32,9 +29,7 @@ COUNT, BODY = 300, bytes(100_000)
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    program = tmp_path / "slow.py"
-    program.write_text(WITH_SLOW_SYNCS)
-    implementation = Implementation("pyqd", (sys.executable, str(program)))
+    implementation = patched_pyqd(tmp_path / "slow.py", WITH_SLOW_SYNCS)
     with running(Daemon(implementation, tmp_path / "daemon", ["-sync-every=1", "-sync-timeout=1h"])) as started:
         yield started
 

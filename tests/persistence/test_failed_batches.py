@@ -1,13 +1,12 @@
 """MPUBs that a pass stores together, when they cannot be written or something else breaks."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import Client, mpub, pub
-from tests.support.server import Daemon, Implementation, wait_until
+from tests.support.server import Daemon, patched_pyqd, wait_until
 
 BROKEN = """
 import os
@@ -26,16 +25,12 @@ def find_or_fail(self, name, command):
     return find_topic(self, name, command)
 
 Files.open_for_writing, Connection.find_topic = open_where_told, find_or_fail
-from pyqd.apps.daemon import main
-raise SystemExit(main())
 """
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    program = tmp_path / "broken.py"
-    program.write_text(BROKEN)
-    running = Daemon(Implementation("pyqd", (sys.executable, str(program))), tmp_path / "daemon").start()
+    running = Daemon(patched_pyqd(tmp_path / "broken.py", BROKEN), tmp_path / "daemon").start()
     try:
         yield running
     finally:

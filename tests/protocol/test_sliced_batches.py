@@ -6,14 +6,13 @@ The daemon stores small batches in slices, and stops between two slices for as l
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import Client, dpub, int32, mpub, mpub_body, pub, sized
-from tests.support.server import Daemon, Implementation, wait_until
+from tests.support.server import Daemon, patched_pyqd, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +43,6 @@ def run_or_hold(self):
     run_wakes(self)
 
 Broker.load, LoopDriver.run_wakes = load_and_note, run_or_hold
-from pyqd.apps.daemon import main
-raise SystemExit(main())
 """
 
 COUNT = 500
@@ -57,11 +54,9 @@ class Sliced:
 
     def __init__(self, directory: Path, *flags: str) -> None:
         program = directory / "sliced.py"
-        program.write_text(SLICED)
         self.hold_file = directory / "sliced.py.hold"
         self.begun_file = directory / "sliced.py.begun"
-        implementation = Implementation("pyqd", (sys.executable, str(program)))
-        self.daemon = Daemon(implementation, directory / "daemon", flags).start()
+        self.daemon = Daemon(patched_pyqd(program, SLICED), directory / "daemon", flags).start()
 
     def hold(self) -> None:
         """From now on stop behind the first slice of a batch."""

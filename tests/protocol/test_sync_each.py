@@ -2,7 +2,6 @@
 
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import ERROR, MAGIC, MESSAGE, RESPONSE, Client, Frame, dpub, identify, mpub, parse_message, pub
-from tests.support.server import Daemon, Implementation, wait_until
+from tests.support.server import Daemon, patched_pyqd, wait_until
 
 JOURNAL_MAGIC = b"PYQDJRNL"
 # Commits are written by a thread, which waits and fails as files beside the program say.
@@ -18,7 +17,6 @@ WITH_CONTROLLED_COMMITS = """
 import errno
 import os
 import sys
-import time
 import time
 from pyqd.diskqueue.files import JournalFile
 from pyqd.primitives.errors import StorageError
@@ -40,8 +38,6 @@ def write_as_told(self, *arguments):
 
 JournalFile.write = write_as_told
 DirectWriter.write = lambda self, place, done, in_thread: in_thread()
-from pyqd.apps.daemon import main
-raise SystemExit(main())
 """
 
 
@@ -50,8 +46,7 @@ class Controlled:
 
     def __init__(self, directory: Path) -> None:
         self.program = directory / "controlled.py"
-        self.program.write_text(WITH_CONTROLLED_COMMITS)
-        implementation = Implementation("pyqd", (sys.executable, str(self.program)))
+        implementation = patched_pyqd(self.program, WITH_CONTROLLED_COMMITS)
         self.daemon = Daemon(implementation, directory / "daemon", ["-sync-every=1", "-sync-timeout=1h"]).start()
 
     def switch(self, name: str, on: bool) -> None:

@@ -77,6 +77,15 @@ def pyqd() -> Implementation:
     return Implementation("pyqd", (sys.executable, "-m", "pyqd.apps.daemon"))
 
 
+def patched_pyqd(program: Path, patch: str) -> Implementation:
+    """Return this repository's daemon with a patch, which `program` applies before it runs the daemon.
+
+    `sys.argv[0]` is the path of `program`: files beside it can switch the patch.
+    """
+    program.write_text(f"{patch}\nfrom pyqd.apps.daemon import main\nraise SystemExit(main())\n")
+    return Implementation("pyqd", (sys.executable, str(program)))
+
+
 def nsqd(path: str) -> Implementation:
     """Return the nsqd binary at path.
 
