@@ -230,7 +230,9 @@ class Adoption:
         unsure = unsure or (self.power and kept.paused_stamp > self.model.synced) or kept.created == 0
         unsure = unsure or name in self.forgotten
         expect(unsure or found.paused == kept.paused, f"pause of {name}", found.paused)
-        kept.paused = found.paused
+        if found.paused != kept.paused:
+            # Found after a kill in the middle of the change; no sync has covered it.
+            kept.paused, kept.paused_stamp = found.paused, self.model.tick()
 
     def adopt_limits(self, topic: Topic, found: Any) -> None:
         """Compare retention and quota."""

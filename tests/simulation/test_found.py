@@ -584,3 +584,19 @@ def test_a_deferred_message_that_comes_due_before_it_is_parked_has_one_attempt_a
         sync_each=True,
         steps=[("sub", 0, 0, 39285), ("http_pub", 0, 5, 0, 2), ("advance", 0), ("advance", 3), ("kill",)],
     )
+
+
+def test_a_pause_that_a_kill_interrupts_may_be_undone_by_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dpub", 1, 0, 0),
+            ("pause_topic", 0, 1),
+            ("stop",),
+            ("sub", 1, 0, 0),
+            ("die_at_store", 2, 0, 0),
+            ("pause_topic", 0, 0),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
