@@ -703,14 +703,14 @@ cdef class TopicCore(Scheduled):
             self.release_held()
 
     def prepare_to_empty(self):
-        """Make the channels' ledgers reach all held messages, as `empty` needs. Yields after each channel.
+        """Prepare the channels' ledgers for all held messages, as `empty` needs. Yields after each channel.
 
         The caller yields to the event loop meanwhile, because a ledger that grows is synced. Raises: StorageError.
         """
         cdef ChannelCore channel
         for channel in list(self.channels):
             if self.readable.end < self.log.end and not channel.exiting:
-                channel.ledger.reach(self.log.end - 1)
+                channel.ledger.prepare_range(self.readable.end, self.log.end)
             yield
 
     def empty(self):

@@ -38,7 +38,7 @@ cimport cython
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
-from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
+from pyqd.hot.diskqueue.mapping cimport Mapping, store_again, store_barrier
 from pyqd.hot.primitives.bitmap cimport (
     ring_clear_range,
     ring_copy,
@@ -49,14 +49,17 @@ from pyqd.hot.primitives.bitmap cimport (
     ring_set,
     ring_set_range,
     ring_test,
+    ring_word,
 )
 from pyqd.hot.primitives.crc32c cimport crc32c
+from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.diskqueue.damage import reused, set_aside
 from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, StorageError
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
-cdef uint64_t RING_BITS_MIN = 8 * 4096
+cdef uint64_t BITS_PER_PAGE = 8 * 4096
+cdef uint64_t RING_BITS_MIN = BITS_PER_PAGE
 # origins_unknown_below of a ledger that replaces a lost one, until its channel is recovered.
 cdef uint64_t UNKNOWN = <uint64_t> -1
 cdef uint64_t ALL_CLEARED = <uint64_t> -1
@@ -356,6 +359,19 @@ cdef class Ledger:
         self.absorb()
         return 0
 
+    cdef int prepare_range(self, uint64_t start, uint64_t end) except -1:
+        """Prepare to finish the records of `[start, end)`: the ring reaches them, and its pages are writable.
+
+        The first store to a page since it was synced is a fault, which may wait for the file system.
+        Raises: StorageError.
+        """
+        cdef uint64_t at = start
+        self.reach(end - 1)
+        while at < end:
+            store_again(<char*> &self.words[ring_word(self.capacity_bits, at)])
+            at += BITS_PER_PAGE
+        return 0
+
     cdef bint is_finished(self, uint64_t ordinal) noexcept:
         cdef uint64_t floor = self.header.floor
         if ordinal < floor:
@@ -392,6 +408,25 @@ cdef class Ledger:
         self.header.cursor += 1
         self.ahead -= 1
         if self.header.floor + 1 == self.header.cursor:
+            self.absorb()
+        return 0
+
+    cdef uint64_t finished_run(self, uint64_t end) noexcept:
+        """Return how many records from the cursor on are finished without a gap, counting up to an ordinal."""
+        end = min(end, self.bits_end())
+        if self.header.cursor >= end:
+            return 0
+        return ring_run_of_ones(self.words, self.capacity_bits, self.header.cursor, end)
+
+    cdef int skip_run(self, uint64_t count) except -1:
+        """Move the cursor over so many finished records."""
+        cdef bint follows = self.header.floor == self.header.cursor
+        assert count <= self.ahead
+        debug_require(self.finished_run(self.header.cursor + count) == count)
+        self.change_count += 1
+        self.header.cursor += count
+        self.ahead -= count
+        if follows:
             self.absorb()
         return 0
 

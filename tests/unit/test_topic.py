@@ -122,6 +122,25 @@ def test_emptying_a_topic_drops_messages_of_no_channel(topic):
     assert topic.log.first is topic.log.active
 
 
+def test_an_emptied_topic_lets_go_of_whole_segments_and_of_their_records_one_by_one_at_the_end(topic, tmp_path):
+    channels = [topic.channel(name) for name in "ab"]
+    topic.pause(True)
+    for start in range(0, 30_000, 1000):
+        publish(topic, 1000, 8, start)
+    list(topic.prepare_to_empty())
+    topic.empty()
+    publish(topic, 3, start=30_000)
+    topic.pause(False)
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first is topic.log.active
+    topic.check()
+    topic = again(topic, tmp_path, False)
+    for channel in channels:
+        channel = topic.channel(channel.name)
+        assert (channel.depth, channel.message_count) == (3, 3)
+        assert numbers(channel) == [30_000, 30_001, 30_002]
+
+
 def test_emptying_a_topic_without_channels_gives_its_space_back(topic, tmp_path):
     publish(topic, 300, 500)
     topic.empty()

@@ -49,4 +49,5 @@ cdef class LogCursor:
     cdef int move_to(self, Segment segment, uint64_t offset) except -1
     cdef int save_place(self) except -1
     cdef bint skip_finished(self) except -1
+    cdef bint skip_segment(self) except -1
     cdef int note_finished_ahead(self) except -1

@@ -88,11 +88,14 @@ cdef class Ledger:
     cdef bint try_finish(self, uint64_t ordinal) except -1
     cdef int reach(self, uint64_t ordinal) except -1
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1
+    cdef int prepare_range(self, uint64_t start, uint64_t end) except -1
     cdef bint is_finished(self, uint64_t ordinal) noexcept
     cdef uint64_t finished_end(self) noexcept
     cdef int hand_out(self) except -1
     cdef bint next_is_finished(self) noexcept
     cdef int skip(self) except -1
+    cdef uint64_t finished_run(self, uint64_t end) noexcept
+    cdef int skip_run(self, uint64_t count) except -1
     cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1
     cdef int absorb(self) except -1
     cdef int clear_absorbed(self) except -1
