@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 
 import gevent
+from gevent.event import Event
 
 from pyqd.api.http_params import requested_channel, requested_topic, topic_of_any_name
 from pyqd.api.rights import ADMIN
@@ -67,8 +68,13 @@ class AdminRoutes:
 
     def empty_topic(self, request: Request) -> Response:
         """Drop the messages that no channel has been given. Switches: before and after."""
+        topic = requested_topic(self.broker, request.query())
+        for channel in list(topic.channels_by_name.values()) if topic.depth else ():
+            grown = Event()
+            channel.grow_ledger(topic.log.end - 1, grown.set)
+            grown.wait()
+        # The topic may have been deleted, or replaced by another of that name, meanwhile.
         in_slices(requested_topic(self.broker, request.query()).prepare_to_empty())
-        # The topic may have been deleted, or replaced by another of that name, during the slices.
         topic = requested_topic(self.broker, request.query())
         topic.empty()
         logger.info("TOPIC(%s): emptied", topic.name)

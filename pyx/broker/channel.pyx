@@ -494,6 +494,22 @@ cdef class ChannelCore(Scheduled):
             self.files.grow(self.ledger, self.parking.beyond, self.note_grown)
         return self.after_parking()
 
+    def grow_ledger(self, uint64_t ordinal, done):
+        """Have the ledger reach an ordinal, with the sync of its larger file in a thread.
+
+        done: called when that has ended, with success or not; at once if there is nothing to do, if the ledger grows
+        already, or if the channel has been deleted.
+        """
+        def grown(has_grown):
+            self.note_grown(has_grown)
+            done()
+
+        if self.exiting or self.ephemeral or self.grows or self.ledger.reaches(ordinal):
+            done()
+        else:
+            self.grows = True
+            self.files.grow(self.ledger, ordinal, grown)
+
     def note_grown(self, bint has_grown):
         """Continue to park after the ledger has grown beside the loop. has_grown: False if that failed."""
         self.grows = False

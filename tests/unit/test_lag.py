@@ -315,3 +315,25 @@ def test_a_stop_while_a_ledger_grows_leaves_nothing_of_it(topic, jobs, tmp_path)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channels_by_name["c"]
     assert (channel.depth, channel.deferred_count) == (1, BEYOND_RING)
+
+
+def test_an_emptied_topic_finds_the_ledgers_large_enough_that_grew_in_the_background(topic, jobs):
+    channel, other = topic.channel("c"), topic.channel("d")
+    topic.pause(True)
+    topic.publish_bodies([b"x"] * BEYOND_RING, wall())
+    ended = []
+    for each in (channel, other):
+        each.grow_ledger(topic.log.end - 1, lambda each=each: ended.append(each))
+    topic.delete_channel("d")
+    other.grow_ledger(topic.log.end - 1, lambda: ended.append("deleted"))
+    assert (ended, channel.grows) == (["deleted"], True)
+    while len(ended) < 3:
+        jobs.run()
+    assert (channel.grows, channel.ledger.capacity_bits) == (False, 65536)
+    channel.grow_ledger(topic.log.end - 1, lambda: ended.append("again"))
+    assert ended[3:] == ["again"]
+    assert len(list(topic.prepare_to_empty())) == 1
+    topic.empty()
+    run_all_wakes(topic.broker)
+    assert (channel.depth, topic.depth) == (0, 0)
+    topic.check()
