@@ -1,5 +1,7 @@
 """Tests of pyqd.broker.topic_quota and pyqd.broker.reclaimer."""
 
+import weakref
+
 import pytest
 
 from pyqd.broker import reclaimer
@@ -11,7 +13,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
-from tests.support.storage import NotedJobs, broker_on, consumer_on, options_for, publish
+from tests.support.storage import Jobs, NotedJobs, broker_on, consumer_on, options_for, publish
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -380,6 +382,24 @@ def test_the_first_deferred_message_of_a_channel_takes_no_space_below_the_floor(
     topic.publish_body(b"later", wall(), wall() + HOUR_NS)
     assert channel.deferred_count == 1
     assert broker.health() == "OK"
+
+
+def test_background_work_on_the_segments_of_a_deleted_topic_ends_though_the_topic_is_freed(tmp_path):
+    broker, jobs = broker_on(tmp_path, max_topic_bytes=1 << 20), Jobs()
+    broker.segment_jobs.in_background = jobs.submit
+    topic = broker.topic("t")
+    consumer = consumer_on(topic.channel("c"))
+    fill(topic, 3 * PER_SEGMENT)
+    consume(topic.channel("c"), consumer, 2 * PER_SEGMENT)
+    log, freed = topic.log, weakref.ref(topic)
+    assert jobs.waiting
+    topic.channel("c").remove_consumer(consumer)
+    broker.delete_topic("t")
+    broker.scheduler.run_wakes()
+    del topic, consumer
+    assert freed() is None
+    jobs.run()
+    assert log.pool.spares == []
 
 
 def test_a_spare_that_comes_when_the_quota_is_used_up_is_given_back(tmp_path):
