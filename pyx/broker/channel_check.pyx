@@ -12,7 +12,9 @@ from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.diskqueue.ledger cimport Ledger
-from pyqd.hot.wire.record cimport record_ordinal
+from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
+from pyqd.hot.wire.record cimport RECORD_LOST, Record, record_ordinal, record_span
 
 
 cdef struct Counts:
@@ -24,6 +26,29 @@ cdef struct Counts:
 
 cdef uint64_t unfinished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
     return end - start - finished_in(ledger, start, end) if start < end else 0
+
+
+cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_t end) except? 0:
+    """Count the unfinished records of `[start, end)` that stand for lost ones: a start on a full disk leaves them."""
+    cdef Segment segment = log.segment_of(start)
+    cdef const Record* record
+    cdef uint64_t offset, count = 0
+    while segment is not None and segment.first_ordinal < end:
+        offset = segment.tail if segment.unverified else <uint64_t> SEGMENT_HEADER_BYTES
+        while offset < segment.tail:
+            record = <const Record*> (segment.base + offset)
+            count += (
+                record.flags & RECORD_LOST and start <= record_ordinal(record) < end
+                and not ledger.is_finished(record_ordinal(record)))
+            offset += record_span(record.size_bytes)
+        segment = segment.next
+    return count
+
+
+cdef bint are_accounted_for(Log log, Ledger ledger, uint64_t start, uint64_t end, uint64_t held) except -1:
+    """Return whether so many of the records of `[start, end)` that a channel has handed out are unfinished."""
+    cdef uint64_t unfinished = unfinished_in(ledger, start, end)
+    return held == unfinished or held + unfinished_lost_in(log, ledger, start, end) == unfinished
 
 
 cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
@@ -91,11 +116,13 @@ def check_channel(ChannelCore channel not None):
     count_rings(channel, &counts)
     count_origins(channel, &counts)
     assert counts.origins_ahead == channel.parking.unsettled_ahead, "origins past the cursor"
-    assert counts.held[<int> FROM_TOPIC] + counts.origins_behind == unfinished_in(
-        ledger, ledger.header.floor, cursor), "delivered messages of the topic's log"
+    assert are_accounted_for(
+        channel.readable.log, ledger, ledger.header.floor, cursor,
+        counts.held[<int> FROM_TOPIC] + counts.origins_behind), "delivered messages of the topic's log"
     if parked is not None:
         parked.ledger.check()
         assert parked.ledger.header.cursor == parked.log.end, "every parked message waits for its due time at once"
         start = max(parked.ledger.header.floor, parked.dropped_below)
-        assert counts.held[<int> FROM_PARKED] + counts.origins_parked + parked.count() == unfinished_in(
-            parked.ledger, start, parked.log.end), "messages of the parked log"
+        assert are_accounted_for(
+            parked.log, parked.ledger, start, parked.log.end,
+            counts.held[<int> FROM_PARKED] + counts.origins_parked + parked.count()), "messages of the parked log"

@@ -527,3 +527,24 @@ def test_leftovers_of_a_power_failure_behind_an_unreadable_page_do_not_take_the_
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_on_a_full_disk_a_start_leaves_lost_records_unfinished_that_need_a_larger_ledger(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dmpub", 0, 5, 0, 0),
+            ("mpub", 1, 5, 5),
+            ("sync",),
+            ("fill", 2),
+            ("stop",),
+            ("sub", 1, 0, 64475),
+            ("sub", 0, 0, 0),
+            ("sub", 0, 1, 0),
+            ("spoil", 1, 3, 7665),
+            ("die_at_store", 0, 0, 0),
+            ("pub", 0, 0),
+            ("spoil", 0, 0, 63116),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
