@@ -69,10 +69,12 @@ class AdminRoutes:
     def empty_topic(self, request: Request) -> Response:
         """Drop the messages that no channel has been given. Switches: before and after."""
         topic = requested_topic(self.broker, request.query())
-        for channel in list(topic.channels_by_name.values()) if topic.depth else ():
-            grown = Event()
-            channel.grow_ledger(topic.log.end - 1, grown.set)
-            grown.wait()
+        for channel in list(topic.channels_by_name.values()):
+            # A ledger that grows is synced, and the loop does not wait for that. Others may empty the topic meanwhile.
+            if topic.depth and not topic.exiting:
+                grown = Event()
+                channel.grow_ledger(topic.log.end - 1, grown.set)
+                grown.wait()
         # The topic may have been deleted, or replaced by another of that name, meanwhile.
         in_slices(requested_topic(self.broker, request.query()).prepare_to_empty())
         topic = requested_topic(self.broker, request.query())

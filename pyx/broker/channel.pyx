@@ -497,18 +497,30 @@ cdef class ChannelCore(Scheduled):
     def grow_ledger(self, uint64_t ordinal, done):
         """Have the ledger reach an ordinal, with the sync of its larger file in a thread.
 
-        done: called when that has ended, with success or not; at once if there is nothing to do, if the ledger grows
-        already, or if the channel has been deleted.
+        done: called when the growth has ended, with success or not. Called at once if the ledger has no file, need not
+        grow or grows already, or if the channel has been deleted.
         """
-        def grown(has_grown):
-            self.note_grown(has_grown)
-            done()
+        def ended(has_grown):
+            self.grows = False
+            try:
+                if not self.exiting:
+                    # Parking waits while the ledger grows.
+                    self.readable.scheduler.request_wake(self)
+            finally:
+                done()
 
-        if self.exiting or self.ephemeral or self.grows or self.ledger.reaches(ordinal):
+        if (
+            self.exiting or self.grows or self.ledger.path is None
+            or ordinal < self.ledger.header.floor or self.ledger.reaches(ordinal)
+        ):
             done()
-        else:
-            self.grows = True
-            self.files.grow(self.ledger, ordinal, grown)
+            return
+        self.grows = True
+        try:
+            self.files.grow(self.ledger, ordinal, ended)
+        except BaseException:
+            self.grows = False
+            raise
 
     def note_grown(self, bint has_grown):
         """Continue to park after the ledger has grown beside the loop. has_grown: False if that failed."""

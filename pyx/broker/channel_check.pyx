@@ -29,10 +29,16 @@ cdef uint64_t unfinished_in(Ledger ledger, uint64_t start, uint64_t end) noexcep
 
 
 cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_t end) except? 0:
-    """Count the unfinished records of `[start, end)` that stand for lost ones: a start on a full disk leaves them."""
+    """Count the unfinished ordinals of `[start, end)` without a message: a start on a full disk leaves them.
+
+    They are in holes, or their records stand for lost ones.
+    """
     cdef Segment segment = log.segment_of(start)
     cdef const Record* record
-    cdef uint64_t offset, count = 0
+    cdef uint64_t low, high, offset, count = 0
+    for hole in log.holes:
+        low, high = hole
+        count += unfinished_in(ledger, max(low, start), min(high, end))
     while segment is not None and segment.first_ordinal < end:
         offset = segment.tail if segment.unverified else <uint64_t> SEGMENT_HEADER_BYTES
         while offset < segment.tail:
@@ -46,7 +52,7 @@ cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_
 
 
 cdef bint are_accounted_for(Log log, Ledger ledger, uint64_t start, uint64_t end, uint64_t held) except -1:
-    """Return whether so many of the records of `[start, end)` that a channel has handed out are unfinished."""
+    """Return whether `held` is the number of unfinished records of `[start, end)`, with or without lost ones."""
     cdef uint64_t unfinished = unfinished_in(ledger, start, end)
     return held == unfinished or held + unfinished_lost_in(log, ledger, start, end) == unfinished
 

@@ -360,16 +360,17 @@ cdef class Ledger:
         return 0
 
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1:
-        """Prepare to finish the records of `[start, end)`: the ring reaches them, and its pages are writable.
+        """Prepare to finish the records of `[start, end)`: the ring reaches them, and all pages are writable.
 
         The first store to a page since it was synced is a fault, which may wait for the file system.
         Raises: StorageError.
         """
         cdef uint64_t at = start
         self.reach(end - 1)
+        store_again(<char*> self.header)
         while at < end:
             store_again(<char*> &self.words[ring_word(self.capacity_bits, at)])
-            at += BITS_PER_PAGE
+            at = (at | (BITS_PER_PAGE - 1)) + 1
         return 0
 
     cdef bint is_finished(self, uint64_t ordinal) noexcept:
@@ -412,14 +413,14 @@ cdef class Ledger:
         return 0
 
     cdef uint64_t finished_run(self, uint64_t end) noexcept:
-        """Return how many records from the cursor on are finished without a gap, counting up to an ordinal."""
+        """Return the number of records from the cursor to the first unfinished one, or to an ordinal before it."""
         end = min(end, self.bits_end())
         if self.header.cursor >= end:
             return 0
         return ring_run_of_ones(self.words, self.capacity_bits, self.header.cursor, end)
 
     cdef int skip_run(self, uint64_t count) except -1:
-        """Move the cursor over so many finished records."""
+        """Move the cursor over `count` finished records."""
         cdef bint follows = self.header.floor == self.header.cursor
         assert count <= self.ahead
         debug_require(self.finished_run(self.header.cursor + count) == count)

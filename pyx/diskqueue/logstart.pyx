@@ -102,7 +102,7 @@ cdef class FoundSegments:
             header.synced_bytes = segment.capacity_bytes
             segment.cut = True
         if header.sealed_bytes == 0:
-            if not last and following.first_ordinal > segment.first_ordinal:
+            if not last and self.continues(segment, following):
                 count_max = following.first_ordinal - segment.first_ordinal
             segment.walk(self.power_failed, count_max, self.damage.reporter(segment.mapping.path))
         elif last or segment.cut or (self.power_failed and header.synced_bytes < segment.tail):
@@ -112,6 +112,13 @@ cdef class FoundSegments:
         if last and segment.cut:
             self.renumber = True
         return 0
+
+    cdef bint continues(self, Segment segment, Segment following) noexcept:
+        """Return whether a segment was begun where another one ended. A copy of it, or one set aside, was not."""
+        return (
+            following.number != segment.number and following.first_ordinal >= segment.first_ordinal
+            and following.header().first_seq >= segment.header().first_seq
+        )
 
     cdef bint make_spare_durable(self, Segment segment) except -1:
         """Sync the header of a spare, so that it is one after a power failure too. Returns: whether that succeeded."""

@@ -268,8 +268,8 @@ cdef class Segment:
         """Find the end of an unsealed segment: verify records up to the first that is not the next one.
 
         Damage before that is bridged. power_failed: unsynced records may be missing, without being damaged. count_max:
-        as many records belong to it; what looks like later ones are leftovers of a power failure, and the following
-        segment has their numbers. report: called with (offset, bytes, records lost, detail) before anything is changed
+        limit of the segment's records. Later ones are leftovers of a power failure, whose numbers the following segment
+        has. report: called with (offset, bytes, records lost, detail) before anything is changed
         there. Cost: O(bytes in the segment).
         """
         cdef SegmentHeader* header = self.header()
@@ -370,8 +370,8 @@ cdef class Segment:
     ) noexcept:
         """Search for the next sound record after a damaged one. Returns: the records lost between, 0 if none is found.
 
-        count_left: so many records are missing here, the damaged one among them; no later one is taken. First at the
-        place that the damaged record's size gives: a body may contain bytes that look like a record.
+        count_left: number of records from the damaged one to the segment's end; a later one is not accepted. First at
+        the place that the damaged record's size gives: a body may contain bytes that look like a record.
         """
         cdef const Record* record = <const Record*> (self.base + offset)
         cdef uint64_t at, ordinals

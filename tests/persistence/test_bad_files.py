@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,21 @@ def test_damage_in_a_sealed_segment_loses_only_the_damaged_records_when_they_are
     assert str(path) in caplog.text
     assert len(list((tmp_path / "topics" / "t.topic" / "damaged").iterdir())) == 1
     assert broker.health() == "OK"
+    topic.check()
+
+
+def test_a_sealed_count_that_is_too_low_is_noticed_though_the_records_behind_it_are_finished(tmp_path):
+    filled(tmp_path)
+    (count,) = struct.unpack("<Q", segments(tmp_path)[0].read_bytes()[40:48])
+    change(segments(tmp_path)[0], 40, struct.pack("<Q", count - 16))
+    topic = broker_on(tmp_path).topic("t")
+    channel, consumer = topic.channel("c"), consumer_on(topic.channel("c"))
+    found = []
+    while (message := channel.take_message(consumer)) is not None:
+        found.append(number_in(message[3]))
+        channel.finish_message(consumer, message[0])
+        topic.trim_finished()
+    assert set(range(COUNT)) - set(found) <= set(range(count - 16, count))
     topic.check()
 
 

@@ -116,6 +116,19 @@ def test_leftovers_of_a_power_failure_do_not_take_the_numbers_of_the_next_segmen
     assert (bodies_of(log), log.end) == ([b"after"], 2)
 
 
+def test_leftovers_in_a_segment_without_records_do_not_take_the_numbers_of_the_next_one(tmp_path, origin):
+    name, content = origin
+    # The head of the first record is torn, and the others were never synced.
+    torn = content[: OFFSETS[0] + 8] + bytes(OFFSETS[1] - OFFSETS[0] - 8) + content[OFFSETS[1] :]
+    log = recovered(tmp_path, name, torn, power_failed=True)
+    large = bytes(SEGMENT_BYTES_MIN)
+    log.append_message(99, large)
+    (tmp_path / "log" / name).write_bytes(torn)
+    # After a power failure only a page that cannot be read starts the search; after a kill any damage does.
+    log = Log(Files(), str(tmp_path / "log"), 1)
+    assert (bodies_of(log), log.end) == ([large], 1)
+
+
 @settings(max_examples=150)
 @given(
     mutations=st.lists(

@@ -337,3 +337,39 @@ def test_an_emptied_topic_finds_the_ledgers_large_enough_that_grew_in_the_backgr
     run_all_wakes(topic.broker)
     assert (channel.depth, topic.depth) == (0, 0)
     topic.check()
+
+
+def test_a_ledger_does_not_grow_for_messages_that_another_request_has_dropped_meanwhile(topic, jobs):
+    channels = [topic.channel(name) for name in "ab"]
+    topic.pause(True)
+    topic.publish_bodies([b"x"] * BEYOND_RING, wall())
+    end = topic.log.end
+    list(topic.prepare_to_empty())
+    topic.empty()
+    run_all_wakes(topic.broker)
+    ended = []
+    for channel in channels:
+        channel.grow_ledger(end - 1, lambda: ended.append(True))
+    assert (len(ended), [channel.grows for channel in channels]) == (2, [False, False])
+
+
+def test_a_ledger_without_a_file_does_not_grow_in_the_background(tmp_path, jobs, topic):
+    memory = topic.broker.topic("u#ephemeral")
+    channel = memory.channel("c")
+    ended = []
+    channel.grow_ledger(10 * BEYOND_RING, lambda: ended.append(True))
+    assert (ended, channel.grows, jobs.waiting) == ([True], False, [])
+
+
+def test_deferred_messages_wait_for_a_growth_whose_reason_is_another_one(topic, jobs):
+    channel = topic.channel("c")
+    topic.publish_body(b"now", wall())
+    channel.grow_ledger(BEYOND_RING, lambda: None)
+    defer(topic, BEYOND_RING)
+    run_all_wakes(topic.broker)
+    assert channel.grows
+    while channel.grows:
+        jobs.run()
+        run_all_wakes(topic.broker)
+    assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING, BEYOND_RING)
+    topic.check()

@@ -20,5 +20,6 @@ cdef class FoundSegments:
     cdef int load_segments(self) except -1
     cdef Segment load_segment(self, path)
     cdef int open_segment(self, Segment segment, Segment following) except -1
+    cdef bint continues(self, Segment segment, Segment following) noexcept
     cdef bint make_spare_durable(self, Segment segment) except -1
     cdef int chain(self, list segments) except -1
