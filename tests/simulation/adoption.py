@@ -372,7 +372,8 @@ class Adoption:
             if row.number not in twice_before:
                 self.check_row(topic, channel, row, name, deferred)
         copies = channel.copies
-        if (topic.name, channel.name) in self.doubt.resets:
+        if (topic.name, channel.name) in self.doubt.resets or self.is_forgotten(name):
+            # With a lost ledger, the channel has again what it may have had before.
             channel.note_reset(self.model.tick())
         parked = parked_ids(found)
         channel.copies = {

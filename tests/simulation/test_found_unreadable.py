@@ -548,3 +548,27 @@ def test_on_a_full_disk_a_start_leaves_lost_records_unfinished_that_need_a_large
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_what_a_lost_ledger_brought_back_may_go_with_a_channel_that_a_power_cut_has_undone(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 1, 0),
+            ("job", 0, 0),
+            ("stop",),
+            ("sub", 0, 2, 0),
+            ("pub", 0, 0),
+            ("delete_topic", 1),
+            ("jobs",),
+            ("cut", 1, 8),
+            ("sub", 1, 0, 0),
+            ("http_pub", 0, 0, 0, 0),
+            ("jobs",),
+            ("create_channel", 0, 0),
+            ("write_back", 2, 25414),
+            ("spoil", 2, 0, 11105),
+            ("cut", 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
