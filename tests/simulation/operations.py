@@ -719,7 +719,13 @@ class Operations(World):
             if known.held or topic.name == GRAVEYARD or any(each.muddled for each in known.channels.values()):
                 # An ephemeral one without a channel, for instance.
                 continue
-            expect(topic.log.first is topic.log.active, f"{topic.name} keeps segments of finished messages")
+            # On a full disk, a start leaves lost records unfinished that need a larger ledger, until the next start.
+            may_keep = self.was_disturbed and topic.name in self.spoiled
+            may_keep = may_keep and any(
+                list(each.ledger.unfinished(each.ledger.cursor)) for each in topic.channels_by_name.values()
+            )
+            drained = topic.log.first is topic.log.active
+            expect(drained or may_keep, f"{topic.name} keeps segments of finished messages")
             for channel in topic.channels_by_name.values():
                 counts = (channel.depth, channel.deferred_count, channel.in_flight_count)
                 expect(counts == (0, 0, 0), f"{topic.name}/{channel.name} is not empty:", counts)

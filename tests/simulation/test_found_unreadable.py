@@ -572,3 +572,20 @@ def test_what_a_lost_ledger_brought_back_may_go_with_a_channel_that_a_power_cut_
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_lost_records_that_a_start_on_a_full_disk_left_unfinished_keep_their_segment(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 0, 0, 0, 2),
+            ("mpub", 1, 0, 0),
+            ("mpub", 0, 5, 5),
+            ("sub", 0, 0, 3196),
+            ("http_pub", 0, 2, 3, 0),
+            ("spoil", 0, 0, 20645),
+            ("fill", 0),
+            ("spoil", 1, 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
