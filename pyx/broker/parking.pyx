@@ -183,7 +183,7 @@ cdef class Parking:
         self.ledger.header.parked_below = max(self.ledger.header.parked_below, ordinal + 1)
         return 0
 
-    cdef int pass_deferred(self, uint64_t ordinal) noexcept:
+    cdef int pass_deferred(self, uint64_t ordinal) except -1:
         """Count a deferred record as pending no longer, if it is: it is parked, handed out or finished now."""
         if (
             self.readable.deferred_count != self.deferred_seen and ordinal >= self.counted_from
@@ -192,6 +192,9 @@ cdef class Parking:
             self.deferred_seen += 1
             # The difference counts, modulo 2**64: after a seek, more may be pending than were published in this run.
             debug_require(self.pending() <= self.readable.log.end - self.counted_from)
+            if not self.lags():
+                # The cursor may come to the last one before `catch_up` does.
+                self.forget_lag()
         return 0
 
     cdef int settle_now(self) except -1:
@@ -261,6 +264,8 @@ cdef class Parking:
         self.uncounted_end = max(self.uncounted_end, end)
         self.counted_from = self.readable.end
         self.deferred_seen = self.readable.deferred_count
+        if not self.lags():
+            self.forget_lag()
         return 0
 
     cdef int lag_counted(self, Position position, uint64_t count) except -1:
@@ -291,7 +296,8 @@ cdef class Parking:
         self.uncounted_end = 0
         self.walk_segment = None
         self.stuck = False
-        # The next publish that does not park at once has to call `lag_from` of this channel.
+        # The next publish that does not park at once has to call `lag_from` of this channel. Otherwise parking would
+        # resume at the old place, and park again what was parked at once since.
         self.readable.all_lag = False
         return 0
 

@@ -600,3 +600,19 @@ def test_a_pause_that_a_kill_interrupts_may_be_undone_by_a_power_cut(simulate):
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_deferred_messages_are_parked_once_if_a_consumer_is_faster_than_parking(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sub", 0, 1, 24869),
+            ("dmpub", 0, 5, 0, 0),
+            ("mpub", 0, 0, 0),
+            ("sync",),
+            ("http_pub", 0, 3, 0, 2),
+            ("dmpub", 0, 45574, 3, 0),
+            ("sync",),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )

@@ -1,16 +1,20 @@
 """Channels that park deferred messages in slices: counts, order, kills and changes in between."""
 
 import random
+from typing import Any
 
 import pytest
 
 from pyqd.broker import message_lookup, replay
 from pyqd.broker import topic as topic_module
+from pyqd.broker.broker import Broker
+from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
+from pyqd.durability.syncer import Syncer
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
-from tests.support.storage import Jobs, body_of, broker_on, consumer_on, run_all_wakes
+from tests.support.storage import Jobs, body_of, broker_on, consumer_on, options_for, run_all_wakes
 
 # More than one turn parks, on any channel.
 MANY = 20_000
@@ -266,6 +270,37 @@ def test_the_loop_does_not_wait_for_the_sync_of_a_ledger_that_must_grow_to_park(
         run_all_wakes(topic.broker)
     assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING, BEYOND_RING)
     topic.check()
+
+
+def test_messages_parked_at_once_after_the_cursor_has_parked_the_others_are_not_parked_again(tmp_path):
+    broker: Any = Broker(options_for(tmp_path), Files())
+    jobs = Jobs()
+    # Until a sync covers a parked record, the ledger does not say that the one in the topic's log is finished.
+    syncer = Syncer(broker)
+    broker.load()
+    broker.in_background = jobs.submit
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    defer_beyond_ring(topic)
+    assert channel.grows
+    assert channel.take_message(consumer)[3] == b"now"
+    assert channel.take_message(consumer) is None
+    run_all_wakes(topic.broker)
+    assert parked_count(channel) == BEYOND_RING
+    topic.check()
+    topic.broker.scheduler.run_wakes()
+    defer(topic, 7, BEYOND_RING)
+    assert parked_count(channel) == BEYOND_RING + 7
+    defer(topic, MANY, BEYOND_RING + 7)
+    while channel.grows:
+        jobs.run()
+        run_all_wakes(topic.broker)
+    run_all_wakes(topic.broker)
+    assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING + 7 + MANY,) * 2
+    topic.check()
+    assert syncer.sync_all()
+    assert channel.deferred_count == BEYOND_RING + 7 + MANY
 
 
 def test_a_ledger_whose_growth_fails_in_the_background_grows_when_it_must(topic, jobs):

@@ -107,7 +107,7 @@ cdef class Parking:
     cdef int park_batch(self, const Record* first, uint32_t count) except -1
     cdef bint try_park_published(self, const Record* record, uint16_t attempts) except -1
     cdef int park_published(self, const Record* record, uint16_t attempts) except -1
-    cdef int pass_deferred(self, uint64_t ordinal) noexcept
+    cdef int pass_deferred(self, uint64_t ordinal) except -1
     cdef int settle_now(self) except -1
     cdef bint settle_some(self, bint whole) except -1
     cdef int settle_to(self, uint64_t end) except -1
