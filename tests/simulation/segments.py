@@ -93,14 +93,34 @@ def numbers_behind_end(content: bytes, pages: list[int]) -> set[int]:
         return set()
     last = end = SEGMENT_HEADER_BYTES
     seq = header.first_seq
+    damaged = None
     for at, behind, record in records_from(content, end, seq):
         if at != end and end >= header.synced_bytes:
             break
+        if damaged is None and overlaps(pages, at, behind):
+            damaged = at, record.seq
         last, end, seq = at, behind, record.seq + 1
     size_bytes = int.from_bytes(content[end : end + 4], "little")
     if not overlaps(pages, last, end + max(RECORD_SPAN_MIN, record_span(size_bytes))):
         return set()
-    return {number_at(content, at) for at, _, _ in records_from(content, end, seq)}
+    found = {number_at(content, at) for at, _, _ in records_from(content, end, seq)}
+    if damaged is not None:
+        # The search begins at the first damaged record. So it also finds what was stored in place of later ones before.
+        found |= {number_at(content, at) for at in sound_behind(content, end, *damaged)}
+    return found
+
+
+def sound_behind(content: bytes, offset: int, damaged_at: int, seq: int) -> Iterator[int]:
+    """Yield the offsets of sound records from an offset on that a search from a damaged record accepts.
+
+    seq: number of the damaged one.
+    """
+    for at in range(offset, len(content) - RECORD_HEADER_BYTES, RECORD_ALIGN_BYTES):
+        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
+        if record.size_bytes and 0 < record.seq - seq <= (at - damaged_at) // RECORD_SPAN_MIN:
+            whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
+            if record_checksum(whole) == record.checksum:
+                yield at
 
 
 def numbers_behind_bridges(content: bytes, durable: bytes | bytearray) -> set[int]:

@@ -589,3 +589,21 @@ def test_lost_records_that_a_start_on_a_full_disk_left_unfinished_keep_their_seg
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_search_may_find_some_of_an_interrupted_batch_that_later_messages_have_replaced_in_part(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dmpub", 1, 0, 0, 0),
+            ("pub", 0, 23359),
+            ("pub", 0, 0),
+            ("die_at_store", 42, 0, 0),
+            ("dmpub", 0, 1, 64750, 0),
+            ("mpub", 0, 1, 0),
+            ("sync",),
+            ("quota", 0, 0),
+            ("spoil", 2, 0, 5),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
