@@ -500,7 +500,7 @@ cdef class ChannelCore(Scheduled):
         done: called when the growth has ended, with success or not. Called at once if the ledger has no file, need not
         grow or grows already, or if the channel has been deleted.
         """
-        def ended(has_grown):
+        def ended(_has_grown):
             self.grows = False
             try:
                 if not self.exiting:

@@ -161,7 +161,8 @@ cdef class LogCursor:
     cdef bint skip_segment(self) except -1:
         """Move to the end of the cursor's segment if all records from the cursor to that end are finished.
 
-        The records are not read, so they need not be verified. Returns: whether it moved. Cost: O(records / 64).
+        The records are not read, so they need not be verified. Returns: whether the cursor has moved. Cost:
+        O(records / 64).
         """
         cdef uint64_t cursor = self.ledger.header.cursor
         cdef uint64_t end = self.segment.end_ordinal()

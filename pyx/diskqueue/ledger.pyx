@@ -413,7 +413,7 @@ cdef class Ledger:
         return 0
 
     cdef uint64_t finished_run(self, uint64_t end) noexcept:
-        """Return the number of records from the cursor to the first unfinished one, or to an ordinal before it."""
+        """Return the number of finished records from the cursor on, without a gap and below an ordinal."""
         end = min(end, self.bits_end())
         if self.header.cursor >= end:
             return 0

@@ -269,8 +269,8 @@ cdef class Segment:
 
         Damage before that is bridged. power_failed: unsynced records may be missing, without being damaged. count_max:
         limit of the segment's records. Later ones are leftovers of a power failure, whose numbers the following segment
-        has. report: called with (offset, bytes, records lost, detail) before anything is changed
-        there. Cost: O(bytes in the segment).
+        has. report: called with (offset, bytes, records lost, detail) before anything is changed there. Cost: O(bytes
+        in the segment).
         """
         cdef SegmentHeader* header = self.header()
         cdef uint64_t seq = header.first_seq

@@ -42,13 +42,17 @@ def header_of(content: bytes) -> SegmentHeader | None:
         return None
 
 
-def next_record(content: bytes, offset: int, seq: int) -> int | None:
-    """Return the offset of the record with a number, or of the first one after damage; None at the end."""
+def next_record(content: bytes, offset: int, seq: int, damaged_at: int | None = None) -> int | None:
+    """Return the offset of the record with a number, or of the first one after damage; None at the end.
+
+    damaged_at: the offset of the record with that number, if it is damaged and lies before `offset`.
+    """
     at = offset
+    damaged_at = offset if damaged_at is None else damaged_at
     while at + RECORD_HEADER_BYTES < len(content):
         record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
         whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
-        is_next = 0 <= record.seq - seq <= (at - offset) // RECORD_SPAN_MIN and record.size_bytes > 0
+        is_next = 0 <= record.seq - seq <= (at - damaged_at) // RECORD_SPAN_MIN and record.size_bytes > 0
         if is_next and record_checksum(whole) == record.checksum:
             return at
         at += RECORD_ALIGN_BYTES
@@ -115,12 +119,9 @@ def sound_behind(content: bytes, offset: int, damaged_at: int, seq: int) -> Iter
 
     seq: number of the damaged one.
     """
-    for at in range(offset, len(content) - RECORD_HEADER_BYTES, RECORD_ALIGN_BYTES):
-        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
-        if record.size_bytes and 0 < record.seq - seq <= (at - damaged_at) // RECORD_SPAN_MIN:
-            whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
-            if record_checksum(whole) == record.checksum:
-                yield at
+    while (at := next_record(content, offset, seq, damaged_at)) is not None:
+        yield at
+        offset = at + RECORD_ALIGN_BYTES
 
 
 def numbers_behind_bridges(content: bytes, durable: bytes | bytearray) -> set[int]:

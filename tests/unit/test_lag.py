@@ -388,7 +388,7 @@ def test_a_ledger_does_not_grow_for_messages_that_another_request_has_dropped_me
     assert (len(ended), [channel.grows for channel in channels]) == (2, [False, False])
 
 
-def test_a_ledger_without_a_file_does_not_grow_in_the_background(tmp_path, jobs, topic):
+def test_a_ledger_without_a_file_does_not_grow_in_the_background(topic, jobs):
     memory = topic.broker.topic("u#ephemeral")
     channel = memory.channel("c")
     ended = []
