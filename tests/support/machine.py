@@ -30,6 +30,11 @@ HIDDEN = (
     "SPARK_LOCAL_IP",
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
+    # Of the `make test` that may run this: its variables would go to the `make run` of a page.
+    "ARGS",
+    "MAKEFLAGS",
+    "MAKEOVERRIDES",
+    "MFLAGS",
 )
 # Stays until its standard input ends, so the namespace never outlives the test process.
 HOLDER = """\
