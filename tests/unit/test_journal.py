@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -231,7 +232,8 @@ def test_a_file_is_filled_with_rests_unless_no_other_takes_commits_or_the_commit
     journal, topic, jobs, files, monkeypatch
 ):
     naps: list[float] = []
-    monkeypatch.setattr("pyqd.diskqueue.journal.time.sleep", naps.append)
+    # The module's name only: a thread of a library that sleeps in a loop would fill the list without end.
+    monkeypatch.setattr(journal_module, "time", SimpleNamespace(sleep=naps.append))
     far_bytes = ZEROS_AHEAD_BYTES + FILE_BYTES
     files.rests[0](far_bytes)
     assert naps == []
