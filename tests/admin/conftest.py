@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.needs import skip_outside_ci
+from tests.support.preloaded import Process, spawn
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, nsqd, pyqd, wait_until
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Admin:
     log: Path
     authority: Path | None = None
     port: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -64,9 +65,8 @@ class Admin:
     def start(self, ping: str) -> None:
         self.port = free_port()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*self.command, f"--http-address=127.0.0.1:{self.port}"], cwd=REPOSITORY, stderr=log, stdout=log
-            )
+            command = [*self.command, f"--http-address=127.0.0.1:{self.port}"]
+            self.process = spawn(command, REPOSITORY, os.environ, stdout=log.fileno(), stderr=log.fileno())
         deadline_s = time.monotonic() + START_WAIT_S
         while True:
             assert self.process.poll() is None, self.log.read_text()

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import REPOSITORY, Reply
+from tests.support.preloaded import REPOSITORY, spawn
+from tests.support.server import Reply
 
 WAIT_S = 10.0
 FLAGS = ("--max-msg-size=1000", "--max-body-size=3000", "--max-req-timeout=1m", "--broadcast-address=127.0.0.1")
@@ -32,14 +33,9 @@ class HttpApp:
         if wait_s is not None:
             flags = [*flags, *(f"--http-{part}-timeout={wait_s}s" for part in ("idle", "header", "body", "write"))]
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.api.http_app", str(self.data_path), address, *flags],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=directory,
-                env=environment,
-            )
+            command = [sys.executable, "-m", "tests.api.http_app", str(self.data_path), address, *flags]
+            pipe = subprocess.PIPE
+            self.process = spawn(command, directory, environment, stdin=pipe, stdout=pipe, stderr=log.fileno())
         self.address = self._read_line()
 
     def _read_line(self) -> str:

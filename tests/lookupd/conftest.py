@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import socket
 import struct
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import REPOSITORY
+from tests.support.preloaded import REPOSITORY, Process, spawn
 
 WAIT_S = 20.0
 BROKER = {"broadcast_address": "10.1.1.1", "hostname": "host", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
@@ -30,7 +31,7 @@ class LookupDaemon:
     command: tuple[str, ...]
     log: Path
     flags: tuple[str, ...] = ()
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     ports: dict[str, int] = field(default_factory=dict)
     brokers: list["Broker"] = field(default_factory=list)
 
@@ -38,7 +39,8 @@ class LookupDaemon:
         tcp_port, http_port = self.ports.get("TCP", 0), self.ports.get("HTTP", 0)
         addresses = (f"-tcp-address=127.0.0.1:{tcp_port}", f"-http-address=127.0.0.1:{http_port}")
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*self.command, *addresses, *self.flags], cwd=REPOSITORY, stderr=log)
+            command = [*self.command, *addresses, *self.flags]
+            self.process = spawn(command, REPOSITORY, os.environ, stdout=subprocess.DEVNULL, stderr=log.fileno())
         deadline_s = time.monotonic() + WAIT_S
         found: dict[str, int] = {}
         while len(found) < 2:

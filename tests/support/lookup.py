@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
+from tests.support.preloaded import spawn
 from tests.support.server import START_COUNT_MAX, START_WAIT_S, Daemon, free_port, wait_until
 
 WAIT_S = 10.0
@@ -32,7 +33,8 @@ class Lookupd:
             self.tcp_port, self.http_port = free_port(), free_port()
             with self._log.open("wb") as log:
                 addresses = (f"-tcp-address=127.0.0.1:{self.tcp_port}", f"-http-address=127.0.0.1:{self.http_port}")
-                self._process = subprocess.Popen([*command, *addresses], stdout=log, stderr=subprocess.STDOUT)
+                fds = {"stdout": log.fileno(), "stderr": log.fileno()}
+                self._process = spawn([*command, *addresses], directory, os.environ, **fds)
             if self._is_ready():
                 return
             self.stop()

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.preloaded import REPOSITORY as REPOSITORY
+from tests.support.preloaded import Process, spawn
+
 WAIT_S = 10.0
 START_WAIT_S = 20.0
 # The answer comes when a new process has loaded its code, which takes ten seconds beside many other tests.
@@ -209,7 +211,7 @@ class Daemon:
         self.flags = tuple(flags)
         self.tcp_port = 0
         self.http_port = 0
-        self._process: subprocess.Popen[bytes] | Adopted | None = None
+        self._process: Process | Adopted | None = None
         self._log_checked_bytes = 0
 
     @property
@@ -390,14 +392,8 @@ class Daemon:
             *self.flags,
         ]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.log_path.parent,
-                env=environment,
-            )
+            fd = log.fileno()
+            self._process = spawn(arguments, self.log_path.parent, environment, stdout=fd, stderr=fd)
 
     def _wait_ready(self) -> bool:
         assert self._process is not None

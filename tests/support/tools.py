@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.support.nsq import Client
+from tests.support.preloaded import run, spawn
 from tests.support.server import REPOSITORY, Daemon, wait_until
 
 RUN_S = 30.0
@@ -72,9 +73,8 @@ class Running:
     def __init__(self, command: Sequence[str], directory: Path, number: int, stdin: int) -> None:
         self.out_path, self.err_path = directory / f"tool-{number}.out", directory / f"tool-{number}.err"
         with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
-            self.process = subprocess.Popen(
-                command, cwd=directory, env=tools_environment(), stdin=stdin, stdout=out, stderr=err
-            )
+            fds = {"stdin": stdin, "stdout": out.fileno(), "stderr": err.fileno()}
+            self.process = spawn(command, directory, tools_environment(), **fds)
 
     @property
     def out(self) -> bytes:
@@ -166,16 +166,9 @@ def bodies_of(daemon: Daemon, topic: str, count: int) -> list[bytes]:
 
 def run_tool(tools: Tools, tool: str, *arguments: str, stdin: bytes = b"") -> Result:
     """Run a tool to its end."""
-    done = subprocess.run(
-        [*tools.command(tool), *arguments],
-        input=stdin,
-        env=tools_environment(),
-        cwd=REPOSITORY,
-        capture_output=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
+    command = [*tools.command(tool), *arguments]
+    code, out, err = run(command, REPOSITORY, tools_environment(), stdin, RUN_S)
+    return Result(code, out, err.decode(errors="replace"))
 
 
 def finished(broker: Daemon, topic: str, **fields: int) -> None:

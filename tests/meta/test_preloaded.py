@@ -1,0 +1,85 @@
+"""Tests of tests.support.preloaded: programs as forks of a process that has loaded them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.preloaded import Process, run, spawn
+
+COMMAND = [sys.executable, "-m", "tests.support.echo_program"]
+WAIT_S = 20.0
+
+
+def echo(directory: Path, *arguments: str, **variables: str) -> tuple[int, dict[str, Any], bytes]:
+    """Run the program. Returns: exit code, what it was started with, standard error."""
+    code, out, error = run([*COMMAND, *arguments], directory, os.environ | variables, b"input", WAIT_S)
+    return code, json.loads(out), error
+
+
+def waiting(directory: Path) -> Process:
+    """Start the program, which waits for its input to end."""
+    pipe = subprocess.PIPE
+    process = spawn([*COMMAND, "3"], directory, os.environ, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def close(process: Process) -> None:
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def test_a_program_gets_what_its_start_gives_and_nothing_else(tmp_path: Path) -> None:
+    code, facts, error = echo(tmp_path, "0", "a b", ODD="1")
+    assert (code, error) == (0, b"input")
+    assert facts["is_loaded_before"]
+    assert facts["arguments"] == ["0", "a b"]
+    assert facts["original"] == [*COMMAND, "0", "a b"]
+    assert facts["directory"] == str(tmp_path)
+    assert facts["variables"] == os.environ | {"ODD": "1"}
+    assert facts["descriptor_count"] == 3
+    assert "ODD" not in echo(tmp_path, "0")[1]["variables"]
+
+
+def test_variables_that_the_interpreter_reads_at_its_start_get_a_process_of_their_own(tmp_path: Path) -> None:
+    assert echo(tmp_path, "0", PYTHONHASHSEED="1")[1]["variables"]["PYTHONHASHSEED"] == "1"
+
+
+@pytest.mark.parametrize("code", [0, 7, -signal.SIGKILL, -signal.SIGTERM])
+def test_the_exit_code_is_that_of_the_program(tmp_path: Path, code: int) -> None:
+    assert echo(tmp_path, str(code))[0] == code
+
+
+def test_programs_run_side_by_side_and_take_signals(tmp_path: Path) -> None:
+    first, second = waiting(tmp_path), waiting(tmp_path)
+    assert (first.poll(), second.poll()) == (None, None)
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0.01)
+    first.terminate()
+    assert first.wait(WAIT_S) == first.poll() == -signal.SIGTERM
+    # A signal for a program that has ended goes nowhere.
+    first.kill()
+    assert second.poll() is None
+    assert second.stdin is not None
+    second.stdin.close()
+    assert second.wait(WAIT_S) == 3
+    close(first)
+    close(second)
+
+
+def test_other_commands_are_started_as_they_are(tmp_path: Path) -> None:
+    assert run(["/bin/sh", "-c", "cat; exit 5"], tmp_path, os.environ, b"x" * 100_000, WAIT_S) == (
+        5,
+        b"x" * 100_000,
+        b"",
+    )

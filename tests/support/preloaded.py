@@ -1,0 +1,325 @@
+"""Programs of this repository as forks of a process that has loaded their code already.
+
+A start of the interpreter and the imports take the daemon 0.6 s of CPU time, the rest of its start 0.03 s, and the
+tests start thousands of daemons. So each process that runs tests keeps one more per program, which has imported the
+program's module and forks a child for every start. The child has the command line, directory, environment and standard
+files of that start. It differs from a process that a shell would start in its /proc/pid/cmdline and in its parent.
+
+Tests of the start itself, of limits that are set before it and of a patched program run the interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ANSWER_WAIT_S = 60.0
+START_BYTES_MAX = 192 << 10
+STATUS_BYTES = 4
+# The interpreter, the C library and gevent read these at their start, so a process is kept for each set of them.
+READ_EARLY = ("PYTHON", "GEVENT", "LD_", "MALLOC", "GLIBC", "LANG", "LC_", "TZ")
+
+
+class Process(Protocol):
+    """What tests need of a running program; a Popen has it too."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a program."""
+
+    command: Sequence[str]
+    directory: str
+    environment: Mapping[str, str]
+
+
+class Forked:
+    """A running program, with the methods of a Popen. command: for messages. channel: to the process that forked it.
+
+    pipes: for its standard input, output and error, if it was given any.
+    """
+
+    def __init__(self, command: Sequence[str], channel: socket.socket, pipes: Sequence[IO[bytes] | None]) -> None:
+        self.args = command
+        self.stdin, self.stdout, self.stderr = pipes
+        self.returncode: int | None = None
+        self._channel = channel
+        if not self._has_report(ANSWER_WAIT_S):
+            raise TimeoutError(f"not started: {command}")
+        content, fds, _, _ = socket.recv_fds(channel, STATUS_BYTES, 1)
+        if not content:
+            raise ChildProcessError(f"the process that preloads it has ended: {command}")
+        self.pid = int.from_bytes(content, "little")
+        (self._fd,) = fds
+
+    def poll(self) -> int | None:
+        """Return the exit code, below 0 for a signal; None if the program runs."""
+        if self.returncode is None and self._has_report(0.0):
+            self._end(self._channel.recv(STATUS_BYTES))
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Returns: the exit code. Raises: subprocess.TimeoutExpired."""
+        if self.returncode is None and not self._has_report(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal unless the program has ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, sig)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _has_report(self, wait_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(None if wait_s is None else wait_s * 1000))
+
+    def _end(self, content: bytes) -> None:
+        if not content:
+            raise ChildProcessError(f"the process that preloads it has ended: {self.args}")
+        self.returncode = int.from_bytes(content, "little", signed=True)
+        self._channel.close()
+        os.close(self._fd)
+
+
+class Preloaded:
+    """A process with a module's code that forks. environment: of its start."""
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        path = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), str(REPOSITORY)])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, module, str(theirs.fileno())],
+                # Not the repository: with -m the current directory comes before PYTHONPATH, which may name another one.
+                cwd="/",
+                env={**environment, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(self, start: Start, fds: Sequence[int], pipes: Sequence[IO[bytes] | None]) -> Forked:
+        """Fork a child that runs the module. fds: its standard files, which stay open here. pipes: the other ends."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            socket.send_fds(self._control, [json.dumps(asdict(start)).encode()], [theirs.fileno(), *fds])
+        return Forked(start.command, ours, pipes)
+
+    def end(self) -> None:
+        """End the process; its children go on."""
+        self._control.close()
+        self._process.wait()
+
+
+_kept: dict[tuple[str, tuple[tuple[str, str], ...]], Preloaded] = {}
+_owner = 0
+
+
+def spawn(
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    *,
+    stdout: int,
+    stderr: int,
+    stdin: int = subprocess.DEVNULL,
+) -> Process:
+    """Start a program. stdin, stdout, stderr: a descriptor, DEVNULL, or PIPE, as a Popen takes them.
+
+    A command of the form `python -m MODULE`, for a module of this repository, is forked from a process that has loaded
+    the module.
+    """
+    if list(command[:2]) != [sys.executable, "-m"] or not command[2].startswith(("pyqd.", "tests.")):
+        return subprocess.Popen(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=directory, env=dict(environment)
+        )
+    with contextlib.ExitStack() as given:
+        fds, pipes = [], []
+        for number, wanted in enumerate((stdin, stdout, stderr)):
+            fd, pipe = _end_for(wanted, is_input=number == 0, given=given)
+            fds.append(fd)
+            pipes.append(pipe)
+        start = Start(command, str(directory), dict(environment))
+        return _preloaded(command[2], environment).start(start, fds, pipes)
+
+
+def _end_for(wanted: int, *, is_input: bool, given: contextlib.ExitStack) -> tuple[int, IO[bytes] | None]:
+    """Return a descriptor for a program, which `given` closes, and this end of its pipe."""
+    if wanted == subprocess.PIPE:
+        read_fd, write_fd = os.pipe()
+        theirs, ours = (read_fd, write_fd) if is_input else (write_fd, read_fd)
+        given.callback(os.close, theirs)
+        return theirs, open(ours, "wb" if is_input else "rb")
+    if wanted == subprocess.DEVNULL:
+        theirs = os.open(os.devnull, os.O_RDWR)
+        given.callback(os.close, theirs)
+        return theirs, None
+    return wanted, None
+
+
+def run(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str], content: bytes, wait_s: float
+) -> tuple[int, bytes, bytes]:
+    """Run a program to its end. content: for its standard input. Returns: exit code, standard output and error.
+
+    Raises: subprocess.TimeoutExpired, after killing it.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        pipe, fds = subprocess.PIPE, {"stdout": out.fileno(), "stderr": error.fileno()}
+        process = spawn(command, directory, environment, stdin=pipe, **fds)
+        feeder = threading.Thread(target=_feed, args=(process.stdin, content))
+        feeder.start()
+        try:
+            code = process.wait(wait_s)
+        finally:
+            process.kill()
+            process.wait()
+            feeder.join()
+        out.seek(0)
+        error.seek(0)
+        return code, out.read(), error.read()
+
+
+def _feed(pipe: IO[bytes] | None, content: bytes) -> None:
+    assert pipe is not None
+    # A program may end before it has read all.
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.write(content)
+
+
+def _preloaded(module: str, environment: Mapping[str, str]) -> Preloaded:
+    global _owner
+    if _owner != os.getpid():
+        # A fork of the process that runs tests has none of its own yet.
+        _kept.clear()
+        _owner = os.getpid()
+    key = (module, tuple(sorted(item for item in environment.items() if item[0].startswith(READ_EARLY))))
+    if key not in _kept:
+        _kept[key] = Preloaded(module, environment)
+        atexit.register(_kept[key].end)
+    return _kept[key]
+
+
+# The process that forks.
+
+
+def _serve(control: socket.socket) -> Start | None:
+    """Fork a child for each start that is asked for. Returns: in a child, its start; None when nobody can ask any more.
+
+    The exit code of a child is reported when it has ended.
+    """
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as held:
+        held.enter_context(control)
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.data is None:
+                    content, fds, _, _ = socket.recv_fds(control, START_BYTES_MAX, 4)
+                    if not content:
+                        return None
+                    pid = os.fork()
+                    if pid == 0:
+                        for other in selector.get_map().values():
+                            if other.data is not None:
+                                os.close(other.fd)
+                                other.data[1].close()
+                        return _enter(json.loads(content), fds)
+                    for fd in fds[1:]:
+                        os.close(fd)
+                    pidfd, report = os.pidfd_open(pid), socket.socket(fileno=fds[0])
+                    socket.send_fds(report, [pid.to_bytes(STATUS_BYTES, "little")], [pidfd])
+                    selector.register(pidfd, selectors.EVENT_READ, (pid, report))
+                else:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    _report_end(*key.data)
+
+
+def _report_end(pid: int, report: socket.socket) -> None:
+    """Report the exit code of a child that has ended."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # Nobody waits for it if the process that runs the tests was killed.
+    with report, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        report.send(code.to_bytes(STATUS_BYTES, "little", signed=True))
+
+
+def _enter(fields: dict[str, object], fds: Sequence[int]) -> Start:
+    """Take over what belongs to a start: standard files, directory, environment, signals."""
+    start = Start(**fields)  # type: ignore[arg-type]
+    os.close(fds[0])
+    for number, fd in enumerate(fds[1:]):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(start.directory)
+    os.environ.clear()
+    os.environ.update(start.environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.orig_argv = list(start.command)
+    return start
+
+
+def _main() -> int:
+    """Load a module, and run its main() in a child for each start."""
+    name, fd = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    module = importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+    start = _serve(socket.socket(fileno=int(fd)))
+    if start is None:
+        return 0
+    sys.argv = [str(module.__file__), *start.command[3:]]
+    code: int | None = module.main()
+    return code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
