@@ -5,12 +5,13 @@ decoded bytes are ready; the socket does not become readable for them. Sending: 
 the same bytes again, because OpenSSL has already turned them into records.
 """
 
+from __future__ import annotations
+
 import contextlib
 import socket
 
-from OpenSSL import SSL
-
 from pyqd.hot.net.tls import reason_of
+from pyqd.primitives.openssl import SSL
 
 CHUNK_BYTES = 64 * 1024
 RECORDS_BYTES_MAX = 80 * 1024

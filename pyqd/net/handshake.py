@@ -3,16 +3,18 @@
 Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
+from __future__ import annotations
+
 import contextlib
 import socket
 from typing import Any, Final
 
 import gevent
-from OpenSSL import SSL
 
 from pyqd.hot.net.tls import reason_of
 from pyqd.net.events import READ_EVENT, WRITE_EVENT
 from pyqd.net.slice_queue import slice_queue_of
+from pyqd.primitives.openssl import SSL
 
 RECEIVED_BYTES_MAX: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0

@@ -6,15 +6,18 @@ The library is pyOpenSSL: Python's ssl module cannot request a client certificat
 Source: docs/nsq/config.md, "nsqd"; docs/nsq/http-api.md, "TLS fields".
 """
 
+from __future__ import annotations
+
 import dataclasses
 import logging
 import os
 from typing import Final, NamedTuple
 
-from OpenSSL import SSL
-
 from pyqd.hot.net.tls import reason_of
+from pyqd.primitives.openssl import SSL
 
+# Its number in the protocol.
+TLS_1_2: Final = 0x0303
 PEM_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
 # The suites before TLS 1.3 that Go offers and that are not broken, in Go's order, by OpenSSL's names.
@@ -68,7 +71,7 @@ class TlsSettings:
     key_path: str = ""
     client_auth_policy: str = ""
     root_ca_file: str = ""
-    min_version: int = SSL.TLS1_2_VERSION
+    min_version: int = TLS_1_2
     required: bool = False
 
 
@@ -123,7 +126,7 @@ def server_context(settings: TlsSettings) -> SSL.Context:
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(settings.min_version)
     # Versions before 1.2 need signatures that OpenSSL counts as too weak at its default level.
-    level = ":@SECLEVEL=0" if settings.min_version < SSL.TLS1_2_VERSION else ""
+    level = ":@SECLEVEL=0" if settings.min_version < TLS_1_2 else ""
     context.set_cipher_list((":".join(CIPHERS) + level).encode())
     context.set_tls13_ciphersuites(":".join(CIPHERS_OF_TLS13).encode())
     context.set_options(SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)

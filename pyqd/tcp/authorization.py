@@ -7,12 +7,11 @@ import json
 import logging
 from typing import Any
 
-from OpenSSL import SSL
-
 from pyqd.net.listener import ip_of
 from pyqd.net.tls import common_name_of
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.goquote import go_quote
+from pyqd.primitives.openssl import SSL
 from pyqd.tcp.authd import AuthError, AuthServers
 from pyqd.tcp.permissions import PUBLISH, SUBSCRIBE, Permissions
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import gevent
-from OpenSSL import SSL
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
@@ -31,6 +30,7 @@ from pyqd.net.greenlets import start_raw
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
+from pyqd.primitives.openssl import SSL
 from pyqd.tcp import negotiate
 from pyqd.tcp.authorization import Authorizer
 from pyqd.tcp.upgrade import tls_stats, upgrade

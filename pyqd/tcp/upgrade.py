@@ -6,10 +6,10 @@ stream. So unencrypted bytes are never executed as if they had come encrypted.
 Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
+from __future__ import annotations
+
 import logging
 from typing import TYPE_CHECKING
-
-from OpenSSL import SSL
 
 from pyqd.hot.net.tls import Tls
 from pyqd.hot.net.transport import Transport
@@ -19,6 +19,7 @@ from pyqd.net.handshake import HandshakeError, shake_hands
 from pyqd.net.slice_queue import slice_queue_of
 from pyqd.net.tls import session_of
 from pyqd.primitives.errors import ClientError
+from pyqd.primitives.openssl import SSL
 from pyqd.tcp.negotiate import Upgrades
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ TLS_VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2"
 logger = logging.getLogger(__name__)
 
 
-def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
+def upgrade(connection: Connection, upgrades: Upgrades) -> None:
     """Start the granted upgrades after the queued answer is sent. Raises: ClientError. Switches: yes."""
     connection.ioloop.drain()
     if connection.gone:
@@ -52,7 +53,7 @@ def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
         confirm(connection, Transport(connection.socket.fileno(), Deflate(level), below=transport, early=early))
 
 
-def start_tls(connection: "Connection", early: bytes) -> Transport:
+def start_tls(connection: Connection, early: bytes) -> Transport:
     """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
     connection.output.withhold(True)
     try:
@@ -68,7 +69,7 @@ def start_tls(connection: "Connection", early: bytes) -> Transport:
     return Transport(connection.socket.fileno(), Tls(secured))
 
 
-def confirm(connection: "Connection", transport: Transport) -> None:
+def confirm(connection: Connection, transport: Transport) -> None:
     """Put a transport in place and send an OK through it. Switches: if the socket is full."""
     if connection.gone:
         return

@@ -11,19 +11,14 @@ from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport uint64_t
 
-from OpenSSL import SSL
-
 from pyqd.hot.net.transport import TransportError
+from pyqd.primitives.openssl import SSL
 
 cdef enum:
     RECORD_BYTES = 16 << 10
     RECORD_OVERHEAD_BYTES = 128          # largest of all suites
     UNASKED_BYTES = 512                  # for records that OpenSSL sends by itself
     STATE_BYTES = 48 << 10               # memory of a connection after its handshake, measured with OpenSSL 3
-
-cdef object WantRead = SSL.WantReadError
-cdef object Ended = SSL.ZeroReturnError
-cdef object Failed = SSL.Error
 
 
 def reason_of(error):
@@ -54,7 +49,7 @@ cdef class Tls(Codec):
             while encoded < size_bytes:
                 encoded += <uint64_t> self.connection.send(
                     PyMemoryView_FromMemory(<char*> data + encoded, <Py_ssize_t> (size_bytes - encoded), PyBUF_READ))
-        except Failed as error:
+        except SSL.Error as error:
             raise TransportError(f"tls: {reason_of(error)}") from error
         used[0] = size_bytes
         return self.records(size_bytes + (size_bytes // RECORD_BYTES + 1) * RECORD_OVERHEAD_BYTES + UNASKED_BYTES)
@@ -72,7 +67,7 @@ cdef class Tls(Codec):
                     self.count_state()
                 if <uint64_t> len(records) < expected_bytes:
                     return found
-        except WantRead:
+        except SSL.WantReadError:
             return found
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
@@ -91,11 +86,11 @@ cdef class Tls(Codec):
                 decoded += <uint64_t> self.connection.recv_into(
                     PyMemoryView_FromMemory(into + decoded, <Py_ssize_t> room, PyBUF_WRITE))
             self.more = True
-        except WantRead:
+        except SSL.WantReadError:
             pass
-        except Ended:
+        except SSL.ZeroReturnError:
             self.ended = True
-        except Failed as error:
+        except SSL.Error as error:
             raise TransportError(f"tls: {reason_of(error)}") from error
         return <ssize_t> decoded
 
@@ -103,6 +98,6 @@ cdef class Tls(Codec):
         """Return the closing alert."""
         try:
             self.connection.shutdown()
-        except Failed:
+        except SSL.Error:
             return b""
         return self.records(UNASKED_BYTES)

@@ -274,7 +274,8 @@ class TestAuditLog:
 
 class TestHeaderOfAProxy:
     @pytest.fixture(scope="class", params=["pyqadmin", "nsqadmin"])
-    def fronted(self, request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
+    @classmethod
+    def fronted(cls, request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
         flags = (f"--lookupd-http-address={world.lookupd}", "--admin-user=ada", "--acl-http-header=X-Who")
         return start_admin(request.param, *flags)
 
