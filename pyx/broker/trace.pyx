@@ -155,6 +155,7 @@ cdef class TracePlace:
         if self.log.told_place is not self or self.log.told_client is not self.publisher:
             self.log.tell(self)
         header.published_after = last_guid
+        header.published_from = header.tail
         self.log.last_published = 0
         store_barrier()
         header.publishing = 1
@@ -386,7 +387,7 @@ cdef class TraceLog:
         cdef OpenHeader* header = self.header
         if not BLOCK_HEADER_BYTES <= header.tail <= BLOCK_BYTES or header.first_position <= 0:
             raise ValueError("its header contradicts itself")
-        rows, topic, guid, cancelled = survey(self.block[:header.tail])
+        rows, topic, guid, cancelled = survey(self.block[:header.tail], header.published_from)
         if header.publishing == 1:
             if (
                 header.topic_bytes > NAME_BYTES or header.address_bytes > ADDRESS_BYTES_MAX
@@ -436,6 +437,7 @@ cdef class TraceLog:
         # The tail first: a kill in between leaves an empty block.
         self.header.tail = self.tail = BLOCK_HEADER_BYTES
         store_barrier()
+        self.header.published_from = BLOCK_HEADER_BYTES
         self.header.first_position = first_position
         self.row_count = 0
         self.generation += 1

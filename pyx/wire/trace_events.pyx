@@ -558,13 +558,17 @@ cdef void put_extras(Buffers* to, uint64_t row, const Event* event, const char* 
         set_bit(to.body_bits, row)
 
 
-def survey(bytes block not None):
+def survey(bytes block not None, uint64_t published_from):
     """Walk a block whose header is not filled in.
+
+    published_from: offset from which on a publish counts. Before it, the ids may be those of a former topic of the same
+    name: they are greater than the topic's own if the clock was set back between.
 
     Returns: (number of events, topic and id of the last publish, (topic, channel, id) if the last event is a cancel).
     Raises: ValueError if it is not of this format.
     """
     cdef const char* at = PyBytes_AS_STRING(block) + BLOCK_HEADER_BYTES
+    cdef const char* counted_from = PyBytes_AS_STRING(block) + min(published_from, <uint64_t> len(block))
     cdef const char* end = PyBytes_AS_STRING(block) + len(block)
     cdef const Event* event
     cdef uint64_t rows = 0
@@ -593,7 +597,7 @@ def survey(bytes block not None):
             if not 0 < place < len(topics):
                 raise ValueError(FAULTS[BAD_REFERENCE])
             rows += message_count(event) * (1 + (sets.get(place, 0) if event.flags & IS_STORED else 0))
-            if event.kind == PUBLISHED:
+            if event.kind == PUBLISHED and at >= counted_from:
                 last = (topics[place], event.guid + message_count(event) - 1)
             cancelled = (topics[place], channels[place], event.guid) if event.kind == CANCELLED else None
         at += span

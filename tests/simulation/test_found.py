@@ -616,3 +616,16 @@ def test_deferred_messages_are_parked_once_if_a_consumer_is_faster_than_parking(
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_topic_that_is_created_again_with_the_same_ids_is_traced_after_a_kill(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 1, 0),
+            ("delete_topic", 0),
+            ("die_at_store", 45, 0, 0),
+            ("pub", 1, 1),
+        ],
+        features=["bodiless", "trace"],
+    )

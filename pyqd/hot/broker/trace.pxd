@@ -44,6 +44,7 @@ cdef struct OpenHeader:
     uint32_t cancelling_channel_bytes
     char[NAME_BYTES] cancelling_topic
     char[NAME_BYTES] cancelling_channel
+    uint32_t published_from              # offset of the first entry that the publish under way may have added
 
 cdef class TraceLog
 
