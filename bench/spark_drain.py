@@ -26,7 +26,7 @@ from pyqd_spark.jobs.drain import DrainOptions, drain
 from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.runner import OnSpark
 from pyqd_spark.options import Connection
-from tests.support.server import Daemon, pyqd
+from tests.support.server import Daemon, unshared_pyqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +125,7 @@ def main() -> None:
     from pyqd_spark.session import session
 
     with tempfile.TemporaryDirectory(prefix="pyqd-bench-") as name:
-        broker = Daemon(pyqd(), Path(name) / "broker")
+        broker = Daemon(unshared_pyqd(), Path(name) / "broker")
         broker.start()
         try:
             address = "{}:{}".format(*broker.http_address)

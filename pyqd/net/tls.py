@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from pyqd.hot.net.tls import reason_of
 from pyqd.primitives.openssl import SSL
 
-# Its number in the protocol.
+# Number of the version in the protocol.
 TLS_1_2: Final = 0x0303
 PEM_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 

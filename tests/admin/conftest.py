@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.needs import skip_outside_ci
-from tests.support.preloaded import Process, spawn
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, nsqd, pyqd, wait_until
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Admin:
     log: Path
     authority: Path | None = None
     port: int = 0
-    process: Process | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -65,8 +64,9 @@ class Admin:
     def start(self, ping: str) -> None:
         self.port = free_port()
         with self.log.open("wb") as log:
-            command = [*self.command, f"--http-address=127.0.0.1:{self.port}"]
-            self.process = spawn(command, REPOSITORY, os.environ, stdout=log.fileno(), stderr=log.fileno())
+            self.process = subprocess.Popen(
+                [*self.command, f"--http-address=127.0.0.1:{self.port}"], cwd=REPOSITORY, stderr=log, stdout=log
+            )
         deadline_s = time.monotonic() + START_WAIT_S
         while True:
             assert self.process.poll() is None, self.log.read_text()

@@ -272,13 +272,14 @@ class TestAuditLog:
         assert ("pause_topic topic=t failed by anonymous" in text, "delete_topic" in text) == (True, False)
 
 
-class TestHeaderOfAProxy:
-    @pytest.fixture(scope="class", params=["pyqadmin", "nsqadmin"])
-    @classmethod
-    def fronted(cls, request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
-        flags = (f"--lookupd-http-address={world.lookupd}", "--admin-user=ada", "--acl-http-header=X-Who")
-        return start_admin(request.param, *flags)
+@pytest.fixture(scope="module", params=["pyqadmin", "nsqadmin"])
+def fronted(request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
+    """A web admin that takes the user's name from a header."""
+    flags = (f"--lookupd-http-address={world.lookupd}", "--admin-user=ada", "--acl-http-header=X-Who")
+    return start_admin(request.param, *flags)
 
+
+class TestHeaderOfAProxy:
     def test_only_listed_users_change_things(self, fronted: Admin, world: World, topic: str) -> None:
         world.publish(topic, {0: 0})
         path, body = f"/api/topics/{topic}", b'{"action":"pause"}'

@@ -214,3 +214,13 @@ def test_a_broker_of_nsq_registers(pyqlookupd: LookupDaemon, request: pytest.Fix
         nsqd.terminate()
         nsqd.wait(WAIT_S)
     until(lambda: not pyqlookupd.ask("GET", "/nodes")[1]["producers"], "nsqd has left")
+
+
+def test_a_process_of_its_own_logs_its_start_and_its_stop(tmp_path: Path) -> None:
+    # Not a fork of a process that has loaded the module: the module's name is another one there.
+    daemon = LookupDaemon((sys.executable, "-u", "-m", "pyqd.apps.lookupd"), tmp_path / "log")
+    with running(daemon):
+        pass
+    lines = daemon.log.read_text().splitlines()
+    assert all(line.startswith("[pyqlookupd] ") for line in lines)
+    assert "pyqlookupd v" in lines[0]

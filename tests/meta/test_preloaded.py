@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import preloaded
 from tests.support.preloaded import Process, run, spawn
+from tests.support.server import wait_until
 
 COMMAND = [sys.executable, "-m", "tests.support.echo_program"]
 WAIT_S = 20.0
@@ -31,6 +33,14 @@ def waiting(directory: Path) -> Process:
     assert process.stdout is not None
     assert process.stdout.readline()
     return process
+
+
+def parent_of(process: Process) -> int:
+    """Return the process that has forked a program. Source: proc(5)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    parent = int(status.partition("PPid:")[2].split()[0])
+    assert parent != os.getpid()
+    return parent
 
 
 def close(process: Process) -> None:
@@ -75,6 +85,40 @@ def test_programs_run_side_by_side_and_take_signals(tmp_path: Path) -> None:
     assert second.wait(WAIT_S) == 3
     close(first)
     close(second)
+
+
+def test_programs_go_on_and_new_ones_start_if_the_process_that_forks_is_killed(tmp_path: Path) -> None:
+    first = waiting(tmp_path)
+    os.kill(parent_of(first), signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0.5)
+    second = waiting(tmp_path)
+    for process in (first, second):
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(WAIT_S) == -signal.SIGKILL
+        close(process)
+
+
+def test_a_start_that_is_interrupted_leaves_no_program_and_does_not_disturb_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = waiting(tmp_path)
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preloaded, "_is_readable", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            waiting(tmp_path)
+    assert first.poll() is None
+    children = Path(f"/proc/{parent_of(first)}/task/{parent_of(first)}/children")
+    wait_until(lambda: children.read_text().split() == [str(first.pid)], "the end of the other program")
+    assert echo(tmp_path, "0")[0] == 0
+    first.kill()
+    first.wait(WAIT_S)
+    close(first)
 
 
 def test_other_commands_are_started_as_they_are(tmp_path: Path) -> None:

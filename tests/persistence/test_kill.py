@@ -200,7 +200,7 @@ def test_kills_while_the_daemon_starts_change_nothing(daemon):
     for step in range(12):
         daemon._spawn()
         # Not a wait for something: the kill comes earlier or later in the start.
-        time.sleep(0.015 * step)
+        time.sleep(0.004 * step)
         daemon.kill()
     daemon.start()
     daemon.wait_for_channel("t", "c", depth=84, deferred_count=1, message_count=100, requeue_count=1)

@@ -1,4 +1,4 @@
-"""Program for tests of the support: prints what it was started with, reads its input, and ends as it is told."""
+"""Program of a test: prints what it was started with, reads its input, and ends with a code or by a signal."""
 
 import json
 import os

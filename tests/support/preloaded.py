@@ -1,9 +1,14 @@
 """Programs of this repository as forks of a process that has loaded their code already.
 
 A start of the interpreter and the imports take the daemon 0.6 s of CPU time, the rest of its start 0.03 s, and the
-tests start thousands of daemons. So each process that runs tests keeps one more per program, which has imported the
+tests start thousands of daemons. So each process that runs tests keeps one process per program, which has imported the
 program's module and forks a child for every start. The child has the command line, directory, environment and standard
-files of that start. It differs from a process that a shell would start in its /proc/pid/cmdline and in its parent.
+files of that start.
+
+Differences to a process that a shell would start: the module's name is not `__main__`; /proc/pid/cmdline and environ
+are those of the process that forks; hash seed, address layout, limits and umask are those of its start, which is the
+first start of the program in a session; an exit is waited for at once, so the process id may be used again; standard
+output of Python counts as seekable; a directory that does not exist is an exit code of 1.
 
 Tests of the start itself, of limits that are set before it and of a patched program run the interpreter.
 """
@@ -21,15 +26,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ANSWER_WAIT_S = 60.0
+# Less than the time limit of a test, and enough to load a program on a busy machine.
+ANSWER_WAIT_S = 40.0
+END_WAIT_S = 10.0
 START_BYTES_MAX = 192 << 10
 STATUS_BYTES = 4
 # The interpreter, the C library and gevent read these at their start, so a process is kept for each set of them.
@@ -37,7 +44,7 @@ READ_EARLY = ("PYTHON", "GEVENT", "LD_", "MALLOC", "GLIBC", "LANG", "LC_", "TZ")
 
 
 class Process(Protocol):
-    """What tests need of a running program; a Popen has it too."""
+    """Interface of a running program, which a Popen has too."""
 
     @property
     def pid(self) -> int: ...
@@ -47,6 +54,9 @@ class Process(Protocol):
 
     @property
     def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
 
     def poll(self) -> int | None: ...
 
@@ -71,7 +81,8 @@ class Start:
 class Forked:
     """A running program, with the methods of a Popen. command: for messages. channel: to the process that forked it.
 
-    pipes: for its standard input, output and error, if it was given any.
+    pipes: for its standard input, output and error, if it was given any. Used by one thread at a time. Raises:
+    ChildProcessError if the process that forks ends or does not answer.
     """
 
     def __init__(self, command: Sequence[str], channel: socket.socket, pipes: Sequence[IO[bytes] | None]) -> None:
@@ -79,23 +90,28 @@ class Forked:
         self.stdin, self.stdout, self.stderr = pipes
         self.returncode: int | None = None
         self._channel = channel
-        if not self._has_report(ANSWER_WAIT_S):
-            raise TimeoutError(f"not started: {command}")
+        if not _is_readable(channel, ANSWER_WAIT_S):
+            raise ChildProcessError(f"cannot start {command}: no answer from its process within {ANSWER_WAIT_S} s")
         content, fds, _, _ = socket.recv_fds(channel, STATUS_BYTES, 1)
         if not content:
-            raise ChildProcessError(f"the process that preloads it has ended: {command}")
+            raise ChildProcessError(f"cannot start {command}: its process has ended; its standard error says why")
         self.pid = int.from_bytes(content, "little")
         (self._fd,) = fds
+        os.set_inheritable(self._fd, False)
 
     def poll(self) -> int | None:
         """Return the exit code, below 0 for a signal; None if the program runs."""
-        if self.returncode is None and self._has_report(0.0):
-            self._end(self._channel.recv(STATUS_BYTES))
+        if self.returncode is None and self._has_ended(0.0):
+            content = self._channel.recv(STATUS_BYTES)
+            # Without the process that has forked it, nobody knows the code.
+            self.returncode = int.from_bytes(content, "little", signed=True) if content else -signal.SIGKILL
+            self._channel.close()
+            os.close(self._fd)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Returns: the exit code. Raises: subprocess.TimeoutExpired."""
-        if self.returncode is None and not self._has_report(timeout):
+        """Wait for the end, `timeout` seconds at most. Returns: the exit code. Raises: subprocess.TimeoutExpired."""
+        if self.returncode is None and not self._has_ended(timeout):
             assert timeout is not None
             raise subprocess.TimeoutExpired(self.args, timeout)
         code = self.poll()
@@ -116,17 +132,17 @@ class Forked:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
-    def _has_report(self, wait_s: float | None) -> bool:
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        return bool(poll.poll(None if wait_s is None else wait_s * 1000))
+    def _has_ended(self, wait_s: float | None) -> bool:
+        if not _is_readable(self._channel, wait_s):
+            return False
+        is_reported = self._channel.recv(STATUS_BYTES, socket.MSG_PEEK) != b""
+        return is_reported or _is_readable(self._fd, wait_s)
 
-    def _end(self, content: bytes) -> None:
-        if not content:
-            raise ChildProcessError(f"the process that preloads it has ended: {self.args}")
-        self.returncode = int.from_bytes(content, "little", signed=True)
-        self._channel.close()
-        os.close(self._fd)
+
+def _is_readable(file: socket.socket | int, wait_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000))
 
 
 class Preloaded:
@@ -135,6 +151,7 @@ class Preloaded:
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         path = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), str(REPOSITORY)])
         with theirs:
             self._process = subprocess.Popen(
@@ -148,20 +165,43 @@ class Preloaded:
             )
 
     def start(self, start: Start, fds: Sequence[int], pipes: Sequence[IO[bytes] | None]) -> Forked:
-        """Fork a child that runs the module. fds: its standard files, which stay open here. pipes: the other ends."""
+        """Fork a child that runs the module. fds: its standard files, which stay open here. pipes: the other ends.
+
+        Raises: ChildProcessError, OSError.
+        """
+        content = json.dumps(asdict(start)).encode()
+        assert len(content) <= START_BYTES_MAX, "command line and environment are too long"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
-            socket.send_fds(self._control, [json.dumps(asdict(start)).encode()], [theirs.fileno(), *fds])
-        return Forked(start.command, ours, pipes)
+            socket.send_fds(self._control, [content], [theirs.fileno(), *fds])
+        try:
+            return Forked(start.command, ours, pipes)
+        except BaseException:
+            for end in (ours, *pipes):
+                if end is not None:
+                    end.close()
+            raise
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, as one that is killed does."""
+        return self._process.poll() is not None
 
     def end(self) -> None:
-        """End the process; its children go on."""
-        self._control.close()
-        self._process.wait()
+        """End the process, unless this is a fork of the process that started it. Its children go on."""
+        if self._owner != os.getpid():
+            return
+        # A fork of this process may hold the socket open.
+        with self._control, contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-_kept: dict[tuple[str, tuple[tuple[str, str], ...]], Preloaded] = {}
-_owner = 0
+_kept: dict[tuple[int, str, tuple[tuple[str, str], ...]], Preloaded] = {}
+_keeping = threading.Lock()
 
 
 def spawn(
@@ -176,9 +216,10 @@ def spawn(
     """Start a program. stdin, stdout, stderr: a descriptor, DEVNULL, or PIPE, as a Popen takes them.
 
     A command of the form `python -m MODULE`, for a module of this repository, is forked from a process that has loaded
-    the module.
+    the module. Raises: OSError, ChildProcessError among them.
     """
-    if list(command[:2]) != [sys.executable, "-m"] or not command[2].startswith(("pyqd.", "tests.")):
+    is_own = list(command[:2]) == [sys.executable, "-m"] and command[2].startswith(("pyqd.", "tests."))
+    if not is_own or "LD_PRELOAD" in environment:
         return subprocess.Popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=directory, env=dict(environment)
         )
@@ -209,24 +250,22 @@ def _end_for(wanted: int, *, is_input: bool, given: contextlib.ExitStack) -> tup
 def run(
     command: Sequence[str], directory: Path, environment: Mapping[str, str], content: bytes, wait_s: float
 ) -> tuple[int, bytes, bytes]:
-    """Run a program to its end. content: for its standard input. Returns: exit code, standard output and error.
+    """Run a program to its end, within `wait_s` seconds. content: for its standard input.
 
-    Raises: subprocess.TimeoutExpired, after killing it.
+    Returns: exit code, standard output and error. Raises: subprocess.TimeoutExpired, after killing it; as `spawn`.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
-        pipe, fds = subprocess.PIPE, {"stdout": out.fileno(), "stderr": error.fileno()}
-        process = spawn(command, directory, environment, stdin=pipe, **fds)
-        feeder = threading.Thread(target=_feed, args=(process.stdin, content))
-        feeder.start()
+    pipe = subprocess.PIPE
+    process = spawn(command, directory, environment, stdin=pipe, stdout=pipe, stderr=pipe)
+    with ThreadPoolExecutor(3) as threads:
+        fed = threads.submit(_feed, process.stdin, content)
+        out, error = (threads.submit(_read, end) for end in (process.stdout, process.stderr))
         try:
             code = process.wait(wait_s)
         finally:
             process.kill()
             process.wait()
-            feeder.join()
-        out.seek(0)
-        error.seek(0)
-        return code, out.read(), error.read()
+        fed.result()
+        return code, out.result(), error.result()
 
 
 def _feed(pipe: IO[bytes] | None, content: bytes) -> None:
@@ -236,24 +275,31 @@ def _feed(pipe: IO[bytes] | None, content: bytes) -> None:
         pipe.write(content)
 
 
+def _read(pipe: IO[bytes] | None) -> bytes:
+    assert pipe is not None
+    with pipe:
+        return pipe.read()
+
+
 def _preloaded(module: str, environment: Mapping[str, str]) -> Preloaded:
-    global _owner
-    if _owner != os.getpid():
-        # A fork of the process that runs tests has none of its own yet.
-        _kept.clear()
-        _owner = os.getpid()
-    key = (module, tuple(sorted(item for item in environment.items() if item[0].startswith(READ_EARLY))))
-    if key not in _kept:
-        _kept[key] = Preloaded(module, environment)
-        atexit.register(_kept[key].end)
-    return _kept[key]
+    """Return the process for a module and the variables that are read early; a fork of this process has its own."""
+    early = tuple(sorted(item for item in environment.items() if item[0].startswith(READ_EARLY)))
+    key = (os.getpid(), module, early)
+    with _keeping:
+        found = _kept.get(key)
+        if found is None or found.has_ended():
+            found = _kept[key] = Preloaded(module, environment)
+            atexit.register(found.end)
+        return found
 
 
 # The process that forks.
 
 
 def _serve(control: socket.socket) -> Start | None:
-    """Fork a child for each start that is asked for. Returns: in a child, its start; None when nobody can ask any more.
+    """Fork a child for each start that is asked for.
+
+    Returns: in a child, its start; None when the other end of the socket is closed.
 
     The exit code of a child is reported when it has ended.
     """
@@ -276,18 +322,26 @@ def _serve(control: socket.socket) -> Start | None:
                     for fd in fds[1:]:
                         os.close(fd)
                     pidfd, report = os.pidfd_open(pid), socket.socket(fileno=fds[0])
-                    socket.send_fds(report, [pid.to_bytes(STATUS_BYTES, "little")], [pidfd])
                     selector.register(pidfd, selectors.EVENT_READ, (pid, report))
+                    _report_start(pid, pidfd, report)
                 else:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     _report_end(*key.data)
 
 
+def _report_start(pid: int, pidfd: int, report: socket.socket) -> None:
+    """Report the process id of a child, or kill the child if a signal has interrupted the start."""
+    try:
+        socket.send_fds(report, [pid.to_bytes(STATUS_BYTES, "little")], [pidfd])
+    except (BrokenPipeError, ConnectionResetError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
 def _report_end(pid: int, report: socket.socket) -> None:
     """Report the exit code of a child that has ended."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    # Nobody waits for it if the process that runs the tests was killed.
+    # The process that runs the tests may have closed its end.
     with report, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         report.send(code.to_bytes(STATUS_BYTES, "little", signed=True))
 
@@ -300,6 +354,8 @@ def _enter(fields: dict[str, object], fds: Sequence[int]) -> Start:
         os.dup2(fd, number)
         os.close(fd)
     os.chdir(start.directory)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = start.directory
     os.environ.clear()
     os.environ.update(start.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -79,6 +79,11 @@ def pyqd() -> Implementation:
     return Implementation("pyqd", (sys.executable, "-m", "pyqd.apps.daemon"))
 
 
+def unshared_pyqd() -> Implementation:
+    """Return the same as a process that shares no memory with others, for measurements; see preloaded.py."""
+    return Implementation("pyqd", (sys.executable, "-u", "-m", "pyqd.apps.daemon"))
+
+
 def patched_pyqd(program: Path, patch: str) -> Implementation:
     """Return this repository's daemon with a patch, which `program` applies before it runs the daemon.
 
