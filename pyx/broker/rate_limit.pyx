@@ -7,7 +7,7 @@ second, as a late timer finds the tokens of its delay in the bucket. This holds 
 
 Nothing ticks: a call counts the tokens that have arrived since the last one. Time is an argument.
 
-Invariant: `-TOLERANCE <= tokens <= burst`.
+Invariant: `-TOLERANCE <= tokens <= burst`, but for the rounding of one difference.
 """
 
 cimport cython
@@ -46,12 +46,17 @@ cdef class RateLimit:
     cdef uint64_t available(self, int64_t now_ns) noexcept:
         """Return the number of messages that may be delivered now. now_ns: monotonic."""
         self.count_until(now_ns)
+        return self.whole_tokens()
+
+    cdef uint64_t whole_tokens(self) noexcept:
         return <uint64_t> max(0.0, self.tokens + TOLERANCE)
 
     cdef int spend(self, uint64_t count) except -1:
         """Take the tokens of delivered messages, at most the number that `available` has just returned."""
+        # Not of the difference: it is rounded, and may be a little below -TOLERANCE for a number that `available` gave.
+        assert count <= self.whole_tokens(), "more messages were delivered than the rate allows"
         self.tokens -= count
-        assert -TOLERANCE <= self.tokens <= self.burst, "more messages were delivered than the rate allows"
+        assert self.tokens <= self.burst
         return 0
 
     cdef int64_t ready_ns(self) noexcept:

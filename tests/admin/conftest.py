@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -152,11 +153,20 @@ class World:
 def started_lookupd(
     directory: Path, command: tuple[str, ...] = (sys.executable, "-m", "pyqd.apps.lookupd")
 ) -> tuple[str, str, subprocess.Popen[bytes]]:
-    """Start a lookup daemon. Returns: TCP address, HTTP address, process."""
+    """Start a lookup daemon, and wait until it answers. Returns: TCP address, HTTP address, process."""
     tcp, http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     flags = (f"--tcp-address={tcp}", f"--http-address={http_address}", "--broadcast-address=127.0.0.1")
     with (directory / "lookupd.log").open("wb") as log:
         process = subprocess.Popen([*command, *flags], cwd=REPOSITORY, stderr=log)
+
+    def answers() -> bool:
+        assert process.poll() is None, (directory / "lookupd.log").read_text()
+        host, _, port = http_address.partition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), WAIT_S):
+            return True
+        return False
+
+    wait_until(answers, "the start of the lookup daemon", START_WAIT_S)
     return tcp, http_address, process
 
 

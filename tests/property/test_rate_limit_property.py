@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyqd.hot.broker.rate_limit import RateLimit
@@ -27,6 +27,7 @@ def test_any_span_has_at_most_the_burst_plus_the_rate_times_its_length(rate, bur
             assert total - before <= allowed * (1 + Fraction(1, 10**9)) + Fraction(1, 10**4)
 
 
+@example(rate=1000, burst=1.0, late_ns=[0, 0, 0, 0, 2_999_999])
 @given(rate=RATES, burst=st.floats(1, 5000), late_ns=st.lists(st.integers(0, 3_000_000), min_size=5, max_size=40))
 def test_a_constant_backlog_gets_the_full_rate_although_every_timer_is_late(rate, burst, late_ns):
     bucket = RateLimit(rate, burst, 0)

@@ -20,6 +20,17 @@ def test_tokens_come_one_by_one_at_the_rate():
     assert bucket.take(1, SECOND_NS // 4) == 1
 
 
+@pytest.mark.parametrize("rate", [1000, 900, 999, 1 / 3])
+def test_a_take_just_before_a_token_is_whole_is_never_more_than_the_rate_allows(rate):
+    """A fraction that differs from the tolerance by a rounding only, as each millionth time has that is counted."""
+    for tokens in range(1, 50):
+        whole_ns = round(tokens * SECOND_NS / rate)
+        for now_ns in range(whole_ns - 3, whole_ns + 3):
+            bucket = RateLimit(rate, 50, 0)
+            bucket.take(10**9, 0)
+            assert bucket.take(10**9, now_ns) in (tokens - 1, tokens)
+
+
 def test_no_more_than_the_burst_is_kept():
     bucket = RateLimit(10, 7.5, 0)
     assert bucket.take(100, HOUR_NS) == 7

@@ -26,6 +26,7 @@ RECORD = struct.Struct("<IIQQ")
 HEADER_BYTES = 48
 # Of the file with the open block.
 TAIL_AT, FIRST_POSITION_AT, PUBLISHING_AT, PUBLISHED_AFTER_AT, TOPIC_AT = 12, 16, 40, 48, 64
+PUBLISHED_FROM_AT = 640
 BLOCK_AT = 4096
 
 
@@ -413,6 +414,7 @@ def test_a_start_adds_the_events_of_a_publish_that_a_kill_interrupted(tmp_path, 
     struct.pack_into("<I", content, TAIL_AT, *struct.unpack_from("<I", snapshots[told], TAIL_AT))
     struct.pack_into("<I", content, PUBLISHING_AT, 1)
     struct.pack_into("<Q", content, PUBLISHED_AFTER_AT, before)
+    struct.pack_into("<I", content, PUBLISHED_FROM_AT, *struct.unpack_from("<I", snapshots[0], TAIL_AT))
     open_file(tmp_path).write_bytes(content)
     broker = broker_on(tmp_path, trace_body_bytes=9, **ALL)
     rows = events_of(broker)

@@ -9,5 +9,6 @@ cdef class RateLimit:
 
     cdef int count_until(self, int64_t now_ns) noexcept
     cdef uint64_t available(self, int64_t now_ns) noexcept
+    cdef uint64_t whole_tokens(self) noexcept
     cdef int spend(self, uint64_t count) except -1
     cdef int64_t ready_ns(self) noexcept
