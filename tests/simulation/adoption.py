@@ -286,7 +286,7 @@ class Adoption:
             may = set(topic.messages)
             must = set() if topic.channels else must
         must -= self.excuses.numbers(topic.name, "")
-        may |= self.excuses.hidden.get(topic.name, set())
+        may |= self.excuses.numbers_behind(topic.name)
         if not anything:
             expect(must - maybe <= numbers, f"{topic.name} has lost", sorted(must - maybe - numbers))
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
@@ -326,7 +326,7 @@ class Adoption:
         """
         if self.doubt.batch is None or self.doubt.batch[0] != topic.name or self.power:
             return
-        unsure = self.excuses.hidden.get(topic.name, set()) | self.excuses.numbers(topic.name, "")
+        unsure = self.excuses.numbers_behind(topic.name, *topic.channels) | self.excuses.numbers(topic.name, "")
         numbers = {message.number for message in self.doubt.batch[1]} - unsure
         places: list[Any] = [topic.held, *(channel.copies for channel in topic.channels.values())]
         for place in places:
@@ -363,7 +363,7 @@ class Adoption:
         self.note_unknown(topic, ready + deferred + letters)
         maybe = self.maybe(topic, channel.name)
         must, may = self.demanded(topic, channel, held)
-        may |= twice_before | self.excuses.hidden.get(topic.name, set())
+        may |= twice_before | self.excuses.numbers_behind(topic.name, channel.name)
         in_doubt = strange or (topic.name, channel.name) in self.doubt.channels
         if not in_doubt:
             expect(must - maybe <= set(rows), f"{name} has lost", sorted(must - maybe - set(rows)))

@@ -607,3 +607,25 @@ def test_a_search_may_find_some_of_an_interrupted_batch_that_later_messages_have
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_deferred_messages_that_a_power_cut_took_may_come_behind_an_unreadable_page_of_the_parked_log(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 1, 0),
+            ("http_pub", 1, 0, 0, 0),
+            ("spoil", 2, 0, 0),
+            ("mpub", 1, 0, 0),
+            ("http_pub", 0, 0, 0, 2),
+            ("write_back", 39029, 0),
+            ("dpub", 0, 30055, 0),
+            ("sub", 0, 0, 0),
+            ("die_at_store", 1, 0, 0),
+            ("seek", 0, 0),
+            ("http_pub", 0, 5, 5, 2),
+            ("spoil", 1, 1, 1),
+            ("spoil", 2, 0, 50759),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )

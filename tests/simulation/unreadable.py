@@ -106,13 +106,13 @@ class Excuses:
     """Messages that may be missing, or may come again, after a start for which pages have become unreadable.
 
     lost: of (topic, channel), or of (topic, "") for the topic's log, the numbers of messages whose records cannot be
-    read. hidden: of topics, the numbers of messages whose records lie behind the log's end, if that is unreadable: the
-    walk may go on with them. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read.
+    read. hidden: of the same, the numbers of messages whose records lie behind the log's end, if that is unreadable:
+    the walk may go on with them. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read.
     attempts: of channels whose attempts cannot be read. node: whether node.json cannot be.
     """
 
     lost: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
-    hidden: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    hidden: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
     ledgers: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     attempts: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     topics: set[str] = dataclasses.field(default_factory=set)
@@ -132,8 +132,7 @@ class Excuses:
             # A parked log has no entries in the journal, though a segment of it may have the number of one of the log.
             content = inode.now() if channel else with_journal(disk, path, inode.now())
             self.lost.setdefault(log, set()).update(numbers_in(content, pages))
-            if not channel:
-                self.hidden.setdefault(topic, set()).update(numbers_behind_end(content, pages))
+            self.hidden.setdefault(log, set()).update(numbers_behind_end(content, pages))
         elif file == "attempts":
             self.attempts.add((topic, channel))
         elif file in ("ledger", "parked.ledger", "cancelled.ledger", "state"):
@@ -142,6 +141,10 @@ class Excuses:
     def numbers(self, topic: str, channel: str) -> set[int]:
         """Return the numbers of the messages that may be missing in a channel."""
         return self.lost.get((topic, ""), set()) | self.lost.get((topic, channel), set())
+
+    def numbers_behind(self, topic: str, *channels: str) -> set[int]:
+        """Return the numbers of the messages that may come again in a topic's log, or in its channels."""
+        return set().union(*(self.hidden.get((topic, channel), ()) for channel in ("", *channels)))
 
     def letters(self) -> set[int]:
         """Return the numbers of the dead letters that may be missing in the topic of dead letters."""
