@@ -45,7 +45,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run ready test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate map api-docs wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint fmt types cov annotate map api-docs wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ test-debug: debug $(TOOLS) ## the tests on the debug build (tests of the reposit
 
 simulate: build $(TOOLS) ## seeded schedules of operations and faults against a model, until stopped; ARGS="--seed=1 --schedules=1000"
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+# In CI the examples are the same in every run, so a rare one is never tried there.
+explore: build $(TOOLS) ## the tests of properties with thousands of random examples, some 20 minutes
+	$(BIN)/python -m pytest -q tests/property --hypothesis-profile=explore --timeout=3600 $(IN_PARALLEL) $(ARGS)
 
 # NSQD, given to make or in the environment, reaches the benchmark by the environment.
 bench: build $(TOOLS) ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn

@@ -46,6 +46,7 @@ FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 
 # A deadline in real time fails on a machine with other load.
 settings.register_profile("no deadline", deadline=None)
+settings.register_profile("explore", deadline=None, derandomize=False, max_examples=3000)
 settings.load_profile("no deadline")
 
 
