@@ -85,7 +85,7 @@ simulate: build $(TOOLS) ## seeded schedules of operations and faults against a 
 	$(BIN)/python -m tests.simulation $(ARGS)
 
 # In CI the examples are the same in every run, so a rare one is never tried there.
-explore: build $(TOOLS) ## the tests of properties with thousands of random examples, some 20 minutes
+explore: build $(TOOLS) ## the tests of properties with thousands of random examples
 	$(BIN)/python -m pytest -q tests/property --hypothesis-profile=explore --timeout=3600 $(IN_PARALLEL) $(ARGS)
 
 # NSQD, given to make or in the environment, reaches the benchmark by the environment.
