@@ -5,15 +5,17 @@ Source: docs/nsq/tcp-protocol.md, "AUTH", "Authorisation".
 
 import json
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyqd.net.listener import ip_of
 from pyqd.net.tls import common_name_of
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.goquote import go_quote
-from pyqd.primitives.openssl import SSL
 from pyqd.tcp.authd import AuthError, AuthServers
 from pyqd.tcp.permissions import PUBLISH, SUBSCRIBE, Permissions
+
+if TYPE_CHECKING:
+    from OpenSSL import SSL
 
 logger = logging.getLogger(__name__)
 

@@ -30,12 +30,13 @@ from pyqd.net.greenlets import start_raw
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
-from pyqd.primitives.openssl import SSL
 from pyqd.tcp import negotiate
 from pyqd.tcp.authorization import Authorizer
 from pyqd.tcp.upgrade import tls_stats, upgrade
 
 if TYPE_CHECKING:
+    from OpenSSL import SSL
+
     from pyqd.tcp.server import TcpServer
 
 logger = logging.getLogger(__name__)

@@ -19,10 +19,11 @@ from pyqd.net.handshake import HandshakeError, shake_hands
 from pyqd.net.slice_queue import slice_queue_of
 from pyqd.net.tls import session_of
 from pyqd.primitives.errors import ClientError
-from pyqd.primitives.openssl import SSL
 from pyqd.tcp.negotiate import Upgrades
 
 if TYPE_CHECKING:
+    from OpenSSL import SSL
+
     from pyqd.tcp.connection import Connection
 
 OK = b"OK"

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.needs import skip_outside_ci
-from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, nsqd, pyqd, wait_until
+from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, listens, nsqd, pyqd, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -159,14 +158,11 @@ def started_lookupd(
     with (directory / "lookupd.log").open("wb") as log:
         process = subprocess.Popen([*command, *flags], cwd=REPOSITORY, stderr=log)
 
-    def answers() -> bool:
+    def serves() -> bool:
         assert process.poll() is None, (directory / "lookupd.log").read_text()
-        host, _, port = http_address.partition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), WAIT_S):
-            return True
-        return False
+        return listens(process.pid, int(http_address.rpartition(":")[2]))
 
-    wait_until(answers, "the start of the lookup daemon", START_WAIT_S)
+    wait_until(serves, "the start of the lookup daemon", START_WAIT_S)
     return tcp, http_address, process
 
 

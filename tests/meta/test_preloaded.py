@@ -109,7 +109,7 @@ def test_a_start_that_is_interrupted_leaves_no_program_and_does_not_disturb_othe
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(preloaded, "_is_readable", interrupted)
+        patch.setattr(preloaded, "is_readable", interrupted)
         with pytest.raises(KeyboardInterrupt):
             waiting(tmp_path)
     assert first.poll() is None

@@ -20,7 +20,6 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import selectors
 import signal
 import socket
@@ -32,6 +31,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Protocol
+
+from tests.support.readiness import is_readable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Less than the time limit of a test, and enough to load a program on a busy machine.
@@ -90,7 +91,7 @@ class Forked:
         self.stdin, self.stdout, self.stderr = pipes
         self.returncode: int | None = None
         self._channel = channel
-        if not _is_readable(channel, ANSWER_WAIT_S):
+        if not is_readable(channel, ANSWER_WAIT_S):
             raise ChildProcessError(f"cannot start {command}: no answer from its process within {ANSWER_WAIT_S} s")
         content, fds, _, _ = socket.recv_fds(channel, STATUS_BYTES, 1)
         if not content:
@@ -133,16 +134,10 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _has_ended(self, wait_s: float | None) -> bool:
-        if not _is_readable(self._channel, wait_s):
+        if not is_readable(self._channel, wait_s):
             return False
         is_reported = self._channel.recv(STATUS_BYTES, socket.MSG_PEEK) != b""
-        return is_reported or _is_readable(self._fd, wait_s)
-
-
-def _is_readable(file: socket.socket | int, wait_s: float | None) -> bool:
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    return bool(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000))
+        return is_reported or is_readable(self._fd, wait_s)
 
 
 class Preloaded:

@@ -13,8 +13,8 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def is_readable(source: int | HasFileno, wait_s: float) -> bool:
-    """Wait until a descriptor can be read, has ended or has failed. Returns: False after wait_s seconds."""
+def is_readable(source: int | HasFileno, wait_s: float | None) -> bool:
+    """Wait until a descriptor can be read, has ended or has failed. Returns: False after wait_s seconds, None never."""
     return _is_ready(source, select.POLLIN, wait_s)
 
 
@@ -23,7 +23,8 @@ def is_writable(target: int | HasFileno, wait_s: float) -> bool:
     return _is_ready(target, select.POLLOUT, wait_s)
 
 
-def _is_ready(each: int | HasFileno, events: int, wait_s: float) -> bool:
+def _is_ready(each: int | HasFileno, events: int, wait_s: float | None) -> bool:
     poll = select.poll()
     poll.register(each, events)
-    return bool(poll.poll(wait_s * 1000))
+    # poll(2) takes a negative time for none.
+    return bool(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000))

@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from urllib.parse import urlencode
 
 from tests.support.preloaded import REPOSITORY as REPOSITORY
 from tests.support.preloaded import Process, spawn
+from tests.support.readiness import is_readable
 
 WAIT_S = 10.0
 START_WAIT_S = 20.0
@@ -178,19 +178,14 @@ class Adopted:
 
     def poll(self) -> int | None:
         """Return 0 if the process has ended; None if it runs."""
-        return 0 if self._has_ended(0.0) else None
+        return 0 if is_readable(self._fd, 0.0) else None
 
     def wait(self, timeout: float) -> int:
         """Wait for the end. Raises: subprocess.TimeoutExpired."""
-        if not self._has_ended(timeout):
+        if not is_readable(self._fd, timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         os.close(self._fd)
         return 0
-
-    def _has_ended(self, wait_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(wait_s * 1000))
 
     def send_signal(self, number: int) -> None:
         """Send a signal."""
