@@ -19,11 +19,15 @@ from pyqd.broker.broker import Broker, sync_names
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.http.messages import HttpError, Request, Response
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.errors import StorageError
+
+# A growth under way ends with a sync.
+GROWTH_POLL_S = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +74,7 @@ class AdminRoutes:
         """Drop the messages that no channel has been given. Switches: before and after."""
         topic = requested_topic(self.broker, request.query())
         for channel in list(topic.channels_by_name.values()):
-            # A ledger that grows is synced, and the loop does not wait for that. Others may empty the topic meanwhile.
-            if topic.depth and not topic.exiting:
-                grown = Event()
-                channel.grow_ledger(topic.log.end - 1, grown.set)
-                grown.wait()
+            make_room(topic, channel)
         # The topic may have been deleted, or replaced by another of that name, meanwhile.
         in_slices(requested_topic(self.broker, request.query()).prepare_to_empty())
         topic = requested_topic(self.broker, request.query())
@@ -123,11 +123,11 @@ class AdminRoutes:
     def make_state_durable(self, topic: Topic) -> None:
         if topic.directory is not None:
             ledgers = [channel.ledger for channel in topic.channels_by_name.values() if channel.directory is not None]
-            self.make_durable([(topic.mapping, PAGE_BYTES), *(ledger.sync_target() for ledger in ledgers)])
+            self.make_durable([(topic.mapping, PAGE_BYTES), *targets_of(ledgers)])
 
     def make_ledgers_durable(self, channel: Channel) -> None:
         if channel.directory is not None:
-            self.make_durable([ledger.sync_target() for ledger in channel.ledgers()])
+            self.make_durable(targets_of(channel.ledgers()))
 
     def make_durable(self, ranges: list[tuple[Mapping, int]]) -> None:
         """Wait until the first bytes of these mappings are on stable storage. Switches: yes."""
@@ -151,6 +151,27 @@ class AdminRoutes:
             # The change is made and outlives the process, which is all that the answer promises. The failure shows in
             # the health.
             self.broker.note_failed_sync(error)
+
+
+def make_room(topic: Topic, channel: Channel) -> None:
+    """Have a channel's ledger reach all that its topic holds, beside the loop: a ledger that grows is synced.
+
+    Switches: yes. If the ledger cannot grow, whoever needs it gets the reason.
+    """
+    # Others may empty or delete the topic, and have the ledger grow for reasons of theirs, meanwhile.
+    while topic.depth and not topic.exiting and not channel.has_room_for(topic.log.end - 1):
+        if channel.grows:
+            gevent.sleep(GROWTH_POLL_S)
+            continue
+        grown = Event()
+        channel.grow_ledger(topic.log.end - 1, grown.set)
+        grown.wait()
+        return
+
+
+def targets_of(ledgers: list[Ledger]) -> list[tuple[Mapping, int]]:
+    """Return all mappings that a sync of ledgers has to write, each with its bytes in use."""
+    return [target for ledger in ledgers for target in ledger.sync_targets()]
 
 
 def answering_storage_errors(handler: Handler) -> Handler:

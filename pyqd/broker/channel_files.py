@@ -20,7 +20,6 @@ from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
-from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
@@ -32,9 +31,6 @@ ATTEMPTS_FILE = "attempts"
 PARKED_LOG = "parked"
 PARKED_LEDGER = "parked.ledger"
 CANCELLED_LEDGER = "cancelled.ledger"
-
-# Syncs of a ledger that grows and has changed after each of them.
-GROWTHS_TRIED = 3
 
 ATTEMPTS_ENTRY = struct.Struct("<BQH")
 
@@ -129,18 +125,9 @@ class ChannelFiles:
     def grow(self, ledger: Ledger, ordinal: int, done: Callable[[bool], None]) -> None:
         """Grow a ledger until it reaches an ordinal, with the sync of its new file in a thread.
 
-        done: called on the event loop with whether that was possible. It was not if a call failed, or if the ledger
-        changed all the time; the caller then grows the ledger on the spot, or gets the reason.
+        done: called on the event loop with whether that was possible: False if a call failed. The caller then grows the
+        ledger on the spot, or gets the reason.
         """
-        try:
-            mapping = ledger.begin_growth(ordinal)
-        except StorageError:
-            done(False)
-            return
-        self.sync_growth(ledger, mapping, done, GROWTHS_TRIED)
-
-    def sync_growth(self, ledger: Ledger, mapping: Mapping, done: Callable[[bool], None], tries: int) -> None:
-        """Sync the new file of a ledger in a thread, then let it replace the former one."""
 
         def synced(_result: None, error: BaseException | None) -> None:
             if self.topic.exiting:
@@ -149,11 +136,10 @@ class ChannelFiles:
                 done(False)
                 return
             try:
-                if error is None and ledger.end_growth(mapping):
+                # Another sync of the file may have got the error that this one did not report.
+                if error is None and mapping.failed_syncs == 0:
+                    ledger.end_growth(mapping)
                     done(True)
-                    return
-                if error is None and tries > 1:
-                    self.sync_growth(ledger, mapping, done, tries - 1)
                     return
                 ledger.cancel_growth(mapping)
             except StorageError:
@@ -161,6 +147,11 @@ class ChannelFiles:
                 pass
             done(False)
 
+        try:
+            mapping = ledger.begin_growth(ordinal)
+        except StorageError:
+            done(False)
+            return
         self.topic.broker.in_background(lambda: self.files.sync(mapping, 0, mapping.size_bytes), synced)
 
     def path_of(self, file: str) -> str:

@@ -165,12 +165,12 @@ class Job:
         if ledger in self._ledgers_gathered:
             return
         self._ledgers_gathered.add(ledger)
-        mapping, length_bytes = ledger.sync_target()
-        self.ranges.append(dirty_range(mapping, 0, length_bytes))
+        targets = ledger.sync_targets()
+        self.ranges += [dirty_range(mapping, 0, length_bytes) for mapping, length_bytes in targets]
         gathered = SyncedLedger(ledger, ledger.bits_from, ledger.floor, ledger.reset_count, ledger.change_count)
         self.ledgers.append(gathered)
         if ledger.has_bits_in_doubt():
-            self.headers.append((gathered, dirty_range(mapping, 0, LEDGER_HEADER_BYTES)))
+            self.headers.append((gathered, dirty_range(targets[0][0], 0, LEDGER_HEADER_BYTES)))
 
     def add_log(self, log: Log) -> None:
         """Gather the dirty bytes of a log."""

@@ -111,6 +111,8 @@ cdef class ChannelCore(Scheduled):
                 if self.cursor.ledger_full:
                     self.retry_soon()
                 return NULL
+            if record_ordinal(record) >= self.ledger.roomy_below and self.waits_for_ring(record, FROM_TOPIC):
+                return NULL
             if (
                 (record.due_ns != 0 or self.parking.rescheduled_ahead is not None)
                 and self.parking.step_over(record)
@@ -119,6 +121,44 @@ cdef class ChannelCore(Scheduled):
                 continue
             self.cursor.pass_over(record)
             return record
+
+    cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1:
+        """Have a record's ledger grow beside the loop before the record is handed out, if the ring's end is near.
+
+        Returns: True if the record must wait until it has grown. False also if it cannot grow: its FIN tries again.
+        """
+        cdef Ledger ledger = self.parking.ledger_of(source)
+        cdef uint64_t ordinal = record_ordinal(record)
+        cdef uint64_t spare = ledger.capacity_bits // 4
+        if ledger.path is None:
+            # In memory, where it grows without a sync.
+            ledger.roomy_below = <uint64_t> -1
+            return False
+        ledger.roomy_below = ledger.bits_start() + ledger.capacity_bits - spare
+        if ordinal < ledger.roomy_below:
+            return False
+        if ledger.growing is None:
+            self.grow_ahead(ledger, ordinal + spare)
+        return ledger.growing is not None and not ledger.reaches(ordinal)
+
+    def grow_ahead(self, Ledger ledger not None, uint64_t next_try):
+        """Have the ring of a ledger double beside the loop; if it cannot, try again at the record `next_try`."""
+        def ended(has_grown):
+            if not has_grown:
+                ledger.roomy_below = next_try
+            self.note_growth_ended()
+
+        self.begin_growth(ledger, ledger.header.floor + ledger.capacity_bits, ended)
+
+    cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1:
+        """Have a ledger grow beside the loop until it reaches an ordinal. `ended` calls `note_growth_ended`."""
+        self.growths += 1
+        try:
+            self.files.grow(ledger, ordinal, ended)
+        except BaseException:
+            self.growths -= 1
+            raise
+        return 0
 
     cdef int retry_soon(self) except -1:
         """Set a timer that retries: there may be no other sign that the disk has space again."""
@@ -146,6 +186,13 @@ cdef class ChannelCore(Scheduled):
                     return 0
                 self.ready_next = False
                 entry = self.ready.pop()
+                if (
+                    entry.source == FROM_PARKED
+                    and record_ordinal(entry.record) >= self.parking.parked.ledger.roomy_below
+                    and self.waits_for_ring(entry.record, FROM_PARKED)
+                ):
+                    self.ready.push(entry.record, entry.attempts, entry.source)
+                    return 0
             if consumer.sample_rate != 0 and consumer.sampled_out():
                 if not self.try_finish(&entry, REASON_SAMPLED):
                     return 0
@@ -482,7 +529,7 @@ cdef class ChannelCore(Scheduled):
         whole: all now. If there is no space to park, a timer retries.
         """
         cdef Progress progress
-        if not self.parking.lags() or (self.grows and not whole):
+        if not self.parking.lags() or (self.ledger.growing is not None and not whole):
             return 0
         progress = self.parking.catch_up(whole)
         if progress == MORE_TO_PARK:
@@ -490,9 +537,17 @@ cdef class ChannelCore(Scheduled):
         elif progress == NO_SPACE_TO_PARK:
             self.retry_soon()
         elif progress == RING_TOO_SMALL:
-            self.grows = True
-            self.files.grow(self.ledger, self.parking.beyond, self.note_grown)
+            self.begin_growth(self.ledger, self.parking.beyond, self.note_grown)
         return self.after_parking()
+
+    @property
+    def grows(self):
+        """True while a ledger grows beside the loop; what waits for that goes on when this has ended."""
+        return self.growths != 0
+
+    def has_room_for(self, uint64_t ordinal):
+        """Return whether a record of the topic's log can be finished, or is, without growth of the ledger."""
+        return ordinal < self.ledger.header.floor or self.ledger.reaches(ordinal)
 
     def grow_ledger(self, uint64_t ordinal, done):
         """Have the ledger reach an ordinal, with the sync of its larger file in a thread.
@@ -501,33 +556,28 @@ cdef class ChannelCore(Scheduled):
         grow or grows already, or if the channel has been deleted.
         """
         def ended(_has_grown):
-            self.grows = False
             try:
-                if not self.exiting:
-                    # Parking waits while the ledger grows.
-                    self.readable.scheduler.request_wake(self)
+                self.note_growth_ended()
             finally:
                 done()
 
-        if (
-            self.exiting or self.grows or self.ledger.path is None
-            or ordinal < self.ledger.header.floor or self.ledger.reaches(ordinal)
-        ):
+        if self.exiting or self.growths != 0 or self.ledger.path is None or self.has_room_for(ordinal):
             done()
-            return
-        self.grows = True
-        try:
-            self.files.grow(self.ledger, ordinal, ended)
-        except BaseException:
-            self.grows = False
-            raise
+        else:
+            self.begin_growth(self.ledger, ordinal, ended)
 
     def note_grown(self, bint has_grown):
         """Continue to park after the ledger has grown beside the loop. has_grown: False if that failed."""
-        self.grows = False
+        self.parking.grows_at_once = not has_grown
+        self.note_growth_ended()
+
+    cdef int note_growth_ended(self) except -1:
+        """Run again after a ledger has grown: parking and deliveries have waited."""
+        assert self.growths != 0, "a growth has ended twice"
+        self.growths -= 1
         if not self.exiting:
-            self.parking.grows_at_once = not has_grown
             self.readable.scheduler.request_wake(self)
+        return 0
 
     def continue_parking(self):
         """Continue to park lagging messages, from Python."""

@@ -24,22 +24,24 @@ file.
 
 The window reaches from the oldest unfinished record to the newest finished one. If it outgrows the ring, a ring of
 twice the size is written to a new file and synced, and replaces the old one by rename(2). Without the sync a power
-failure could leave the name with a file of zeros. The loop waits for that sync, of 12 KiB at first, later of up to a
-quarter of a byte for each message of the window. It is rare, as the ring doubles. Continuing meanwhile would need two
-files, and a start that selects one of them. A channel that has many deferred messages to park can wait: it grows the
-ring for all of them at once, with the sync in a thread (`begin_growth`). The file that is synced is used only if the
-ledger has not changed since it was copied.
+failure could leave the name with a file of zeros. The sync is done in a thread (`begin_growth`): a channel has its ring
+grow before its cursor has come to the end of it, and hands out nothing that the ring does not reach until it has grown.
+Meanwhile the ledger changes, and syncs speak for it. Each of them brings the new file up to date first and writes both
+files (`sync_targets`), so after a power failure either may have the name. Bits that the new file got and that lie
+behind the floor by then stay set until it has the name, as with `clears_late`.
+
+A caller that cannot wait grows the ring on the spot (`reach`, `finish`), and waits for the sync.
 
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
 """
 
 cimport cython
-from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_again, store_barrier
 from pyqd.hot.primitives.bitmap cimport (
+    ring_add,
     ring_clear_range,
     ring_copy,
     ring_count,
@@ -206,13 +208,17 @@ cdef class Ledger:
         self.capacity_bits = header.capacity_bits
         if header.reset_to != 0:
             self.reset(header.reset_to - 1, header.reset_parked_from)
+        self.roomy_below = 0
         self.uncleared_from = ALL_CLEARED
-        if header.absorb_to != 0:
+        if header.absorb_to != 0 and self.clears_late:
+            # It has grown; after a start it clears late only when it has been adopted.
+            self.uncleared_from = header.absorb_from
+        elif header.absorb_to != 0:
             header.floor = max(header.floor, header.absorb_to)
+            header.cursor = max(header.cursor, header.floor)
             self.sync_floor()
             self.clear_absorbed()
-        self.finished_count = ring_count(
-            self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.finished_count = ring_count(self.words, self.capacity_bits, header.floor, self.bits_end())
         self.count_ahead()
         return 0
 
@@ -512,6 +518,7 @@ cdef class Ledger:
         # A reset may go back: then the bits on stable storage are of other deliveries. A new file has zeros only.
         header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
         self.pristine = False
+        self.roomy_below = 0
         self.reset_count += 1
         self.change_count += 1
         memset(self.words, 0, self.capacity_bits // 8)
@@ -579,28 +586,24 @@ cdef class Ledger:
         mapping.hold()
         self.copy_to(mapping.base, capacity)
         self.growing = mapping
+        self.growth_from = self.header.floor
+        self.growth_reset_count = self.reset_count
         return mapping
 
     def end_growth(self, Mapping mapping not None):
-        """Continue in the synced file of `begin_growth`, if the ledger is still as it was copied.
+        """Continue in the synced file of `begin_growth`, unless the growth has been given up.
 
-        Returns: False if it has changed; the file has the changes then and must be synced again. True also if the
-        growth has been cancelled. Raises: StorageError (cancelled), MemoryError.
+        Raises: StorageError (given up).
         """
-        cdef char* now
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        self.update_growing()
         if self.growing is not mapping:
-            return True
-        now = <char*> calloc(1, mapping.size_bytes)
-        if now == NULL:
-            raise MemoryError
-        try:
-            self.copy_to(now, (<LedgerHeader*> mapping.base).capacity_bits)
-            if memcmp(now, mapping.base, mapping.size_bytes) != 0:
-                # A power failure after the rename would take back changes that a sync of the former file has covered.
-                memcpy(mapping.base, now, mapping.size_bytes)
-                return False
-        finally:
-            free(now)
+            return
+        if header.absorb_to != 0 and not self.clears_late:
+            ring_clear_range(
+                <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), header.capacity_bits, header.absorb_from,
+                header.absorb_to)
+            header.absorb_to = 0
         try:
             self.replace_file(mapping)
         except StorageError:
@@ -608,7 +611,37 @@ cdef class Ledger:
             raise
         self.growing = None
         mapping.unpin()
-        return True
+
+    cdef int update_growing(self) except -1:
+        """Bring the file that grows up to date; or give it up if it was copied before a reset, or has become too small.
+
+        Its bits behind the floor stay, so no mixture of old and new pages on the disk lacks one of a finished record.
+        """
+        cdef LedgerHeader* header
+        cdef LedgerHeader now = self.header[0]
+        if self.growing is None:
+            return 0
+        header = <LedgerHeader*> self.growing.base
+        if (
+            self.growth_reset_count != self.reset_count
+            or self.bits_end() - self.growth_from > header.capacity_bits
+        ):
+            try:
+                self.cancel_growth()
+            except StorageError:
+                # The next growth takes the file that is left.
+                pass
+            return 0
+        ring_add(
+            self.words, self.capacity_bits, <uint64_t*> (self.growing.base + LEDGER_HEADER_BYTES), header.capacity_bits,
+            now.floor, self.bits_end())
+        now.capacity_bits = header.capacity_bits
+        now.trusted_below = self.growth_from + header.capacity_bits
+        now.absorb_from = self.growth_from
+        now.absorb_to = now.floor if now.floor != self.growth_from else 0
+        store_barrier()
+        header[0] = now
+        return 0
 
     def cancel_growth(self, mapping=None):
         """Remove the file of `begin_growth`, unless the growth has ended. mapping: None for any growth.
@@ -664,6 +697,8 @@ cdef class Ledger:
 
     @property
     def bits_from(self) -> int:
+        if self.growing is not None:
+            return min(self.bits_start(), self.growth_from)
         return self.bits_start()
 
     @property
@@ -734,8 +769,16 @@ cdef class Ledger:
         other.checksum = settings_checksum(other)
 
     def sync_target(self):
-        """Return the mapping that a sync has to write, and the number of its bytes in use."""
-        return self.mapping, LEDGER_HEADER_BYTES + self.capacity_bits // 8
+        """Return the mapping of the file, and the number of its bytes in use."""
+        return self.mapping, self.file_bytes()
+
+    def sync_targets(self):
+        """Return [(mapping, bytes in use)] that a sync has to write: of the file, and of one that will replace it."""
+        self.update_growing()
+        targets = [self.sync_target()]
+        if self.growing is not None:
+            targets.append((self.growing, self.growing.size_bytes))
+        return targets
 
     def unfinished(self, uint64_t end):
         """Yield the ordinals of `[floor, end)` that are not finished."""

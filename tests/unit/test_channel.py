@@ -7,19 +7,23 @@ import os
 
 import pytest
 
+from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
+from pyqd.hot.diskqueue.ledger import set_limits_for_tests
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
-from pyqd.primitives.errors import DiskFull
+from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock
 from tests.support.storage import (
     SEGMENT_HEADER_BYTES,
     FullFiles,
+    Jobs,
     body_of,
     broker_on,
     consumer_on,
     number_in,
     publish,
+    run_all_wakes,
     take_all,
 )
 
@@ -342,10 +346,10 @@ def test_on_a_full_disk_a_message_stays_in_flight_if_finishing_it_needs_space(ke
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     kept.publish_bodies([b"x"] * (RING_BITS_MIN + 1), wall())
+    kept.files.room = 0
     for _ in range(RING_BITS_MIN):
         guid, *_ = channel.take_message(consumer)
     last, *_ = channel.take_message(consumer)
-    kept.files.room = 0
     assert channel.finish_message(consumer, guid) == DONE
     for _ in range(2):
         with pytest.raises(DiskFull):
@@ -364,8 +368,12 @@ def test_on_a_full_disk_a_message_stays_in_flight_if_finishing_it_needs_space(ke
 
 
 def fill_ring(topic, channel, consumer, beyond):
-    """Publish so many messages beyond the reach of a new ledger, and have all below it finished but the first."""
+    """Publish so many messages beyond the reach of a new ledger, and have all below it finished but the first.
+
+    The disk is full from then on, as the ledger would grow ahead of need.
+    """
     topic.publish_bodies([b"x"] * (RING_BITS_MIN + beyond), wall())
+    topic.files.room = 0
     first, *_ = channel.take_message(consumer)
     for _ in range(RING_BITS_MIN - 1):
         assert channel.finish_message(consumer, channel.take_message(consumer)[0]) == DONE
@@ -384,7 +392,6 @@ def test_a_message_dropped_by_sampling_waits_if_the_ledger_cannot_grow(kept):
     first = fill_ring(kept, channel, consumer, 40)
     sampling = consumer_on(channel)
     sampling.sample_rate = 1
-    kept.files.room = 0
     taken = take_all(channel, sampling)
     assert counts(channel) == (40 - len(taken), 1 + len(taken), 0)
     assert len(taken) < 40
@@ -565,3 +572,142 @@ def test_due_times_are_looked_at_every_ten_seconds_for_a_wall_clock_that_jumps(t
         scheduler.run_timers(clock.mono_ns + 10 * SECOND_NS)
         assert counts(channel) == (1, 0, 0)
         assert channel.take_message(consumer)[3] == b"x"
+
+
+@pytest.fixture
+def short_ring():
+    """Let new ledgers have so few bits that they grow soon. Returns: their number."""
+    former = set_limits_for_tests(64)
+    yield 64
+    set_limits_for_tests(former)
+
+
+class CountedFiles(Files):
+    """Counts the syncs of ledgers."""
+
+    syncs = 0
+
+    def sync(self, mapping, start_bytes, length_bytes):
+        self.syncs += "ledger" in mapping.path
+        super().sync(mapping, start_bytes, length_bytes)
+
+
+@pytest.fixture
+def growing(tmp_path, short_ring):
+    """Return a channel whose ledger grows in jobs, and these."""
+    broker = broker_on(tmp_path, CountedFiles())
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    return broker.topic("t").channel("c"), jobs
+
+
+def test_a_message_that_the_ledger_does_not_reach_is_delivered_when_it_has_grown_beside_the_loop(growing, short_ring):
+    channel, jobs = growing
+    consumer = consumer_on(channel)
+    syncs = channel.topic.broker.files.syncs
+    publish(channel.topic, short_ring + 3)
+    taken = take_all(channel, consumer)
+    assert (len(taken), channel.grows) == (short_ring, True)
+    assert counts(channel) == (3, short_ring, 0)
+    for guid, *_ in taken[1:]:
+        assert channel.finish_message(consumer, guid) == DONE
+    assert channel.topic.broker.files.syncs == syncs
+    jobs.run()
+    run_all_wakes(channel.topic.broker)
+    assert channel.topic.broker.files.syncs == syncs + 1
+    rest = take_all(channel, consumer)
+    assert [number_of(message) for message in rest] == [short_ring, short_ring + 1, short_ring + 2]
+    for guid, *_ in [*rest, taken[0]]:
+        assert channel.finish_message(consumer, guid) == DONE
+    assert counts(channel) == (0, 0, 0)
+    assert (channel.ledger.capacity_bits, channel.topic.broker.files.syncs) == (2 * short_ring, syncs + 1)
+
+
+def test_a_ledger_grows_before_its_ring_is_used_up(growing, short_ring):
+    channel, jobs = growing
+    consumer = consumer_on(channel)
+    publish(channel.topic, 2 * short_ring)
+    for _ in range(3 * short_ring // 4):
+        channel.take_message(consumer)
+    assert not channel.grows
+    channel.take_message(consumer)
+    assert channel.grows
+    jobs.run()
+    assert len(take_all(channel, consumer)) == 3 * short_ring // 4 + short_ring // 2 - 1
+
+
+def test_a_ledger_whose_messages_are_finished_in_order_does_not_grow(growing, short_ring):
+    channel, jobs = growing
+    consumer = consumer_on(channel)
+    for start in range(0, 10 * short_ring, 10):
+        publish(channel.topic, 10, start=start)
+        for guid, *_ in take_all(channel, consumer):
+            channel.finish_message(consumer, guid)
+    assert (channel.ledger.capacity_bits, jobs.waiting) == (short_ring, [])
+
+
+def test_a_deferred_message_that_its_ledger_does_not_reach_waits_until_it_has_grown(growing, short_ring):
+    channel, jobs = growing
+    consumer = consumer_on(channel)
+    topic = channel.topic
+    with HeldClock() as clock:
+        topic.publish_bodies([body_of(number) for number in range(short_ring)], clock.wall_ns, clock.wall_ns + HOUR_NS)
+        topic.publish_body(b"soon", clock.wall_ns, clock.wall_ns + SECOND_NS)
+        run_all_wakes(topic.broker)
+        jobs.run()
+        run_all_wakes(topic.broker)
+        assert counts(channel) == (0, 0, short_ring + 1)
+        clock.jump(2 * SECOND_NS, 2 * SECOND_NS)
+        topic.broker.scheduler.run_timers(clock.mono_ns)
+        assert channel.take_message(consumer) is None
+        assert (len(jobs.waiting), counts(channel)) == (1, (1, 0, short_ring))
+        syncs = topic.broker.files.syncs
+        jobs.run()
+        assert topic.broker.files.syncs == syncs + 1
+        guid, _, _, body = channel.take_message(consumer)
+        assert body == b"soon"
+        assert channel.finish_message(consumer, guid) == DONE
+    assert topic.broker.files.syncs == syncs + 1
+    assert counts(channel) == (0, 0, short_ring)
+
+
+def test_messages_are_delivered_past_the_end_of_a_ledger_that_cannot_grow(growing, short_ring):
+    channel, jobs = growing
+    consumer = consumer_on(channel)
+    publish(channel.topic, short_ring + 3)
+    assert len(take_all(channel, consumer)) == short_ring
+    failure = StorageError("sync", "ledger", errno.EIO, "Input/output error")
+    taken = []
+    while jobs.waiting:
+        jobs.run(failure)
+        run_all_wakes(channel.topic.broker)
+        taken += take_all(channel, consumer)
+    assert [number_of(message) for message in taken] == [short_ring, short_ring + 1, short_ring + 2]
+    last = taken[-1]
+    assert counts(channel) == (0, short_ring + 3, 0)
+    # Nothing but the FIN is left to find that it can grow after all.
+    assert channel.finish_message(consumer, last[0]) == DONE
+    assert channel.ledger.capacity_bits == 2 * short_ring
+    assert counts(channel) == (0, short_ring + 2, 0)
+
+
+@pytest.mark.parametrize("flags", [{}, {"sync_fin": True}])
+def test_messages_finished_while_a_ledger_grows_stay_finished_after_a_kill(tmp_path, short_ring, flags):
+    broker = broker_on(tmp_path, **flags)
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    channel = broker.topic("t").channel("c")
+    consumer = consumer_on(channel)
+    publish(channel.topic, short_ring + 3)
+    taken = take_all(channel, consumer)
+    for guid, *_ in taken[:20] + taken[30:]:
+        channel.finish_message(consumer, guid)
+    jobs.run()
+    assert channel.ledger.capacity_bits == 2 * short_ring
+    for guid, *_ in take_all(channel, consumer):
+        channel.finish_message(consumer, guid)
+    channel.check()
+    again = broker_on(tmp_path, **flags).topic("t").channel("c")
+    left = [number_of(message) for message in take_all(again, consumer_on(again))]
+    assert left == list(range(20, 30))
+    again.check()

@@ -282,25 +282,25 @@ def test_messages_parked_at_once_after_the_cursor_has_parked_the_others_are_not_
     topic = broker.topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    defer_beyond_ring(topic)
-    assert channel.grows
+    defer(topic, MANY)
+    topic.publish_body(b"now", wall())
+    assert parked_count(channel) < MANY
     assert channel.take_message(consumer)[3] == b"now"
     assert channel.take_message(consumer) is None
-    run_all_wakes(topic.broker)
-    assert parked_count(channel) == BEYOND_RING
+    assert parked_count(channel) == MANY
     topic.check()
     topic.broker.scheduler.run_wakes()
-    defer(topic, 7, BEYOND_RING)
-    assert parked_count(channel) == BEYOND_RING + 7
-    defer(topic, MANY, BEYOND_RING + 7)
+    defer(topic, 7, MANY)
+    assert parked_count(channel) == MANY + 7
+    defer(topic, BEYOND_RING, MANY + 7)
+    run_all_wakes(topic.broker)
     while channel.grows:
         jobs.run()
         run_all_wakes(topic.broker)
-    run_all_wakes(topic.broker)
-    assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING + 7 + MANY,) * 2
+    assert (parked_count(channel), channel.deferred_count) == (MANY + 7 + BEYOND_RING,) * 2
     topic.check()
     assert syncer.sync_all()
-    assert channel.deferred_count == BEYOND_RING + 7 + MANY
+    assert channel.deferred_count == MANY + 7 + BEYOND_RING
 
 
 def test_a_ledger_whose_growth_fails_in_the_background_grows_when_it_must(topic, jobs):

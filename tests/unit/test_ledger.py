@@ -10,6 +10,8 @@ from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 from tests.support.storage import FullFiles
 
+LEDGER_HEADER_BYTES = 4096
+
 RING_BITS_MIN = 8 * 4096
 HEADER_BYTES = 4096
 FLOOR, CURSOR, ABSORB_FROM, ABSORB_TO, RESET_TO = 24, 32, 96, 104, 112
@@ -418,36 +420,92 @@ def test_a_ledger_that_grows_beside_its_user_has_the_former_file_until_the_new_o
     ledger, mapping = growing(tmp_path)
     assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 10, 3, 0))
     assert sorted(os.listdir(tmp_path)) == ["ledger", "ledger.growing"]
-    assert ledger.end_growth(mapping)
+    ledger.end_growth(mapping)
     assert os.listdir(tmp_path) == ["ledger"]
     assert (ledger.capacity_bits, state(ledger)) == (2 * RING_BITS_MIN, (0, 10, 3, 0))
     ledger.note_finished(RING_BITS_MIN)
     assert state(Ledger(Files(), str(tmp_path / "ledger"))) == (0, 10, 4, 1)
 
 
-@pytest.mark.parametrize("change", ["finished", "handed out", "settings"])
-def test_a_ledger_that_has_changed_while_it_grows_is_synced_again_before_it_has_the_name(tmp_path, change):
+@pytest.mark.parametrize("clears_late", [False, True])
+@pytest.mark.parametrize("change", ["finished", "handed out", "settings", "floor"])
+def test_a_ledger_that_has_changed_while_it_grows_has_the_changes_in_the_new_file(tmp_path, change, clears_late):
     ledger, mapping = growing(tmp_path)
+    ledger.clears_late = clears_late
     if change == "finished":
         ledger.note_finished(8)
     elif change == "handed out":
         ledger.note_handed_out()
-    else:
+    elif change == "settings":
         ledger.settings = b"other"
+    else:
+        ledger.note_range(0, 3)
     expected = state(ledger)
-    assert not ledger.end_growth(mapping)
-    assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, expected)
-    assert ledger.end_growth(mapping)
+    ledger.end_growth(mapping)
+    assert (ledger.capacity_bits, state(ledger)) == (2 * RING_BITS_MIN, expected)
+    ledger.check()
     again = Ledger(Files(), str(tmp_path / "ledger"))
     assert (again.capacity_bits, state(again)) == (2 * RING_BITS_MIN, expected)
     assert again.settings == (b"other" if change == "settings" else b"")
+    again.check()
+
+
+def test_a_sync_of_a_ledger_that_grows_covers_both_files(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    ledger.note_finished(8)
+    assert mapping.view()[LEDGER_HEADER_BYTES + 1] == 0
+    former, bytes_in_use = ledger.sync_target()
+    assert ledger.sync_targets() == [(former, bytes_in_use), (mapping, mapping.size_bytes)]
+    assert mapping.view()[LEDGER_HEADER_BYTES + 1] == 1
+    ledger.end_growth(mapping)
+    assert ledger.sync_targets() == [(mapping, mapping.size_bytes)]
+
+
+def test_bits_that_a_growing_file_got_before_the_floor_passed_them_stay_until_a_sync_has_the_floor(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    ledger.clears_late = True
+    ledger.note_range(0, 3)
+    ledger.end_growth(mapping)
+    assert (ledger.floor, ledger.bits_from) == (6, 0)
+    assert mapping.view()[LEDGER_HEADER_BYTES] == 0b00111000
+    # Their places are those of records of the next lap, which therefore have to wait, or grow the ring.
+    assert not ledger.has_finished(2 * RING_BITS_MIN + 4)
+    ledger.note_floor_synced(6, 0)
+    assert mapping.view()[LEDGER_HEADER_BYTES] == 0
+    assert (ledger.bits_from, state(ledger)) == (6, (6, 10, 0, 0))
+    ledger.check()
+
+
+def test_a_sync_speaks_for_no_bits_of_the_next_lap_of_a_file_that_grows(tmp_path):
+    ledger, _ = growing(tmp_path)
+    ledger.note_range(0, 3)
+    ledger.sync_targets()
+    assert (ledger.floor, ledger.bits_from) == (6, 0)
+
+
+def test_a_growth_is_given_up_whose_ring_the_window_has_left(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    handed_out(ledger, 2 * RING_BITS_MIN)
+    ledger.note_range(0, RING_BITS_MIN)
+    ledger.note_finished(RING_BITS_MIN)
+    assert ledger.sync_targets() == [ledger.sync_target()]
+    assert os.listdir(tmp_path) == ["ledger"]
+    ledger.end_growth(mapping)
+    assert ledger.capacity_bits == RING_BITS_MIN
+
+
+def test_a_growth_is_given_up_by_a_reset(tmp_path):
+    ledger, mapping = growing(tmp_path)
+    ledger.start_at(7)
+    ledger.end_growth(mapping)
+    assert (ledger.capacity_bits, state(ledger), os.listdir(tmp_path)) == (RING_BITS_MIN, (7, 7, 0, 0), ["ledger"])
 
 
 def test_a_ledger_that_must_grow_while_it_grows_beside_its_user_does_so_at_once(tmp_path):
     ledger, mapping = growing(tmp_path)
     ledger.note_finished(3 * RING_BITS_MIN)
     assert ledger.capacity_bits == 4 * RING_BITS_MIN
-    assert ledger.end_growth(mapping)
+    ledger.end_growth(mapping)
     assert (ledger.capacity_bits, state(ledger)) == (4 * RING_BITS_MIN, (0, 10, 4, 1))
     assert os.listdir(tmp_path) == ["ledger"]
 
@@ -456,7 +514,7 @@ def test_a_cancelled_growth_leaves_the_former_file_alone(tmp_path):
     ledger, mapping = growing(tmp_path)
     ledger.cancel_growth()
     assert os.listdir(tmp_path) == ["ledger"]
-    assert ledger.end_growth(mapping)
+    ledger.end_growth(mapping)
     assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 10, 3, 0))
 
 

@@ -1,5 +1,5 @@
 # A channel: hand out, finish, time out, requeue. Design notes: pyx/broker/channel.pyx.
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Consumer
@@ -38,7 +38,7 @@ cdef class ChannelCore(Scheduled):
     cdef Dispatcher dispatcher
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
-    cdef readonly bint grows             # the ledger grows beside the loop; parking goes on then
+    cdef uint32_t growths                # of its ledgers, under way beside the loop; the end of each wakes the channel
     cdef bint throttled                  # the last run left messages for want of tokens: a timer is set
     cdef bint ready_next                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
@@ -57,6 +57,9 @@ cdef class ChannelCore(Scheduled):
 
     cdef uint64_t available(self) noexcept
     cdef const Record* take_fresh(self) except? NULL
+    cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1
+    cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1
+    cdef int note_growth_ended(self) except -1
     cdef int retry_soon(self) except -1
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1

@@ -51,6 +51,10 @@ cdef class Ledger:
     cdef object placeholders             # while the file is missing because the disk is full; else None
     cdef Mapping mapping
     cdef Mapping growing                 # another file, which is being synced to replace it; None: there is none
+    cdef uint64_t growth_from            # the floor when `growing` was copied: it has bits from there on
+    cdef uint64_t growth_reset_count     # and `reset_count` then
+    # A reader that comes to a record from here on looks whether the ring should grow. Lower than need be at times.
+    cdef uint64_t roomy_below
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring
     cdef readonly uint64_t capacity_bits
@@ -112,4 +116,5 @@ cdef class Ledger:
     cdef int grow(self, uint64_t ordinal) except -1
     cdef uint64_t capacity_for(self, uint64_t ordinal) except 0
     cdef int copy_to(self, char* base, uint64_t capacity) except -1
+    cdef int update_growing(self) except -1
     cdef int adopt(self, Mapping mapping) except -1

@@ -127,11 +127,18 @@ cdef inline void ring_copy(
     uint64_t* target, uint64_t target_capacity_bits,
     uint64_t start, uint64_t end,
 ) noexcept nogil:
+    memset(target, 0, target_capacity_bits >> 3)
+    ring_add(source, source_capacity_bits, target, target_capacity_bits, start, end)
+
+# Sets the ones in [start, end) of `source` in `target` as well. The two do not overlap in memory.
+cdef inline void ring_add(
+    const uint64_t* source, uint64_t source_capacity_bits,
+    uint64_t* target, uint64_t target_capacity_bits,
+    uint64_t start, uint64_t end,
+) noexcept nogil:
     debug_require(is_ring_range(source_capacity_bits, start, end))
     debug_require(is_ring_range(target_capacity_bits, start, end))
-    memset(target, 0, target_capacity_bits >> 3)
     while start < end:
-        # A window as long as the ring may begin and end in the same word, hence the |=.
         target[ring_word(target_capacity_bits, start)] |= (
             source[ring_word(source_capacity_bits, start)] & ring_mask(start, end)
         )
