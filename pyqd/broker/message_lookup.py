@@ -84,12 +84,19 @@ def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change:
 def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause) -> Outcome | None:
     """Change a message on one channel. Returns: None if the channel was deleted meanwhile. Raises: TopicGone."""
     lookup = MessageLookup(channel, guid)
+    growths_max = 2
     while True:
         prepare_in_steps(topic, lambda: topic.reader.prepare_guid(guid), pause)
         if channel.exiting:
             return None
         if lookup.step(topic.reader):
-            break
+            # Of two ledgers at most, once: if one cannot grow, the change gets the reason.
+            if growths_max == 0 or lookup.place not in STATE_OF or not lookup.make_room(change is cancel):
+                break
+            growths_max -= 1
+            while channel.grows:
+                pause()
+            lookup = MessageLookup(channel, guid)
         pause()
     state = STATE_OF.get(lookup.place)
     if state is None:

@@ -566,6 +566,18 @@ cdef class ChannelCore(Scheduled):
         else:
             self.begin_growth(self.ledger, ordinal, ended)
 
+    cdef bint grow_for(self, Ledger ledger, uint64_t ordinal) except -1:
+        """Have a ledger that does not reach an ordinal grow beside the loop. Returns: False if there is no need."""
+        if ledger.path is None or ordinal < ledger.header.floor or ledger.reaches(ordinal):
+            return False
+        if self.growths == 0:
+            self.begin_growth(ledger, ordinal, self.note_other_grown)
+        return True
+
+    def note_other_grown(self, _has_grown):
+        """Run again after a ledger has grown, or has not, for the reason of a caller that waits."""
+        self.note_growth_ended()
+
     def note_grown(self, bint has_grown):
         """Continue to park after the ledger has grown beside the loop. has_grown: False if that failed."""
         self.parking.grows_at_once = not has_grown
@@ -752,6 +764,16 @@ cdef class ChannelCore(Scheduled):
         if self.cancelled is None:
             self.cancelled = self.files.open_cancelled()
         self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)
+
+    cdef bint make_room_to_cancel(self, uint64_t ordinal) except -1:
+        """Do as `grow_for` before `note_cancelled`. Returns: False also on a full disk, of which that one tells."""
+        try:
+            if self.cancelled is None:
+                self.cancelled = self.files.open_cancelled()
+            self.cancelled.advance_to(self.readable.log.first.first_ordinal, self.readable.log.end)
+        except StorageError:
+            return False
+        return self.grow_for(self.cancelled, ordinal)
 
     def close_consumers(self):
         """Return the clients and forget them; the caller closes their sockets."""

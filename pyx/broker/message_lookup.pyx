@@ -24,11 +24,12 @@ Invariants: 1. messages in flight are not changed. 2. A change is made whole or 
 """
 
 cimport cython
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, fingerprint
 from pyqd.hot.broker.trace cimport TracePlace
+from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_ordinal
 from pyqd.hot.wire.trace_events cimport DELIVERED_NOW, RESCHEDULED
@@ -163,6 +164,23 @@ cdef class MessageLookup:
         if self.place == DEFERRED or (self.place == QUEUED and self.record.due_ns > wall_ns()):
             return self.record.due_ns
         return 0
+
+    cdef uint8_t source(self) except *:
+        """Return which log the record of the message is from."""
+        if self.place == RETURNED:
+            return self.channel.ready.at(self.at).source
+        return FROM_PARKED if self.place == DEFERRED else FROM_TOPIC
+
+    def make_room(self, bint cancels):
+        """Have a ledger grow beside the loop that a change of the message, found since the loop ran, needs larger.
+
+        Returns: False if there is no need; if True, the caller waits until no ledger grows, and searches again.
+        """
+        cdef Ledger ledger = self.channel.parking.ledger_of(self.source())
+        assert self.is_in_place(), "the message has moved since it was found"
+        if self.channel.grow_for(ledger, record_ordinal(self.record)):
+            return True
+        return cancels and self.kept != NULL and self.channel.make_room_to_cancel(record_ordinal(self.kept))
 
     def cancel(self):
         """Finish the message, which was found queued, returned or deferred since the loop ran.

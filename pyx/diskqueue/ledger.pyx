@@ -808,10 +808,15 @@ cdef class Ledger:
 
         Its cursor stays at its floor, so that no bit is absorbed. Raises: StorageError (nothing is marked).
         """
-        if self.header.floor < oldest:
-            self.clamp(oldest, end)
+        self.advance_to(oldest, end)
         if not self.is_finished(ordinal):
             self.finish(ordinal)
+
+    cdef int advance_to(self, uint64_t oldest, uint64_t end) except -1:
+        """Forget the marks of records that the log `[oldest, end)` has no more."""
+        if self.header.floor < oldest:
+            self.clamp(oldest, end)
+        return 0
 
     def note_finished(self, uint64_t ordinal):
         """Mark a record as finished, from Python (tests, cold paths). Raises: StorageError."""

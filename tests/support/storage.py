@@ -37,6 +37,16 @@ class FullFiles(Files):
         return super().new_mapped(path, size_bytes, populate)
 
 
+class CountedFiles(Files):
+    """Counts the syncs of ledgers."""
+
+    syncs = 0
+
+    def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        self.syncs += "ledger" in (mapping.path or "")
+        super().sync(mapping, start_bytes, length_bytes)
+
+
 class Jobs:
     """Blocking jobs, run on request."""
 

@@ -7,15 +7,14 @@ import os
 
 import pytest
 
-from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
-from pyqd.hot.diskqueue.ledger import set_limits_for_tests
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock
 from tests.support.storage import (
     SEGMENT_HEADER_BYTES,
+    CountedFiles,
     FullFiles,
     Jobs,
     body_of,
@@ -572,24 +571,6 @@ def test_due_times_are_looked_at_every_ten_seconds_for_a_wall_clock_that_jumps(t
         scheduler.run_timers(clock.mono_ns + 10 * SECOND_NS)
         assert counts(channel) == (1, 0, 0)
         assert channel.take_message(consumer)[3] == b"x"
-
-
-@pytest.fixture
-def short_ring():
-    """Let new ledgers have so few bits that they grow soon. Returns: their number."""
-    former = set_limits_for_tests(64)
-    yield 64
-    set_limits_for_tests(former)
-
-
-class CountedFiles(Files):
-    """Counts the syncs of ledgers."""
-
-    syncs = 0
-
-    def sync(self, mapping, start_bytes, length_bytes):
-        self.syncs += "ledger" in mapping.path
-        super().sync(mapping, start_bytes, length_bytes)
 
 
 @pytest.fixture

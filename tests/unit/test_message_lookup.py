@@ -1,5 +1,6 @@
 """Messages found by their ids while they move about."""
 
+import errno
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from pyqd.hot.broker.message_lookup import (
 )
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import broker_on, consumer_on, publish
+from pyqd.primitives.errors import StorageError
+from tests.support.storage import CountedFiles, Jobs, broker_on, consumer_on, publish, run_all_wakes
 
 
 @pytest.fixture
@@ -111,3 +113,49 @@ def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_se
         message_lookup.change_message(topic, [channel], guid, now, lambda: None)
     topic.broker.scheduler.run_timers(mono() + 1)
     assert {channel.take_message(consumer)[0] for _ in range(2)} == set(ids[1:3])
+
+
+@pytest.mark.parametrize("place", ["queued", "deferred"])
+def test_a_message_that_its_ledger_does_not_reach_is_cancelled_when_the_ledger_has_grown_beside_the_loop(
+    tmp_path, place, short_ring
+):
+    files = CountedFiles()
+    broker = broker_on(tmp_path, files)
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    ids = publish(topic, 3 * short_ring, due_ns=0 if place == "queued" else wall() + HOUR_NS)
+    run_all_wakes(broker)
+    while jobs.waiting:
+        jobs.run()
+        run_all_wakes(broker)
+    syncs_in_jobs = []
+
+    def turn():
+        before = files.syncs
+        jobs.run()
+        syncs_in_jobs.append(files.syncs - before)
+
+    before = files.syncs
+    (outcome,) = message_lookup.change_message(topic, [channel], ids[-1], message_lookup.cancel, turn)
+    assert (outcome.status, outcome.was) == ("done", "ready" if place == "queued" else "deferred")
+    # Of the ledger that it is finished in, and of the list of cancelled messages.
+    assert sum(syncs_in_jobs) == files.syncs - before == 2
+    channel.check()
+    assert channel.depth + channel.deferred_count == 3 * short_ring - 1
+
+
+def test_a_message_is_cancelled_although_its_ledger_cannot_grow_beside_the_loop(tmp_path, short_ring):
+    broker = broker_on(tmp_path)
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    ids = publish(topic, 2 * short_ring)
+    failure = StorageError("sync", "ledger", errno.EIO, "Input/output error")
+    (outcome,) = message_lookup.change_message(
+        topic, [channel], ids[-1], message_lookup.cancel, lambda: jobs.run(failure)
+    )
+    assert (outcome.status, channel.depth, channel.grows) == ("done", 2 * short_ring - 1, False)
+    channel.check()

@@ -60,6 +60,8 @@ cdef class ChannelCore(Scheduled):
     cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1
     cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1
     cdef int note_growth_ended(self) except -1
+    cdef bint make_room_to_cancel(self, uint64_t ordinal) except -1
+    cdef bint grow_for(self, Ledger ledger, uint64_t ordinal) except -1
     cdef int retry_soon(self) except -1
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1

@@ -1,5 +1,5 @@
 # Looking up a message of a channel by its id, to cancel or reschedule it. Design notes: pyx/broker/message_lookup.pyx.
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.diskqueue.logreader cimport LogReader
@@ -29,6 +29,7 @@ cdef class MessageLookup:
     cdef uint64_t round_count
 
     cdef bint is_in_place(self) except -1
+    cdef uint8_t source(self) except *
     cdef bint step_in_log(self, LogReader reader) except -1
     cdef bint step_in_parked(self) except -1
     cdef bint step_in_ring(self) except -1

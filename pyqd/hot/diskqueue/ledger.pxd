@@ -112,6 +112,7 @@ cdef class Ledger:
     cdef Mapping new_file(self, uint64_t capacity_bits)
     cdef int replace_file(self, Mapping mapping) except -1
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
+    cdef int advance_to(self, uint64_t oldest, uint64_t end) except -1
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1
     cdef int grow(self, uint64_t ordinal) except -1
     cdef uint64_t capacity_for(self, uint64_t ordinal) except 0
