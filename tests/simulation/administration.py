@@ -114,7 +114,7 @@ class Administration(Operations):
             place[topic.name, channel.name] = {number}
         change = message_lookup.cancel if due_ns is None else message_lookup.reschedule_to(found, due_ns)
         outcomes = message_lookup.change_message(
-            found, list(found.channels_by_name.values()), guid, change, lambda: None
+            found, list(found.channels_by_name.values()), guid, change, lambda: self.let_grow(found)
         )
         if self.died():
             if due_ns is None:
@@ -125,6 +125,11 @@ class Administration(Operations):
         for outcome in outcomes:
             if outcome.channel is not None:
                 self.note_changed(topic, topic.channels[outcome.channel], number, outcome.status, due_ns)
+
+    def let_grow(self, topic: Any) -> None:
+        """Do the newest job while a request waits for the growth of a channel's ledger."""
+        if any(channel.grows for channel in topic.channels_by_name.values()):
+            self.alive.run_job(len(self.alive.jobs) - 1, True)
 
     def note_changed(self, topic: Topic, channel: Channel, number: int, status: str, due_ns: int | None) -> None:
         """Check an answer against the model, and change it likewise."""
