@@ -69,6 +69,25 @@ cdef extern from "<fcntl.h>" nogil:
         O_RDWR
         O_CLOEXEC
 
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int fd, unsigned long request, ...)
+
+cdef extern from "<linux/fs.h>" nogil:
+    unsigned long FS_IOC_FIEMAP
+
+cdef extern from "<linux/fiemap.h>" nogil:
+    cdef struct fiemap_extent:
+        uint64_t fe_logical
+        uint64_t fe_length
+        uint32_t fe_flags
+    cdef struct fiemap_header "fiemap":
+        uint64_t fm_length
+        uint32_t fm_mapped_extents
+        uint32_t fm_extent_count
+    uint32_t FIEMAP_EXTENT_LAST
+    uint32_t FIEMAP_EXTENT_UNWRITTEN
+    uint32_t FIEMAP_EXTENT_MERGED
+
 cdef extern from "Python.h":
     bytes PyUnicode_EncodeFSDefault(str text)
 
@@ -84,8 +103,16 @@ cdef uint64_t PAGE_BYTES = 4096
 cdef uint64_t READ_AHEAD_BYTES_MAX = 256 << 10
 cdef enum:
     DESCRIPTORS_MAX = 64
+    # A segment has two extents unless the file system is fragmented: pages that were written, and reserved ones.
+    PIECES_MAX = 8
 
 ctypedef void* Holder
+
+cdef struct FileExtents:
+    fiemap_header header
+    fiemap_extent[PIECES_MAX] pieces
+
+assert sizeof(FileExtents) == sizeof(fiemap_header) + PIECES_MAX * sizeof(fiemap_extent)
 
 cdef Holder[DESCRIPTORS_MAX] holders     # Mapping objects that own a descriptor; borrowed
 cdef uint32_t next_place = 0
@@ -124,6 +151,28 @@ cdef Mapping over_extent(Extent* extent, str path):
     return mapping
 
 
+cdef bint is_reserved(int fd, uint64_t size_bytes) noexcept nogil:
+    """Return True if the file system says that a file has all its blocks; False also if that is not certain.
+
+    Reserving them again would give the file another time of change. So each start would write the inodes of all files.
+    Source: the kernel's documentation of fiemap.
+    """
+    cdef FileExtents found
+    cdef uint64_t end = 0
+    memset(&found, 0, sizeof(found))
+    found.header.fm_length = size_bytes
+    found.header.fm_extent_count = PIECES_MAX
+    if ioctl(fd, FS_IOC_FIEMAP, &found) != 0:
+        return False
+    for index in range(found.header.fm_mapped_extents):
+        # Any other flag, such as that of blocks shared with another file, means that a store may need a new block.
+        if found.pieces[index].fe_logical > end or found.pieces[index].fe_flags & ~(
+                FIEMAP_EXTENT_LAST | FIEMAP_EXTENT_UNWRITTEN | FIEMAP_EXTENT_MERGED):
+            return False
+        end = found.pieces[index].fe_logical + found.pieces[index].fe_length
+    return end >= size_bytes
+
+
 def map_existing(str path not None):
     """Open and map a file that an earlier run left, with all its blocks reserved.
 
@@ -138,7 +187,8 @@ def map_existing(str path not None):
     with nogil:
         fd = open(name, O_RDWR | O_CLOEXEC)
         if fd >= 0:
-            if fstat(fd, &found) == 0 and found.st_size > 0 and fallocate(fd, 0, 0, found.st_size) == 0:
+            if fstat(fd, &found) == 0 and found.st_size > 0 and (
+                    is_reserved(fd, <uint64_t> found.st_size) or fallocate(fd, 0, 0, found.st_size) == 0):
                 extent = extent_of(fd, <uint64_t> found.st_size, name, found.st_dev, found.st_ino)
             close(fd)
     return None if extent == NULL else over_extent(extent, path)

@@ -1,7 +1,9 @@
 """Tests of pyqd.diskqueue.files."""
 
 import errno
+import fcntl
 import os
+import struct
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from pyqd.diskqueue import files as files_module
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
+
+# linux/fs.h
+FS_IOC_FIEMAP = 0xC020660B
 
 ffi = FFI()
 ffi.cdef("int mincore(void *address, size_t length, unsigned char *present);")
@@ -170,6 +175,33 @@ def test_a_new_file_that_can_neither_be_made_nor_removed_is_a_storage_error(monk
     with pytest.raises(StorageError) as caught:
         Files().write_mapped(Files().new_mapped(None, 4096, False), str(tmp_path / "new"))
     assert caught.value.operation == "rename"
+
+
+@pytest.mark.parametrize("written", [[0], [2], [5], [0, 2, 5], list(range(0, 40, 2)), []])
+def test_holes_anywhere_in_a_file_get_their_blocks_when_it_is_mapped(files, tmp_path, written):
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(40 * 4096 if len(written) > 3 else 6 * 4096)
+        for page in written:
+            os.pwrite(file.fileno(), b"page", page * 4096)
+        os.fsync(file.fileno())
+    assert path.stat().st_blocks * 512 < path.stat().st_size
+    files.open_mapped(str(path))
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+
+
+def test_a_file_that_has_all_its_blocks_is_not_changed_by_mapping_it(files, tmp_path):
+    path = tmp_path / "whole"
+    files.sync(files.new_mapped(str(path), 16 * 4096, False), 0, 16 * 4096)
+    with path.open("rb") as file:
+        try:
+            fcntl.ioctl(file, FS_IOC_FIEMAP, struct.pack("QQ16x", 0, 16 * 4096))
+        except OSError:
+            pytest.skip("the file system does not say which blocks a file has")
+    os.utime(path, ns=(0, 0))
+    before = path.stat()
+    files.open_mapped(str(path))
+    assert (path.stat().st_mtime_ns, path.stat().st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
 
 
 def test_a_file_that_was_restored_with_holes_has_all_its_blocks_when_it_is_mapped(files, tmp_path):
