@@ -124,10 +124,12 @@ class Channel(ChannelCore):
 
     def finish_unread(self, files: ChannelFiles) -> None:
         """Finish messages that the log has lost or that were cancelled, as a kill may have come before that."""
-        ledger = files.ledger
+        ledger, holes = files.ledger, self.topic.log.holes
+        if not holes and CANCELLED_LEDGER not in files.found:
+            return
         # The topic finishes a hole among the messages it holds: these are in no channel's depth yet.
         end = max(self.topic.end, ledger.cursor)
-        unread = [(first, min(behind, end)) for first, behind in self.topic.log.holes]
+        unread = [(first, min(behind, end)) for first, behind in holes]
         if CANCELLED_LEDGER in files.found:
             self.cancelled = self.cancelled or files.open_cancelled()
             unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]

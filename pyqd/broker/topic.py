@@ -82,8 +82,9 @@ class Topic(TopicCore):
         journaled = None
         if found is not None and log_directory is not None:
             # A start that did not end may have set the damaged one aside, and begun a blank one.
-            aside = any(entry.startswith(STATE_FILE + BAD) for entry in found)
-            lost = self.state_lost or (aside and created_of(mapping) == 0)
+            lost = self.state_lost or (
+                created_of(mapping) == 0 and any(entry.startswith(STATE_FILE + BAD) for entry in found)
+            )
             journaled = broker.take_journaled(name, log_directory, created_of(mapping), lost)
         log = self.open_log(log_directory, found)
         if found is not None and broker.journals():
@@ -190,12 +191,15 @@ class Topic(TopicCore):
 
     def note_found_durable(self) -> None:
         """Record whether all that the start has found is on stable storage. The topic's files are mapped now."""
+        if self.names:
+            return
         logs = self.logs()
-        dirty = [log.dirty_ranges() for log in logs]
-        if not self.names and not any(ranges for ranges, _ in dirty):
-            for log, (_, end) in zip(logs, dirty, strict=True):
-                log.mark_synced([], end)
-            self.durable_version = self.dirty_version()
+        for log in logs:
+            if log.dirty_ranges()[0]:
+                return
+        for log in logs:
+            log.mark_synced([], log.end)
+        self.durable_version = self.dirty_version()
 
     def dirty_version(self) -> DirtyVersion:
         """Return a value that differs after any change of the topic's files. Cost: O(channels), in C."""

@@ -8,8 +8,6 @@
 Apart from pyx/diskqueue/log.pyx, which runs per message: these functions run once, before there is a log.
 """
 
-import os
-
 cimport cython
 from libc.stdint cimport UINT64_MAX, uint64_t
 
@@ -53,11 +51,10 @@ cdef class FoundSegments:
         for name in sorted(self.files.list_directory(self.directory)):
             if name.endswith(HALF_MADE):
                 # A kill came between reserving its blocks and giving it its name.
-                self.files.remove(os.path.join(self.directory, name))
+                self.files.remove(f"{self.directory}/{name}")
             if not name.endswith(SUFFIX):
                 continue
-            path = os.path.join(self.directory, name)
-            segment = self.load_segment(path)
+            segment = self.load_segment(name)
             if segment is None:
                 continue
             if segment.number != 0:
@@ -65,18 +62,19 @@ cdef class FoundSegments:
                 continue
             self.end_of_spares = max(self.end_of_spares, segment.header().first_seq & ORDINAL_MASK)
             if self.spares or not self.make_spare_durable(segment):
-                self.files.remove(path)
+                self.files.remove(segment.mapping.path)
             else:
                 self.spares.append(segment)
         segments.sort(key=segment_number)
         return self.chain(segments)
 
-    cdef Segment load_segment(self, path):
+    cdef Segment load_segment(self, str name):
         """Return the segment in a file of an earlier run; None for one that is set aside. Raises: LaterFormatError."""
         cdef Segment segment
-        name = os.path.basename(path)[:-len(SUFFIX)]
-        if name.isascii() and name.isdigit():
-            self.file_counter = max(self.file_counter, min(int(name), <uint64_t> 1 << 63) + 1)
+        cdef str path = f"{self.directory}/{name}"
+        cdef str number = name.removesuffix(SUFFIX)
+        if number.isascii() and number.isdigit():
+            self.file_counter = max(self.file_counter, min(int(number), <uint64_t> 1 << 63) + 1)
         try:
             segment = Segment(self.files.open_mapped(path))
             segment.load()

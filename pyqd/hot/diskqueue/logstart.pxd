@@ -18,7 +18,7 @@ cdef class FoundSegments:
     cdef list holes                      # (ordinal, ordinal) ranges that are missing
 
     cdef int load_segments(self) except -1
-    cdef Segment load_segment(self, path)
+    cdef Segment load_segment(self, str name)
     cdef int open_segment(self, Segment segment, Segment following) except -1
     cdef bint continues(self, Segment segment, Segment following) noexcept
     cdef bint make_spare_durable(self, Segment segment) except -1
