@@ -693,9 +693,10 @@ class Operations(World):
             if FINS in self.features:
                 self.do("sync")
             if len(channel.copies) == before:
-                # Parking may wait for a job in which the ledger grows.
+                # Parking and deliveries may wait for a job in which a ledger grows.
                 self.do("jobs")
                 self.do("advance", 3)
+                self.do("jobs")
                 expect(channel.count(IN_FLIGHT), f"{topic_name}/{channel.name} keeps back", sorted(channel.copies))
         expect(not channel.copies or channel.muddled, f"{topic_name}/{channel.name} keeps", sorted(channel.copies))
 
