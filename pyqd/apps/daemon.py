@@ -58,7 +58,7 @@ from pyqd.net.shedding import Shedder
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat
-from pyqd.primitives.memory import FullCollections, loading, watch_collections
+from pyqd.primitives.memory import FullCollections, leave_to_exit, loading, watch_collections
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.drain import Drain
@@ -417,7 +417,10 @@ def run_logged(options: Options) -> int:
     logger.info("ID: %d", options.node_id)
     logger.info("PROTOCOL: V2 of NSQ, compatible with nsqd %s", NSQ_VERSION)
     log_data_path(options)
-    return run(options)
+    try:
+        return run(options)
+    finally:
+        leave_to_exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

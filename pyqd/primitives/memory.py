@@ -66,6 +66,14 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
+def leave_to_exit() -> None:
+    """Leave all objects to the end of the process, before the interpreter's last collections.
+
+    These would examine every object, which took 6 s of CPU time with 50,000 topics. All memory goes with the process.
+    """
+    gc.freeze()
+
+
 class FullCollections:
     """Full collections of a daemon: none, unless memory grows without a reason.
 

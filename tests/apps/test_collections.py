@@ -1,5 +1,6 @@
 """The daemon's garbage: none that only a full collection frees, as a full collection holds the event loop."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,19 @@ def test_clients_requests_and_deleted_topics_leave_no_cycles(questioned: Questio
         make_and_delete(daemon, f"t{number}#ephemeral")
     wait_until(lambda: (daemon.topic("kept") or {})["channels"][0]["client_count"] == 0, "all clients are gone")
     assert questioned.ask("garbage") == "''"
+
+
+def test_the_last_collections_examine_none_of_a_stopped_daemons_objects(tmp_path: Path) -> None:
+    patch = "import atexit, gc\natexit.register(gc.set_debug, gc.DEBUG_STATS)"
+    daemon = Daemon(patched_pyqd(tmp_path / "program.py", patch), tmp_path / "daemon", []).start()
+    try:
+        daemon.stop()
+    finally:
+        daemon.kill()
+    examined = re.findall(r"gc: objects in each generation: (\d+) (\d+) (\d+)", daemon.log_text())
+    assert examined
+    # The code alone has more than 50,000.
+    assert all(sum(map(int, counts)) < 5_000 for counts in examined)
 
 
 def test_automatic_collections_are_never_full_ones(questioned: Questioned) -> None:
