@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.needs import skip_outside_ci
+from tests.support.preloaded import Process, spawn
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, listens, nsqd, pyqd, wait_until
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Admin:
     log: Path
     authority: Path | None = None
     port: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -64,9 +65,8 @@ class Admin:
     def start(self, ping: str) -> None:
         self.port = free_port()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*self.command, f"--http-address=127.0.0.1:{self.port}"], cwd=REPOSITORY, stderr=log, stdout=log
-            )
+            command = [*self.command, f"--http-address=127.0.0.1:{self.port}"]
+            self.process = spawn(command, REPOSITORY, os.environ, stdout=log.fileno(), stderr=log.fileno())
         deadline_s = time.monotonic() + START_WAIT_S
         while True:
             assert self.process.poll() is None, self.log.read_text()
@@ -115,7 +115,7 @@ class World:
 
     brokers: list[Daemon]
     lookupd: str
-    lookupd_process: subprocess.Popen[bytes]
+    lookupd_process: Process
     topics: set[str] = field(default_factory=set)
     is_reference: bool = False
 
@@ -151,12 +151,12 @@ class World:
 
 def started_lookupd(
     directory: Path, command: tuple[str, ...] = (sys.executable, "-m", "pyqd.apps.lookupd")
-) -> tuple[str, str, subprocess.Popen[bytes]]:
+) -> tuple[str, str, Process]:
     """Start a lookup daemon, and wait until it answers. Returns: TCP address, HTTP address, process."""
     tcp, http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     flags = (f"--tcp-address={tcp}", f"--http-address={http_address}", "--broadcast-address=127.0.0.1")
     with (directory / "lookupd.log").open("wb") as log:
-        process = subprocess.Popen([*command, *flags], cwd=REPOSITORY, stderr=log)
+        process = spawn([*command, *flags], REPOSITORY, os.environ, stdout=subprocess.DEVNULL, stderr=log.fileno())
 
     def serves() -> bool:
         assert process.poll() is None, (directory / "lookupd.log").read_text()
