@@ -166,4 +166,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
                 return "databases"
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
+        def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+            # Finished units are forgotten: xdist examines all units of a process after each test, which are thousands.
+            for scope in [scope for scope, tests in workload.items() if all(tests.values())]:
+                del workload[scope]
+            pending: int = super()._pending_of(workload)
+            return pending
+
     return ProcessesForSpark(config, log)
