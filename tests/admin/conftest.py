@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.needs import skip_outside_ci
-from tests.support.preloaded import Process, spawn
+from tests.support.preloaded import Process, program_environment, spawn
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, listens, nsqd, pyqd, wait_until
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Admin:
         self.port = free_port()
         with self.log.open("wb") as log:
             command = [*self.command, f"--http-address=127.0.0.1:{self.port}"]
-            self.process = spawn(command, REPOSITORY, os.environ, stdout=log.fileno(), stderr=log.fileno())
+            self.process = spawn(command, REPOSITORY, program_environment(), stdout=log.fileno(), stderr=log.fileno())
         deadline_s = time.monotonic() + START_WAIT_S
         while True:
             assert self.process.poll() is None, self.log.read_text()
@@ -156,7 +155,8 @@ def started_lookupd(
     tcp, http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     flags = (f"--tcp-address={tcp}", f"--http-address={http_address}", "--broadcast-address=127.0.0.1")
     with (directory / "lookupd.log").open("wb") as log:
-        process = spawn([*command, *flags], REPOSITORY, os.environ, stdout=subprocess.DEVNULL, stderr=log.fileno())
+        fd = log.fileno()
+        process = spawn([*command, *flags], REPOSITORY, program_environment(), stdout=fd, stderr=fd)
 
     def serves() -> bool:
         assert process.poll() is None, (directory / "lookupd.log").read_text()

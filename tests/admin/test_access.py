@@ -21,6 +21,7 @@ from pyqd.admin.access.users import add_user, entries_of, remove_user
 from pyqd.admin.options import AdminOptions
 from tests.admin.conftest import Admin, Answer, World
 from tests.support.http_stub import http_stub, json_answer
+from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
 PASSWORDS = {"ada": "correct horse", "otto": "battery staple", "vera": "only looking"}
@@ -366,7 +367,7 @@ class TestUsersFile:
 
         def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "pyqd.apps.admin", "user", *words, f"--users-file={path}"]
-            return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+            return completed(command, content=stdin)
 
         assert run("add", "ada", "--role=operate", "--topic=a*", "--topic=b", stdin="long enough\n").returncode == 0
         assert run("list").stdout == "ada\toperate\ta* b\n"

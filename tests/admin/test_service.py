@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from tests.admin.conftest import Admin, World
 from tests.support.http_stub import http_stub, json_answer, lookup_answers
+from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
 BOTH = ("pyqadmin", "nsqadmin")
@@ -26,7 +26,7 @@ ADDRESS = "--nsqd-http-address=127.0.0.1:4151"
 def refused(*flags: str) -> str:
     """Return what pyqadmin says when it does not start."""
     command = [sys.executable, "-m", "pyqd.apps.admin", "--http-address=127.0.0.1:0", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command)
     assert done.returncode == 1, done
     line = done.stderr.splitlines()[-1]
     assert line.startswith("[pyqadmin] ")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import Client
+from tests.support.preloaded import completed
 from tests.support.readiness import is_readable
 from tests.support.server import REPOSITORY, Daemon, wait_until
 
@@ -220,8 +221,7 @@ def test_the_command_waits_for_the_process_of_the_daemon_and_connects_once(name:
 
 def test_the_command_names_an_address_that_nothing_listens_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyqd.apps.cli", "drain", f"--http-address={tmp_path}/none.sock"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    done = completed(command)
     assert done.returncode == 1
     assert done.stderr.startswith(f"pyqd drain: cannot reach pyqd at {tmp_path}/none.sock: No such file")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lookupd.conftest import WAIT_S, LookupDaemon, running
-from tests.support.server import REPOSITORY
+from tests.support.preloaded import completed
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +168,7 @@ def test_brokers_beyond_the_limit_get_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_line_is_answered_at_once(flags: tuple[str, ...], code: int, text: str) -> None:
-    done = subprocess.run([*COMMAND, *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    done = completed([*COMMAND, *flags])
     assert done.returncode == code
     assert text in done.stdout + done.stderr
     assert "[pyqd]" not in done.stderr

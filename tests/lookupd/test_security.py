@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from pyqd.lookupd.options import LOOKUP_DAEMON
 from tests.lookupd.conftest import WAIT_S, LookupDaemon, running
 from tests.support import server
 from tests.support.certificates import Certificates
+from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
 ADMIN_TOKEN = "admin-admin-admin-admin"
@@ -164,9 +164,7 @@ def test_obstacles_end_the_start_and_the_check_of_the_configuration(
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert text in err
-    started = subprocess.run(
-        [sys.executable, "-m", "pyqd.apps.lookupd", *flags], capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    started = completed([sys.executable, "-m", "pyqd.apps.lookupd", *flags])
     assert started.returncode == 1
     assert text in started.stderr
 

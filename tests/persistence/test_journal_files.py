@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import REPOSITORY, Daemon, wait_until
+from tests.support.preloaded import completed
+from tests.support.server import Daemon, wait_until
 
 WAIT_S = 120
 MAGIC = b"PYQDJRNL"
@@ -83,7 +84,7 @@ def fail_power(daemon: Daemon) -> None:
 def run_command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a subcommand of pyqd on the data directory."""
     command = [sys.executable, "-m", "pyqd.apps.cli", *words]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    return completed(command, wait_s=60)
 
 
 def test_inspect_and_export_after_a_power_failure_ask_for_a_start_that_puts_the_journal_back(daemon: Daemon) -> None:
@@ -168,14 +169,7 @@ def test_the_format_of_the_node_file_shows_that_there_may_be_a_journal(daemon: D
 def test_a_data_directory_with_a_journal_can_be_inspected(daemon: Daemon) -> None:
     publish_journaled(daemon)
     daemon.kill()
-    done = subprocess.run(
-        [sys.executable, "-m", "pyqd.apps.cli", "inspect", str(daemon.data_path)],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = completed([sys.executable, "-m", "pyqd.apps.cli", "inspect", str(daemon.data_path)])
     assert (done.returncode, done.stderr) == (0, "")
     assert "t" in done.stdout
     start(daemon)

@@ -1,13 +1,13 @@
 """A configuration file means the same to both servers."""
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import Client
+from tests.support.preloaded import completed
 from tests.support.server import Daemon, Implementation, daemons_running
 
 FILE = """
@@ -90,7 +90,7 @@ def test_a_wrong_value_ends_the_start_with_exit_code_1(
     path = tmp_path / "nsqd.cfg"
     path.write_text(text + "\n")
     command = [*implementation.argv, f"-config={path}", "-http-address=", "-tcp-address=127.0.0.1:0"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    ended = completed(command, tmp_path)
     assert ended.returncode == 1
     assert re.search("FATAL|ERROR", ended.stderr)
 
@@ -98,6 +98,6 @@ def test_a_wrong_value_ends_the_start_with_exit_code_1(
 def test_a_file_that_is_not_there_ends_the_start(implementation: Implementation, tmp_path: Path) -> None:
     path = tmp_path / "missing.cfg"
     command = [*implementation.argv, f"-config={path}"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    ended = completed(command, tmp_path)
     assert ended.returncode == 1
     assert f"failed to load config file {path} - open {path}: no such file or directory" in ended.stderr

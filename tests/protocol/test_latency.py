@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from tests.protocol.conftest import _run
 from tests.support.nsq import Client
+from tests.support.preloaded import completed
 from tests.support.server import Daemon, Implementation
 
 FLAGS = ("-e2e-processing-latency-percentile=0.5", "-e2e-processing-latency-percentile=0.99,1.0")
@@ -93,7 +93,7 @@ def test_a_topic_has_those_of_its_channels_together_and_text_for_people(measurin
 def test_an_invalid_percentile_is_refused(implementation: Implementation, value: str, tmp_path_factory: Any) -> None:
     directory = tmp_path_factory.mktemp("none")
     command = [*implementation.argv, f"-data-path={directory}", f"-e2e-processing-latency-percentile={value}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = completed(command)
     assert done.returncode == 1
     assert f"invalid E2E processing latency percentile: {value}" in done.stdout + done.stderr
 
@@ -115,7 +115,7 @@ def test_an_end_says_nothing_about_the_sketches(
             taken.listen()
             address = f"-tcp-address=127.0.0.1:{taken.getsockname()[1]}"
             command = [*implementation.argv, *FLAGS, address, f"-data-path={daemon.data_path}"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+            done = completed(command)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].endswith("bind: address already in use")
     assert next(runs, None) is None

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,8 @@ import pytest
 
 from tests.support.certificates import Certificates, certify
 from tests.support.nsq import ERROR, Client, identify, pub, rdy, sub
-from tests.support.server import REPOSITORY, Daemon, Implementation, wait_until
+from tests.support.preloaded import completed
+from tests.support.server import Daemon, Implementation, wait_until
 
 WAIT_S = 10.0
 HTTPS_LINE = re.compile(r"HTTPS: listening on 127\.0\.0\.1:(\d+)")
@@ -328,17 +328,9 @@ def test_flags_that_do_not_do_end_the_start(
 ) -> None:
     flags = [flag.format(server=certificates.server, client=certificates.client) for flag in BAD_FLAGS[reason]]
     command = [*implementation.argv, "-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0", "-data-path=.", *flags]
-    python_path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": python_path},
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
+    ended = completed(command, tmp_path)
     assert ended.returncode == 1
-    assert f"FATAL: failed to instantiate {implementation.name} - {reason}" in ended.stderr.decode()
+    assert f"FATAL: failed to instantiate {implementation.name} - {reason}" in ended.stderr
 
 
 def served_name(daemon: Daemon, certificates: Certificates) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import socket
 import struct
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
-from tests.support.preloaded import spawn
+from tests.support.preloaded import program_environment, spawn
 from tests.support.server import START_COUNT_MAX, START_WAIT_S, Daemon, free_port, wait_until
 
 WAIT_S = 10.0
@@ -34,7 +33,7 @@ class Lookupd:
             with self._log.open("wb") as log:
                 addresses = (f"-tcp-address=127.0.0.1:{self.tcp_port}", f"-http-address=127.0.0.1:{self.http_port}")
                 fds = {"stdout": log.fileno(), "stderr": log.fileno()}
-                self._process = spawn([*command, *addresses], directory, os.environ, **fds)
+                self._process = spawn([*command, *addresses], directory, program_environment(), **fds)
             if self._is_ready():
                 return
             self.stop()

@@ -267,6 +267,25 @@ def run(
         return code, out.result(), error.result()
 
 
+def completed(
+    command: Sequence[str], directory: Path = REPOSITORY, content: str = "", wait_s: float = 30.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end in the environment of daemons, as subprocess.run with captured text does; see `run`."""
+    code, out, error = run(command, directory, program_environment(), content.encode(), wait_s)
+    return subprocess.CompletedProcess(command, code, out.decode(), error.decode())
+
+
+def program_environment() -> dict[str, str]:
+    """Return the environment of programs under test. With one for most of them, most share a process that forks."""
+    # REPOSITORY comes last: PYTHONPATH may name another build of the package.
+    python_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([*python_path, str(REPOSITORY)]),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
 def _feed(pipe: IO[bytes] | None, content: bytes) -> None:
     assert pipe is not None
     # A program may end before it has read all.

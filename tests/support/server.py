@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests.support.preloaded import REPOSITORY as REPOSITORY
-from tests.support.preloaded import Process, spawn
+from tests.support.preloaded import Process, program_environment, spawn
 from tests.support.readiness import is_readable
 
 WAIT_S = 10.0
@@ -376,12 +376,6 @@ class Daemon:
     def _spawn(self) -> None:
         # Not in the repository: with -m the current directory would come before PYTHONPATH, and with it another build
         # of the package could not be put under test.
-        python_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([*python_path, str(REPOSITORY)]),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
-        }
         arguments = [
             *self.implementation.argv,
             f"-tcp-address=127.0.0.1:{self.tcp_port}",
@@ -393,7 +387,7 @@ class Daemon:
         ]
         with self.log_path.open("ab") as log:
             fd = log.fileno()
-            self._process = spawn(arguments, self.log_path.parent, environment, stdout=fd, stderr=fd)
+            self._process = spawn(arguments, self.log_path.parent, program_environment(), stdout=fd, stderr=fd)
 
     def _wait_ready(self) -> bool:
         assert self._process is not None
