@@ -72,7 +72,8 @@ test: build $(TOOLS) $(SPARK_CLASSES) ## build, then the whole test suite
 # These compute and hardly wait, and each process looks through all tests first: as many processes as cores.
 test-fast: JOBS := $(shell nproc)
 test-fast: build $(TOOLS) ## the tests without slow, interop, browser and spark: less than a minute
-	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser and not spark" $(IN_PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser and not spark" --hypothesis-profile=quick \
+		$(IN_PARALLEL) $(ARGS)
 
 debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
 	$(BIN)/python scripts/debug_tree.py $(DEBUG_TREE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.support.examples import QUICK, QUICK_MAX
 from tests.support.server import Daemon, pyqd, running
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 # A deadline in real time fails on a machine with other load.
 settings.register_profile("no deadline", deadline=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=3000)
+settings.register_profile(QUICK, deadline=None, max_examples=QUICK_MAX)
 settings.load_profile("no deadline")
 
 

@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 # Lowest first.
@@ -137,6 +138,7 @@ def cython_imports(source: str) -> Iterator[Import]:
                     yield Import(words[0], number)
 
 
+@cache
 def imports_of(path: Path, root: Path) -> list[Import]:
     source = path.read_text()
     if path.suffix in (".pyx", ".pxd"):

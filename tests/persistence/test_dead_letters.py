@@ -15,6 +15,7 @@ from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.persistence.stepping import states_of
+from tests.support.examples import examples
 from tests.support.power import PowerFiles
 from tests.support.storage import body_of, broker_on, consumer_on, number_in
 
@@ -172,7 +173,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(steps=STEPS, seed=st.integers(0, 1000), chance=st.sampled_from([0.0, 0.3, 0.9]))
 def test_whatever_fails_no_message_is_in_neither(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], seed: int, chance: float

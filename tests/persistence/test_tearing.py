@@ -15,6 +15,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import LaterFormatError
+from tests.support.examples import examples
 from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, body_of
 
 SIZES = (8, 24, 9, 40, 17)
@@ -129,7 +130,7 @@ def test_leftovers_in_a_segment_without_records_do_not_take_the_numbers_of_the_n
     assert (bodies_of(log), log.end) == ([large], 1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     mutations=st.lists(
         st.tuples(st.integers(0, SEGMENT_BYTES_MIN - 1), st.binary(min_size=1, max_size=64)), min_size=1, max_size=6

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyqd.hot.primitives.bitmap import Ring
+from tests.support.examples import examples
 
 capacities = st.sampled_from([64, 128, 256, 512])
 bases = st.one_of(st.integers(0, 300), st.integers(0, 2**62))
@@ -85,7 +86,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRingAgreesWithASet = RingMachine.TestCase
-TestRingAgreesWithASet.settings = settings(max_examples=60, stateful_step_count=40)
+TestRingAgreesWithASet.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 @given(st.lists(st.integers(0, 255), max_size=40), st.integers(0, 2**40), st.integers(0, 256), st.integers(0, 256))

@@ -16,6 +16,7 @@ from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
+from tests.support.examples import examples
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
@@ -339,7 +340,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
 
 TestChannelMachine = ChannelMachine.TestCase
-TestChannelMachine.settings = settings(max_examples=25, stateful_step_count=40)
+TestChannelMachine.settings = settings(max_examples=examples(25), stateful_step_count=40)
 
 
 class LongChannelMachine(ChannelMachine):
@@ -347,4 +348,4 @@ class LongChannelMachine(ChannelMachine):
 
 
 TestChannelMachineAtLength = pytest.mark.slow(LongChannelMachine.TestCase)
-TestChannelMachineAtLength.settings = settings(max_examples=100, stateful_step_count=40)
+TestChannelMachineAtLength.settings = settings(max_examples=examples(100), stateful_step_count=40)

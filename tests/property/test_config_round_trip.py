@@ -13,6 +13,7 @@ from pyqd.config.configfile import read_config, shown, value_of
 from pyqd.config.options import FLAGS, settings_of
 from pyqd.primitives.durations import INT64_MAX, INT64_MIN
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, Flag
+from tests.support.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 KEYED = [flag for flag in FLAGS if flag.config_key is not None]
@@ -37,7 +38,7 @@ def givens(draw: st.DrawFn) -> dict[str, Any]:
     return {flag.name: draw(values(flag)) for flag in flags}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(givens())
 def test_a_printed_configuration_is_read_back_unchanged(wanted: dict[str, Any]) -> None:
     asked = settings_of(wanted)
@@ -52,7 +53,7 @@ def test_a_printed_configuration_is_read_back_unchanged(wanted: dict[str, Any]) 
         assert value_of(flag, file.values[flag.config_key]) == getattr(asked.options(), flag.attribute)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(KEYED), st.data())
 def test_a_value_is_read_as_it_is_shown(flag: Flag, data: st.DataObject) -> None:
     value = data.draw(values(flag))
@@ -64,7 +65,7 @@ def test_a_value_is_read_as_it_is_shown(flag: Flag, data: st.DataObject) -> None
     assert value_of(flag, file.values[str(flag.config_key)]) == value
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.text(string.printable, max_size=200))
 def test_no_text_of_a_file_is_more_than_an_error(text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyqd.hot.primitives.heap import Heap
+from tests.support.examples import examples
 
 # Few different deadlines, so that equal ones are common, and now and then any.
 deadlines = st.one_of(st.integers(0, 20), st.integers(-(2**63), 2**63 - 1))
@@ -83,4 +84,4 @@ class HeapMachine(RuleBasedStateMachine):
 
 
 TestHeapAgreesWithADict = HeapMachine.TestCase
-TestHeapAgreesWithADict.settings = settings(max_examples=60, stateful_step_count=60)
+TestHeapAgreesWithADict.settings = settings(max_examples=examples(60), stateful_step_count=60)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyqd.hot.primitives.idtable import Table
+from tests.support.examples import examples
 
 INVERSE = pow(0xC4677F8B5D699E3B, -1, 2**64)
 
@@ -75,4 +76,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTableAgreesWithADict = TableMachine.TestCase
-TestTableAgreesWithADict.settings = settings(max_examples=60, stateful_step_count=40)
+TestTableAgreesWithADict.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -26,6 +26,7 @@ from pyqd.diskqueue.interchange import (
     parse_metadata,
 )
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
+from tests.support.examples import examples
 from tests.support.nsqd_data import message, write_metadata, write_queue
 from tests.support.storage import SEGMENT_BYTES_MIN, broker_on, consumer_on
 
@@ -89,7 +90,7 @@ def taken(channel):
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.dictionaries(st.sampled_from("abcd"), QUEUES, min_size=1), st.sets(st.integers(61, 90)), st.booleans(), ORDERS
 )

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.ledger import Ledger
+from tests.support.examples import examples
 
 RING_BITS_MIN = 8 * 4096
 HEADER_BYTES = 4096
@@ -117,7 +118,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30)
+TestLedgerMachine.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 def torn_copy(path, stores, bits, cleared):
@@ -135,7 +136,7 @@ def torn_copy(path, stores, bits, cleared):
         file.write(ring.to_bytes(RING_BITS_MIN // 8, "little"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     start=st.integers(0, 2 * RING_BITS_MIN),
     finished=st.sets(st.integers(0, 200), min_size=1),

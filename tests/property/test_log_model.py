@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import DiskFull
+from tests.support.examples import examples
 from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, EagerJobs, FullFiles, body_of
 
 SIZES = st.one_of(
@@ -113,10 +114,10 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(max_examples=60, stateful_step_count=25)
+TestLogMachine.settings = settings(max_examples=examples(60), stateful_step_count=25)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     sizes=st.lists(st.integers(8, 200), min_size=1, max_size=12),
     lost=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 64), st.sampled_from([0, 0xFF, 0x41])), min_size=1),

@@ -15,6 +15,7 @@ from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.property.test_channel_model import DUE, FAR, IN_FLIGHT, NAMES, QUEUED, SIZES, ChannelMachine
+from tests.support.examples import examples
 from tests.support.storage import FullFiles, number_in, options_for
 
 # It writes thousands of small files, for which a busy disk takes a minute.
@@ -157,4 +158,4 @@ class AmendMachine(ChannelMachine):
 
 
 TestAmendMachine = AmendMachine.TestCase
-TestAmendMachine.settings = settings(max_examples=200, stateful_step_count=40)
+TestAmendMachine.settings = settings(max_examples=examples(200), stateful_step_count=40)

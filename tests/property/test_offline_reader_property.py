@@ -15,6 +15,7 @@ from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import CorruptionError
+from tests.support.examples import examples
 from tests.support.nsqd_data import snapshot
 from tests.support.storage import SEGMENT_BYTES_MIN, body_of
 
@@ -40,7 +41,7 @@ def play(ledger, operations, end):
             ledger.note_range(min(ordinal, end), min(ordinal + count, end))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(OPERATIONS, st.integers(0, 40_000), st.integers(0, 300), st.integers(-20, 20), st.integers(0, 100))
 def test_a_ledger_is_read_as_a_start_reads_it(operations, start, length, shift, cut):
     with tempfile.TemporaryDirectory() as directory:
@@ -87,7 +88,7 @@ def test_the_offline_reader_completes_a_ledger_operation_that_a_kill_interrupted
         path.unlink()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(st.integers(1, 9000), max_size=60), st.integers(0, 60), st.integers(0, 3))
 def test_a_log_is_read_as_a_start_reads_it(sizes, floor, epoch):
     with tempfile.TemporaryDirectory() as directory:

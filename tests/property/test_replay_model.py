@@ -15,6 +15,7 @@ from pyqd.broker.replay import Place, no_pause
 from pyqd.fallback import records
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
+from tests.support.examples import examples
 from tests.support.storage import body_of, broker_on, consumer_on
 
 SIZES = st.one_of(st.integers(8, 100), st.sampled_from([3000, 70_000]))
@@ -130,7 +131,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(max_examples=15, stateful_step_count=30)
+TestReplay.settings = settings(max_examples=examples(15), stateful_step_count=30)
 
 
 class LongReplayMachine(ReplayMachine):
@@ -138,4 +139,4 @@ class LongReplayMachine(ReplayMachine):
 
 
 TestReplayAtLength = pytest.mark.slow(LongReplayMachine.TestCase)
-TestReplayAtLength.settings = settings(max_examples=60, stateful_step_count=30)
+TestReplayAtLength.settings = settings(max_examples=examples(60), stateful_step_count=30)

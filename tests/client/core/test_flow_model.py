@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings
+from tests.support.examples import examples
 
 SETTINGS = FlowSettings(backoff_max_s=20.0)
 # Long enough for a hand-over: RDY may have been given just before a check.
@@ -180,4 +181,4 @@ class FlowMachine(RuleBasedStateMachine):
 
 
 TestFlowMachine = FlowMachine.TestCase
-TestFlowMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFlowMachine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
