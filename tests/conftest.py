@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FULL_COLLECTION_AFTER = 100
 # Each starts a daemon for one test, which takes longer than most tests: these are not for a quick look.
 ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
+# Fixtures, and parameters of others. The servers of a session take seconds to start.
+DATABASE_SERVERS = {"postgresql", "mariadb"}
 
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
 ON_DATABASES = "tests/trace/"
@@ -103,7 +105,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if ONE_DAEMON_A_TEST & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if ONE_DAEMON_A_TEST & fixtures or any(each in (*fixtures, *parameters) for each in DATABASE_SERVERS):
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=duration_bound_s, reverse=True)

@@ -116,6 +116,7 @@ def test_a_channel_has_latency_and_delivery_by_topology_of_each_broker(admin: Ad
     assert cells(page, f"/nodes/{broker}")[-2:] == ["p50 2 ms p99 5 ms", "zone 60 % region 30 % elsewhere 10 %"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_each_broker_has_its_rate(admin: Admin, broker: str) -> None:
     def rates() -> list[str]:

@@ -212,6 +212,7 @@ class TestGraphite:
 
 
 class TestLive:
+    @pytest.mark.slow
     def test_browsers_that_go_away_leave_nothing_behind(self, world: World, start_admin: Callable[..., Admin]) -> None:
         admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
         wait_until(lambda: b"asked for the first time" not in admin.ask("GET", "/").body, "the first poll")

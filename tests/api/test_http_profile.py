@@ -78,6 +78,7 @@ def profile_that_shows_load(app: HttpApp, target: str) -> Reply:
     return reply
 
 
+@pytest.mark.slow
 def test_py_spy_draws_a_flame_graph_of_the_daemon_and_returns_its_stacks(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     stopped = threading.Event()

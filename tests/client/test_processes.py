@@ -19,6 +19,9 @@ from tests.support.faces import Face
 from tests.support.publish_broker import ok
 from tests.support.server import REPOSITORY, wait_until
 
+# Each test runs an interpreter.
+pytestmark = pytest.mark.slow
+
 WAIT_S = 30.0
 HEAD = """
 import asyncio, gc, logging, os, signal, sys, threading, time, warnings

@@ -430,6 +430,7 @@ class TestLostConnections:
             producer.publish("t", b"x")
         assert caught.value.may_have_happened is True
 
+    @pytest.mark.slow
     def test_a_broker_killed_in_the_middle_of_a_pipeline(self, face, daemon):
         producer = face.producer(address_of(daemon), **SOON)
         futures = []

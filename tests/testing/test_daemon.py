@@ -17,6 +17,9 @@ from pyqd.client.settings import parse_targets
 from pyqd.testing.daemon import LOG_NAME, BrokerError, BrokerProcess
 from tests.support.server import REPOSITORY, wait_until
 
+# Each test starts the daemon as users do, in a new interpreter.
+pytestmark = pytest.mark.slow
+
 
 def publish(broker: BrokerProcess, topic: str, *bodies: bytes, **query: object) -> None:
     for body in bodies:

@@ -9,6 +9,9 @@ import pytest
 from tests.meta.repository import project
 from tests.testing.conftest import PytestRun
 
+# Each test is a run of pytest with daemons of its own.
+pytestmark = pytest.mark.slow
+
 PUBLISH = """
 import pytest
 

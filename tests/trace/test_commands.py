@@ -284,6 +284,7 @@ def shown(tmp_path: Path, message_id: str) -> list[str]:
     return [step["event"] for step in json.loads(done.stdout)["stories"][0]["steps"]] if done.returncode == 0 else []
 
 
+@pytest.mark.slow
 @pytest.mark.flags("--trace-topic=*")
 def test_a_message_of_a_daemon_is_shown_a_moment_later(
     daemon: Daemon, shipping: Callable[..., subprocess.Popen[str]], tmp_path: Path

@@ -264,6 +264,7 @@ def test_an_event_after_one_that_was_taken_back_is_its_own(tmp_path):
     broker.close()
 
 
+@pytest.mark.slow
 def test_a_block_and_a_page_have_a_limited_number_of_events(broker):
     channels = [broker.topic("t").channel(f"c{number}") for number in range(4)]
     for _ in range(60):

@@ -19,6 +19,7 @@ import pytest
 from pyqd import __version__
 from pyqd.tools.ctl.app import cli
 from pyqd.tools.ctl.frame import CtlCommand
+from tests.support import preloaded
 from tests.support.readiness import is_readable
 from tests.support.server import REPOSITORY, Daemon
 from tests.tools.ctl.conftest import VARIABLES, Ctl, address_of
@@ -42,15 +43,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def run(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *arguments],
-        env=environment(home, **more),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    command = [*PROGRAM, *arguments]
+    code, out, error = preloaded.run(command, REPOSITORY, environment(home, **more), b"", WAIT_S)
+    return subprocess.CompletedProcess(command, code, out.decode(), error.decode())
 
 
 class Terminal:
@@ -213,13 +208,15 @@ def test_a_full_disk_ends_it_with_1(tmp_path: Path, broker: Daemon, arguments: t
     command = [*PROGRAM, *arguments]
     where = environment(tmp_path, PYQD_HTTP_ADDRESS=address_of(broker))
     with open("/dev/full", "wb") as full:
-        ran = subprocess.run(
-            command, env=where, stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False
-        )
+        ran = preloaded.spawn(command, REPOSITORY, where, stdout=full.fileno(), stderr=subprocess.PIPE)
+    assert ran.stderr is not None
+    with ran.stderr:
+        error = ran.stderr.read().decode()
     said = "pyqctl: cannot write to standard output: No space left on device; a change may already be made\n"
-    assert (ran.stderr, ran.returncode) == (said, 1)
+    assert (error, ran.wait(WAIT_S)) == (said, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

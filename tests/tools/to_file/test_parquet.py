@@ -78,6 +78,7 @@ def test_a_journal_that_a_kill_has_left_becomes_a_file_without_its_incomplete_en
     assert values(tmp_path / "t-000007.parquet") == [b"a"]
 
 
+@pytest.mark.slow
 def test_every_cut_of_a_journal_leaves_a_readable_file(make: Make, tmp_path: Path) -> None:
     recorder = make()
     recorder.record(messages(b"a"), False)
