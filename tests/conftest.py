@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Collections of the younger objects before a full one; the interpreter's own number is 10.
 FULL_COLLECTION_AFTER = 100
 # Each starts a daemon for one test, which takes longer than most tests: these are not for a quick look.
-ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
+ONE_DAEMON_A_TEST = {"daemon", "own_server", "start", "asking", "target"}
 # Fixtures, and parameters of others. The servers of a session take seconds to start.
 DATABASE_SERVERS = {"postgresql", "mariadb"}
 

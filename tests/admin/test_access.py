@@ -106,6 +106,7 @@ class TestLogin:
         assert browser.post("/logout").status == 303
         assert browser.get("/").status == 303
 
+    @pytest.mark.slow
     def test_a_changed_password_ends_sessions(
         self, world: World, start_admin: Callable[..., Admin], tmp_path: Path
     ) -> None:
@@ -129,6 +130,7 @@ class TestLogin:
         assert closed.ask("GET", "/api/topics", headers=basic("vera", PASSWORDS["vera"])).status == 200
         assert closed.ask("GET", "/api/topics", headers=basic("vera", "wrong")).status == 401
 
+    @pytest.mark.slow
     def test_many_failures_are_refused_for_a_while(
         self, world: World, start_admin: Callable[..., Admin], users_file: Path
     ) -> None:
@@ -193,6 +195,7 @@ class TestRoles:
         assert closed.ask("PUT", "/config/log_level", b"info", ada).status == 200
         wait_until(lambda: "set option log_level to info by ada" in closed.log.read_text(), "the audit line")
 
+    @pytest.mark.slow
     def test_dead_letters_go_to_topics_of_the_administrator_only(
         self, world: World, topic: str, start_admin: Callable[..., Admin], tmp_path: Path
     ) -> None:
@@ -228,6 +231,7 @@ class TestRoles:
 
 
 class TestReasons:
+    @pytest.mark.slow
     def test_files_of_other_topics_are_not_named(self, start_admin: Callable[..., Admin], users_file: Path) -> None:
         durability = {"health": "NOK - cannot write secret.log", "damage": {"count": 0, "records_lost": 0}}
         stats = {"topics": [{"topic_name": "orders", "channels": []}]}
@@ -245,6 +249,7 @@ class TestReasons:
 
 
 class TestAuditLog:
+    @pytest.mark.slow
     def test_no_log_level_hides_who_did_what(
         self, world: World, start_admin: Callable[..., Admin], users_file: Path, topic: str
     ) -> None:
@@ -362,6 +367,7 @@ class TestBrowsersAreProtected:
 
 
 class TestUsersFile:
+    @pytest.mark.slow
     def test_users_are_added_listed_and_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "users"
 

@@ -15,6 +15,9 @@ from tests.support.certificates import Certificates
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
+# Each test starts web admins or brokers of its own.
+pytestmark = pytest.mark.slow
+
 
 def test_pages_over_https_have_cookies_for_https_only(
     world: World, start_admin: Callable[..., Admin], certificates: Certificates

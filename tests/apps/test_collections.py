@@ -9,6 +9,9 @@ import pytest
 from tests.support.nsq import Client
 from tests.support.server import Daemon, patched_pyqd, wait_until
 
+# Each test makes a daemon collect garbage.
+pytestmark = pytest.mark.slow
+
 ROUNDS = 5
 # The daemon answers questions about its garbage, which are files beside the program.
 WITH_QUESTIONS = """

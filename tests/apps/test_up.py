@@ -19,6 +19,9 @@ import pytest
 from tests.support.http_stub import http_stub
 from tests.support.server import REPOSITORY, WAIT_S, free_port, wait_until
 
+# Each test starts a broker, a lookup daemon and a web admin in new interpreters.
+pytestmark = pytest.mark.slow
+
 UP_WAIT_S = 60.0
 NAMES = ("tcp-port", "http-port", "lookupd-tcp-port", "lookupd-http-port", "admin-port")
 

@@ -20,6 +20,9 @@ from pyqd.tools.bench.outcome import ChannelCount, LoadReport
 from tests.bench.brokers import broker
 from tests.bench.made_up import made_up_run
 
+# Each test is a run of a benchmark.
+pytestmark = pytest.mark.slow
+
 # Some thousand messages, a dozen idle connections.
 SCALE = 0.0025
 # Nothing is pinned: tests share their cores with others.

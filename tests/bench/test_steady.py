@@ -15,6 +15,9 @@ from pyqd.tools.bench.connections import Connections, Handshake
 from pyqd.tools.bench.outcome import LoadReport
 from tests.bench.brokers import broker
 
+# Each test is a run of a benchmark.
+pytestmark = pytest.mark.slow
+
 SMALL = replace(find("e2e"), messages=400)
 GOOD = LoadReport(
     messages=4,

@@ -21,6 +21,9 @@ from tests.lookupd.scripted import INFO, LoopWatch, ScriptedLookupd, Talk, wait_
 from tests.support.http_stub import Answer, HttpStub
 from tests.support.storage import broker_on, finish_all, publish
 
+# Most tests start a broker with lookup daemons.
+pytestmark = pytest.mark.slow
+
 # A lookup daemon that answers is never given up, however busy the machine is: wait_for fails first.
 PATIENCE_S = 60.0
 # For lookup daemons that are given up, beside one that must not be.

@@ -14,6 +14,9 @@ from pyqd.lookupd.peer import LookupPeer
 from pyqd.primitives.addresses import TcpAddress
 from tests.lookupd.scripted import INFO, ScriptedLookupd, Talk, behave, framed, wait_for
 
+# Hundreds of conversations in each test.
+pytestmark = pytest.mark.slow
+
 CONVERSATIONS = 150
 QUERIES = 400
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

@@ -21,6 +21,9 @@ from tests.support.certificates import Certificates
 from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
+# Most tests start a lookup daemon or a broker with TLS.
+pytestmark = pytest.mark.slow
+
 ADMIN_TOKEN = "admin-admin-admin-admin"
 READ_TOKEN = "read-read-read-read-read"
 

@@ -104,6 +104,7 @@ def test_make_targets_in_the_documentation_exist(path: Path) -> None:
     assert named <= make_targets()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", documents(), ids=relative)
 def test_flags_in_the_documentation_exist(path: Path) -> None:
     unknown = {command: flags for command in commands(path.read_text()) if (flags := unknown_flags(command))}

@@ -21,6 +21,9 @@ from pyqd.primitives.errors import StorageError
 from tests.support.power import Change, PowerFiles
 from tests.support.storage import consumer_on, options_for
 
+# Each test repeats a history of the broker for many places of a power cut.
+pytestmark = pytest.mark.slow
+
 WAIT_S = 10
 SUBSETS_MAX = 64
 MINUTE_NS = 60 * 10**9

@@ -18,6 +18,9 @@ from pyqd.hot.primitives.clock import mono
 from tests.support.power import PowerFiles
 from tests.support.storage import broker_on, consumer_on, options_for
 
+# Each test repeats a history of the broker for many places of a power failure.
+pytestmark = pytest.mark.slow
+
 HOUR_NS = 3600 * 10**9
 CHANNELS = ("a", "b")
 OPERATIONS = 250

@@ -2,6 +2,9 @@
 
 import pytest
 
+# Those of test_found.py take a third of the time, and are enough for a quick look.
+pytestmark = pytest.mark.slow
+
 FEATURES = ["unmapping", "unreadable", "writes"]
 
 

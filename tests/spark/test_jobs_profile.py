@@ -24,6 +24,9 @@ from tests.support.server import Daemon
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Reports are drawn with matplotlib.
+pytestmark = pytest.mark.slow
+
 START = datetime(2026, 11, 21, 4, 0, tzinfo=timezone.utc)
 TIMES = ("p50", "p99", "max")
 

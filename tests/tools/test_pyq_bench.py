@@ -21,6 +21,9 @@ from tests.support.nsq import Client
 from tests.support.server import Daemon, Implementation, free_port, running, wait_until
 from tests.support.tools import Result, Run
 
+# Each test is a run of a benchmark.
+pytestmark = pytest.mark.slow
+
 TOOL = "pyq_bench"
 NEW_TOPIC = "pyq_bench-"
 

@@ -141,6 +141,7 @@ def following(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_find_follow_prints_messages_as_they_come_and_says_if_it_leaves_some_out(
     url: str, sqlite: Database, log: TraceLog
 ) -> None:
@@ -157,6 +158,7 @@ def test_find_follow_prints_messages_as_they_come_and_says_if_it_leaves_some_out
         assert "more than 2 messages at once" in process.stderr.readline()
 
 
+@pytest.mark.slow
 def test_stats_follow_prints_figures_again_and_again(url: str, sqlite: Database, log: TraceLog) -> None:
     with following(url, "stats") as process:
         assert process.stdout is not None
@@ -322,6 +324,7 @@ def test_events_that_a_daemon_has_overwritten_are_a_gap(
     assert (lost + kept, lost > 1000, kept > 0) == (5000, True, True)
 
 
+@pytest.mark.slow
 def test_ship_ends_at_sigint_while_the_database_does_not_answer(
     shipping: Callable[..., subprocess.Popen[str]], brokers: list[TraceBroker]
 ) -> None:
