@@ -200,6 +200,7 @@ class TestLoops:
 class TestBlockedLoop:
     """The broker's timeout is a second."""
 
+    @pytest.mark.slow
     def test_messages_are_touched(self, address, topic, broker):
         async def main():
             async with Producer(address) as producer, Consumer(topic, "c", nsqd=address, backoff=0.0) as consumer:
@@ -213,6 +214,7 @@ class TestBlockedLoop:
         assert broker.channel(topic, "c")["timeout_count"] == 0
         assert broker.channel(topic, "c")["in_flight_count"] == 0
 
+    @pytest.mark.slow
     def test_heartbeats_are_answered(self, address, topic, broker):
         async def main():
             async with Consumer(topic, "c", nsqd=address, heartbeat_interval=1.0, client_id="blocked") as consumer:
@@ -382,6 +384,7 @@ class TestConsumer:
 
         assert run(main()) == 0
 
+    @pytest.mark.slow
     def test_close_cancels_handlers_and_their_messages_come_again(self, address, topic):
         async def main():
             consumer = Consumer(topic, "c", nsqd=address)

@@ -242,6 +242,7 @@ class TestAnswers:
         assert again.attempts == 2
         again.finish()
 
+    @pytest.mark.slow
     def test_the_policy_s_delay_grows_with_the_attempts(self, publish, consume):
         publish(b"x")
         consumer = consume(retry=RetryPolicy(delay=0.1, max_delay=0.25))
@@ -281,6 +282,7 @@ class TestAnswers:
 class TestTimeouts:
     """The broker's timeout is a second."""
 
+    @pytest.mark.slow
     def test_a_slow_handler_keeps_its_message(self, publish, consume, broker, topic):
         publish(b"x")
         consumer = consume()
@@ -289,6 +291,7 @@ class TestTimeouts:
         message.finish()
         settled(broker, topic, timeout_count=0)
 
+    @pytest.mark.slow
     def test_without_touches_the_message_comes_again(self, publish, consume, caplog):
         publish(b"x")
         consumer = consume(auto_touch=False, max_in_flight=5)
@@ -299,6 +302,7 @@ class TestTimeouts:
         again.finish()
         wait_until(lambda: consumer.stats()["in_flight"] == 0, "both are answered")
 
+    @pytest.mark.slow
     def test_touch_begins_the_timeout_again(self, publish, consume, broker, topic):
         publish(b"x")
         (message,) = consume(auto_touch=False).fetch(1, WAIT_S)
@@ -308,6 +312,7 @@ class TestTimeouts:
         message.finish()
         settled(broker, topic, timeout_count=0)
 
+    @pytest.mark.slow
     def test_a_consumer_may_ask_for_another_timeout(self, publish, consume, broker, topic):
         publish(b"x")
         (message,) = consume(auto_touch=False, msg_timeout=30.0).fetch(1, WAIT_S)
@@ -316,6 +321,7 @@ class TestTimeouts:
         settled(broker, topic, timeout_count=0)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(publish, consume, broker, topic, monkeypatch):
     real = time.time
     jumps = itertools.cycle([-7200, 0, 7200, 86400 * 365])
@@ -615,6 +621,7 @@ class TestDrain:
         message.finish()
         assert message.is_answered
 
+    @pytest.mark.slow
     def test_messages_of_a_closed_consumer_come_again(self, publish, consume):
         publish(b"a", b"b")
         first = consume(max_in_flight=2)

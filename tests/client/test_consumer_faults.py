@@ -258,6 +258,7 @@ class TestBroker:
         with pytest.raises(ProtocolError, match="this is an HTTP port; give the broker's TCP port"):
             codes.run()
 
+    @pytest.mark.slow
     def test_errors_of_the_broker_do_not_make_a_busy_loop(self, face, scripted):
         scripted.after_identify = frame(ERROR, b"E_INVALID for no reason")
         consumer = face.consumer("t", nsqd=scripted.address)
@@ -361,6 +362,7 @@ class TestLookup:
         with pytest.raises(ConnectionError, match="refused"):
             producer.publish("t", b"x")
 
+    @pytest.mark.slow
     def test_without_a_broker_the_producer_says_so(self, face, lookupd, lookup):
         producer = face.producer(lookupd=lookup, timeout=0.5)
         with pytest.raises(ConnectionError, match="name no broker"):

@@ -323,6 +323,7 @@ class TestDiscovery:
             a.wait_for("RDY 2")
         assert stub.requests[0] == ("/lookup", {"topic": "topic"})
 
+    @pytest.mark.slow
     def test_the_loss_of_a_connection_asks_for_brokers(self, consume, brokers):
         a, b, _ = brokers
         a.admit()

@@ -199,6 +199,7 @@ def test_an_undeclared_queue_is_an_error(broker: PyqdBroker, call: str) -> None:
         getattr(broker, call)("nothing")
 
 
+@pytest.mark.slow
 def test_a_broker_that_cannot_be_reached_is_a_connection_error() -> None:
     broker = PyqdBroker(f"127.0.0.1:{free_port()}", http=f"127.0.0.1:{free_port()}")
     act = actor(broker, Runs())

@@ -327,6 +327,7 @@ def test_anything_else_is_no_address(opened, text):
         opened(text)
 
 
+@pytest.mark.slow
 def test_a_broker_is_reached_on_a_unix_socket(tmp_path: Path):
     body = json.dumps({"version": "1"}).encode()
     with socket.socket(socket.AF_UNIX) as listener:

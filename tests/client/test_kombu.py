@@ -325,6 +325,7 @@ def test_the_due_time_is_the_eta_rounded_up(eta: object, due_ms: int | None) -> 
     assert due_ms_of({"headers": {"eta": eta}}) == due_ms
 
 
+@pytest.mark.slow
 def test_a_queue_gets_the_messages_of_all_brokers_of_the_url(tmp_path: Path) -> None:
     with daemons_running() as start:
         daemons = [start(Daemon(pyqd_daemon(), tmp_path / str(number))) for number in range(2)]
@@ -339,6 +340,7 @@ def test_a_queue_gets_the_messages_of_all_brokers_of_the_url(tmp_path: Path) -> 
             assert WORK(connection.default_channel).queue_declare(passive=True).message_count == 0
 
 
+@pytest.mark.slow
 def test_a_queue_is_found_through_a_lookup_daemon_before_its_first_message(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "pyqd.apps.lookupd")
     with lookupd_running(LookupDaemon(command, tmp_path / "lookupd.log")) as lookupd, daemons_running() as start:

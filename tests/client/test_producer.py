@@ -82,6 +82,7 @@ class TestPublish:
         assert producer.publish_many(topic, []) == []
         assert broker.topic(topic) is None
 
+    @pytest.mark.slow
     def test_submitted_messages_are_all_published(self, producer, read, topic):
         bodies = [b"%04d" % number for number in range(2000)]
         futures = [producer.submit(topic, body) for body in bodies]

@@ -71,6 +71,7 @@ def two(tmp_path):
 
 
 class TestNoBroker:
+    @pytest.mark.slow
     def test_nothing_listens(self, face):
         address = f"127.0.0.1:{free_port()}"
         producer = face.producer(address, timeout=0.3)
@@ -82,6 +83,7 @@ class TestNoBroker:
         assert producer.stats()["failed"] == 2
         assert "Connection refused" in producer.stats()["brokers"][address]["error"]
 
+    @pytest.mark.slow
     def test_a_name_that_does_not_exist(self, face):
         producer = face.producer("no-such-host.invalid", timeout=1.0)
         with pytest.raises(NotConnectedError, match="no-such-host"):
@@ -111,6 +113,7 @@ class TestNoBroker:
         with pytest.raises(ProtocolError, match="this is an HTTP port; give the broker's TCP port"):
             producer.publish("t", b"x")
 
+    @pytest.mark.slow
     def test_a_broker_that_accepts_and_never_answers(self, face):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = "{}:{}".format(*listener.getsockname())
@@ -371,6 +374,7 @@ class TestAnswers:
             producer.publish("t", b"%d" % number)
         assert producer.stats()["published"] == 5
 
+    @pytest.mark.slow
     def test_an_error_that_nobody_caused_does_not_make_a_busy_loop(self, face, scripted):
         producer = face.producer(scripted.address)
         producer.publish("t", b"x")
@@ -474,6 +478,7 @@ class TestSeveralBrokers:
                 producer.publish("t", b"%d" % number)
             assert min(len(broker.published) for broker in brokers) >= 9
 
+    @pytest.mark.slow
     def test_one_that_is_killed_is_replaced_by_the_other(self, face, two):
         producer = face.producer([address_of(daemon) for daemon in two], timeout=5.0)
         for number in range(50):
@@ -487,6 +492,7 @@ class TestSeveralBrokers:
         two[0].start()
         wait_until(lambda: producer.stats()["brokers"][address_of(two[0])]["connected"], "the broker is used again")
 
+    @pytest.mark.slow
     def test_messages_of_one_that_hangs_are_published_by_the_other(self, face, two):
         hung, alive = two
         producer = face.producer(
@@ -504,6 +510,7 @@ class TestSeveralBrokers:
             os.kill(hung.pid, signal.SIGCONT)
         wait_until(lambda: producer.stats()["brokers"][address_of(hung)]["connected"], "it is used again")
 
+    @pytest.mark.slow
     def test_the_circuit_breaker_spares_a_dead_broker(self, face):
         with publish_brokers(2) as (dead, alive):
             dead.greeting = b""
@@ -553,6 +560,7 @@ class TestSeveralBrokers:
 
 
 class TestBuffer:
+    @pytest.mark.slow
     def test_it_is_bounded_without_a_broker(self, face):
         producer = face.producer(f"127.0.0.1:{free_port()}", timeout=0.5, max_pending_bytes=100_000)
 

@@ -51,6 +51,7 @@ def due_times(daemon: Daemon, topic: str) -> list[datetime]:
     return [datetime.fromtimestamp(message["due"] / 1e9, timezone.utc) for message in shown["messages"]]
 
 
+@pytest.mark.slow
 @faces
 def test_a_message_is_cancelled_at_the_broker_that_has_it(face: Face, pair: list[Daemon]) -> None:
     for daemon in pair:
@@ -63,6 +64,7 @@ def test_a_message_is_cancelled_at_the_broker_that_has_it(face: Face, pair: list
         assert due_times(daemon, "reminders") == []
 
 
+@pytest.mark.slow
 @faces
 def test_a_message_is_rescheduled_by_a_delay_or_to_a_due_time(face: Face, pair: list[Daemon]) -> None:
     daemon = pair[0]
@@ -81,12 +83,14 @@ def test_a_message_is_rescheduled_by_a_delay_or_to_a_due_time(face: Face, pair: 
         assert due > at
 
 
+@pytest.mark.slow
 @faces
 def test_a_message_that_no_broker_has_is_an_error(face: Face, pair: list[Daemon]) -> None:
     with pytest.raises(NotFoundError):
         face(url_of(*pair), "cancel", "reminders", "0123456789abcdef")
 
 
+@pytest.mark.slow
 @faces
 def test_a_broker_that_does_not_answer_may_have_the_message(face: Face, pair: list[Daemon]) -> None:
     silent = free_port()

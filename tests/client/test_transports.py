@@ -154,9 +154,11 @@ class TestUnixSocket:
         with BrokerProcess(tmp_path, (f"--tcp-address={path}",)):
             yield str(path)
 
+    @pytest.mark.slow
     def test_messages_pass_through_a_unix_socket(self, face, path, topic):
         assert_passes(face, path, topic)
 
+    @pytest.mark.slow
     def test_a_url_may_name_it(self, face, path, topic):
         face.producer(f"nsq://{path}").publish(topic, b"x")
 

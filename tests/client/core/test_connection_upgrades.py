@@ -108,6 +108,7 @@ def test_a_message_makes_its_way_through_every_upgrade(
     peer.wait_for(CloseWait)
 
 
+@pytest.mark.slow
 def test_a_broker_that_asks_for_a_secret_is_no_use_without_one(wire, certificates, guarded_broker):
     with pytest.raises(AuthenticationError, match="broker: AUTH: the broker requires a secret"):
         wire(guarded_broker, core_with(certificates, secret=None)).wait_for(Ready)

@@ -48,6 +48,7 @@ def test_emptying_drops_what_no_channel_has_received_and_what_the_channel_has(pa
     assert api.size("work", "all") == 0
 
 
+@pytest.mark.slow
 def test_topics_and_channels_are_deleted_at_all_brokers(pair: list[Daemon]) -> None:
     api = group(*pair)
     api.create_channel("work", "all")
@@ -58,6 +59,7 @@ def test_topics_and_channels_are_deleted_at_all_brokers(pair: list[Daemon]) -> N
     assert [daemon.topic("work") for daemon in pair] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_broker_without_http_is_named_in_the_error() -> None:
     port = free_port()
     targets = parse_targets(f"pyqd://127.0.0.1?http=127.0.0.1:{port}", None)

@@ -120,6 +120,7 @@ class TestWaiting:
             engine.post(lambda number=number: set_flag(number))
         join()
 
+    @pytest.mark.slow
     def test_an_error_in_a_callback_does_not_end_the_stand_in(self, engine, caplog):
         done = threading.Event()
         engine.post(lambda: 1 / 0)
