@@ -35,7 +35,8 @@ def daemon_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
         yield process
 
 
-@pytest.fixture(params=["memory", "daemon"])
+# The daemon takes the times of the tests, up to two seconds.
+@pytest.fixture(params=["memory", pytest.param("daemon", marks=pytest.mark.slow)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Each of the two brokers in turn."""
     if request.param == "memory":
