@@ -163,7 +163,8 @@ def test_a_file_in_a_moved_directory_is_a_storage_error(tmp_path):
     assert caught.value.errno == errno.ENOENT
 
 
-def test_a_new_file_that_can_neither_be_made_nor_removed_is_a_storage_error(monkeypatch, tmp_path):
+# The patches end before pytest removes the directory, which was made before them.
+def test_a_new_file_that_can_neither_be_made_nor_removed_is_a_storage_error(tmp_path, monkeypatch):
     def refuse(*_args):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

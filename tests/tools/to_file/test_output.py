@@ -372,9 +372,10 @@ class TestWorkDirectory:
         steps: list[tuple[str, str]] = []
         unlink, sync, rename = os.unlink, disk.sync_directory, disk.rename_new
 
-        def remove(path: str) -> None:
+        # dir_fd: pytest removes the directory of the test before the patch ends.
+        def remove(path: str, *, dir_fd: int | None = None) -> None:
             steps.append(("remove", os.path.dirname(path)))
-            unlink(path)
+            unlink(path, dir_fd=dir_fd)
 
         def synced(path: str) -> None:
             steps.append(("sync", os.path.dirname(path)))
