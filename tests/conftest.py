@@ -42,51 +42,6 @@ BY_FILE = (
     "tests/tools/",
     "tests/unit/",
 )
-# Files whose tests take 0.05 s of CPU time and more each, by themselves and with the programs that they start.
-# Of each directory others remain, which are enough for a quick look.
-SLOW_FILES = (
-    "tests/admin/test_dead_letters.py",
-    "tests/admin/test_numbers.py",
-    "tests/admin/test_oidc.py",
-    "tests/admin/test_routes.py",
-    "tests/admin/test_service.py",
-    "tests/admin/test_settings.py",
-    "tests/admin/test_stories.py",
-    "tests/api/test_http_durability.py",
-    "tests/api/test_http_profile.py",
-    "tests/bench/test_accounts.py",
-    "tests/bench/test_cost.py",
-    "tests/bench/test_flame.py",
-    "tests/bench/test_tools.py",
-    "tests/client/ecosystem/test_http_api.py",
-    "tests/client/engine/test_receiving.py",
-    "tests/client/test_transports.py",
-    "tests/lookupd/test_api.py",
-    "tests/persistence/test_power_fins.py",
-    "tests/property/test_channel_model.py",
-    "tests/property/test_replay_model.py",
-    "tests/property/test_trace_events_property.py",
-    "tests/protocol/test_sync_each.py",
-    "tests/protocol/test_tls.py",
-    "tests/spark/test_full_disk.py",
-    "tests/spark/test_jobs_compact.py",
-    "tests/spark/test_jobs_drain.py",
-    "tests/spark/test_register.py",
-    "tests/spark/test_shipping.py",
-    "tests/spark/test_stream_offsets.py",
-    "tests/tools/ctl/test_access.py",
-    "tests/tools/ctl/test_dead_letters.py",
-    "tests/tools/ctl/test_trace.py",
-    "tests/tools/test_flags.py",
-    "tests/tools/test_intake.py",
-    "tests/tools/test_pyq_tail.py",
-    "tests/tools/test_targets.py",
-    "tests/tools/test_to_pyq.py",
-    "tests/trace/test_batches.py",
-    "tests/trace/test_faults.py",
-    "tests/trace/test_retention.py",
-    "tests/trace/test_shipper.py",
-)
 # One failure of these is a message lost, or a state that must not be: it counts, even if they pass the next time.
 PROOFS = (
     "tests/client/test_client_kills.py",
@@ -164,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         needs_server = any(each in (*fixtures, *parameters) for each in DATABASE_SERVERS)
-        if needs_server or ONE_DAEMON_A_TEST & fixtures or item.nodeid.startswith(SLOW_FILES):
+        if needs_server or ONE_DAEMON_A_TEST & fixtures:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=duration_bound_s, reverse=True)

@@ -11,6 +11,9 @@ from tests.admin.test_access import Browser
 from tests.support.nsq import Client
 from tests.support.server import wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 LONG = b"long " * 2000
 
 

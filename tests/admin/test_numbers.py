@@ -13,6 +13,9 @@ from tests.admin.conftest import Admin
 from tests.support.http_stub import Answer, http_stub, json_answer
 from tests.support.server import wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 CLIENT = {
     "client_id": "worker-7",
     "hostname": "host.example.org",

@@ -16,6 +16,9 @@ from tests.admin.test_access import Browser
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.server import wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Issuer]:

@@ -18,6 +18,9 @@ from pyqd.admin.site import Site
 from tests.admin.test_access import basic
 from tests.support.server import free_port
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 TOKEN = "t" * 32
 CHANGING = ("POST", "PUT", "DELETE")
 PLACES = {

@@ -19,6 +19,9 @@ from tests.support.http_stub import http_stub, json_answer, lookup_answers
 from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 BOTH = ("pyqadmin", "nsqadmin")
 ADDRESS = "--nsqd-http-address=127.0.0.1:4151"
 

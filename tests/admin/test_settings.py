@@ -14,6 +14,9 @@ from pyqd.admin.pages.settings import byte_count
 from tests.admin.conftest import Admin, World
 from tests.admin.test_access import FORM, Browser, basic
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def browser(open_admin: Admin) -> Browser:

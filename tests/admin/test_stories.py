@@ -25,6 +25,9 @@ from tests.support.needs import skip_outside_ci
 from tests.support.server import WAIT_S, wait_until
 from tests.support.trace_log import AT_US, TraceLog
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 ADA = basic("ada", "correct horse")
 OTTO = basic("otto", "battery staple")
 

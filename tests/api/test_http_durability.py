@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pyqd.broker.broker import NODE_FILE
 from tests.api.conftest import HttpApp
 from tests.support.server import Daemon, pyqd, wait_until
+
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
 
 
 def state_of(daemon: Daemon) -> dict[str, Any]:

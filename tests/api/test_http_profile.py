@@ -12,6 +12,9 @@ import pytest
 from tests.api.conftest import HttpApp
 from tests.support.server import Reply, wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 TEXT = "text/plain; charset=utf-8"
 # Function and file, in stacks and pictures.
 STATS = "StatusRoutes.stats (pyqd/"

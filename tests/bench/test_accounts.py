@@ -19,6 +19,9 @@ from pyqd.hot.tools.loadgen import Load
 from pyqd.tools.bench.connections import Connections, Handshake, create_channel
 from tests.bench.brokers import broker
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 TOPIC = runner.TOPIC
 SETTING = Setting(cores=Cores())
 

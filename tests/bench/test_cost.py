@@ -23,6 +23,9 @@ from bench.setting import Cores, Setting
 from bench.workloads import Workload, find
 from pyqd.tools.bench.process import CpuTime
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 SETTING = Setting(cores=Cores())
 
 

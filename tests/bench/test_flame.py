@@ -12,6 +12,9 @@ pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench.server import REPOSITORY
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 NO_PERMISSION = ("permission denied", "operation not permitted", "eperm")
 # Publishing and delivery, from the socket to the log and back.
 HOT = (

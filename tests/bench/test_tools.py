@@ -9,6 +9,9 @@ from bench.server import Target
 from bench.setting import Cores
 from bench.tool_run import Run
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_each_tool_is_measured_against_a_broker() -> None:

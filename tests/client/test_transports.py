@@ -12,6 +12,9 @@ from tests.support.authd import Answer, AuthServer, entry, state
 from tests.support.certificates import certify
 from tests.support.server import Daemon, pyqd, running
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20.0
 # Larger than one record of TLS, one chunk of snappy and one read of a socket.
 BODIES = [b"small", bytes(range(256)) * 2000, b"x" * 900_000]

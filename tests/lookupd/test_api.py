@@ -11,6 +11,9 @@ from pyqd.http.messages import Request
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.registry import Peer, Producer, Registry
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 TOPICS, BROKERS = 400, 200
 
 

@@ -23,6 +23,9 @@ from tests.support.power import Change, PowerFiles
 from tests.support.server import REPOSITORY
 from tests.support.storage import broker_on, consumer_on, run_all_wakes
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20
 MESSAGES = 60
 

@@ -19,6 +19,9 @@ from pyqd.primitives.errors import DiskFull
 from tests.support.examples import examples
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
 QUEUED, IN_FLIGHT, FAR, DUE = "queued", "in flight", "far", "due"
 NAMES = ("a", "b")

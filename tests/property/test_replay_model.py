@@ -18,6 +18,9 @@ from pyqd.primitives.durations import HOUR_NS
 from tests.support.examples import examples
 from tests.support.storage import body_of, broker_on, consumer_on
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 SIZES = st.one_of(st.integers(8, 100), st.sampled_from([3000, 70_000]))
 QUEUED, FLYING, PARKED, DONE = "queued", "flying", "parked", "done"
 

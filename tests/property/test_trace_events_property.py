@@ -1,11 +1,15 @@
 """The compiled decoder of trace events against the one in Python."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqd.fallback import trace_events as trace_events_in_python
 from pyqd.hot.wire import trace_events
 from tests.support.trace_blocks import block, channels, client, context, event, place, record, run
+
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
 
 FIELDS = [name for name in dir(trace_events_in_python.Decoded) if not name.startswith("_")]
 

@@ -11,6 +11,9 @@ import pytest
 from tests.support.nsq import ERROR, MAGIC, MESSAGE, RESPONSE, Client, Frame, dpub, identify, mpub, parse_message, pub
 from tests.support.server import Daemon, patched_pyqd, wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 JOURNAL_MAGIC = b"PYQDJRNL"
 # Commits are written by a thread, which waits and fails as files beside the program say.
 WITH_CONTROLLED_COMMITS = """

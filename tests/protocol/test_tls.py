@@ -21,6 +21,9 @@ from tests.support.nsq import ERROR, Client, identify, pub, rdy, sub
 from tests.support.preloaded import completed
 from tests.support.server import Daemon, Implementation, wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 WAIT_S = 10.0
 HTTPS_LINE = re.compile(r"HTTPS: listening on 127\.0\.0\.1:(\d+)")
 Run = Callable[..., Daemon]

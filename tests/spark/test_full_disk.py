@@ -29,6 +29,9 @@ from tests.support.small_disk import enlarge, fill, mounted_or_skipped
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 DISK_BYTES = 4 << 20
 ENOUGH_BYTES = 64 << 20
 COUNT = 2500

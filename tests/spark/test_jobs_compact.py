@@ -21,6 +21,9 @@ from pyqd_spark.jobs.table import Table
 from tests.spark.drained import QUIET, files, numbers, options, publish, run
 from tests.support.server import Daemon
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 ROWS = 3000
 
 

@@ -27,6 +27,9 @@ from tests.spark.drained import QUIET, bodies, connection, files, numbers, optio
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 MakeBroker = Callable[..., Daemon]
 
 

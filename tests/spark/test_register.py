@@ -19,6 +19,9 @@ from tests.support.server import REPOSITORY
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 
 def import_with(directory: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Run code in an interpreter that finds pyspark_pyqd, and `directory` before everything else."""

@@ -15,6 +15,9 @@ import pytest
 import pyqd
 from pyqd_spark import shipping
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 PURE = ("primitives", "fallback", "client")
 
 

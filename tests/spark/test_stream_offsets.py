@@ -15,6 +15,9 @@ from pyqd_spark.read_options import parse_settings
 from pyqd_spark.stream import PyqdStreamReader
 from tests.support.numbered import addresses_of, publish_numbers, publish_until_dropped
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 ALL = ReadAllAvailable()
 
 

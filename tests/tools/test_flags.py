@@ -8,6 +8,9 @@ import pytest
 
 from tests.support.tools import ORIGINALS
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 # Default of each flag as --help shows it; True for a flag without a value.
 Flags = dict[str, str | bool]
 CONSUMER: Flags = {"nsqd-tcp-address": "", "lookupd-http-address": "", "consumer-opt": "", "version": True}

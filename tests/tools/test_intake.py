@@ -14,6 +14,9 @@ from tests.support.publish_broker import publish_brokers
 from tests.support.server import Daemon
 from tests.support.tools import Running
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 # The tool with a shorter limit, in place of half a minute.
 CODE = """
 import sys

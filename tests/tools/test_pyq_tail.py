@@ -18,6 +18,9 @@ from tests.support.readiness import is_readable
 from tests.support.server import free_port, wait_until
 from tests.support.tools import Tools, tools_environment
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 TOOL = "pyq_tail"
 NSQD = "--nsqd-tcp-address=127.0.0.1:1"
 LOOKUPD = "--lookupd-http-address=127.0.0.1:1"

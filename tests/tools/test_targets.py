@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from pyqd.tools.targets import SLICE_S, SLICES, EpsilonGreedy, HostPool, RoundRobin, targets_for
+
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
 
 
 def chosen(pool, count, now_s=0.0):

@@ -15,6 +15,9 @@ from tests.support.publish_broker import ERROR, OK, RESPONSE, Publish, frame, ok
 from tests.support.server import free_port, wait_until
 from tests.support.tools import Tools, bodies_of, tools_environment
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 TOOL = "to_pyq"
 BROKER = "--nsqd-tcp-address=127.0.0.1:1"
 

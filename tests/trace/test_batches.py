@@ -14,6 +14,9 @@ from tests.support.trace_model import Model, model_of
 from tests.support.trace_tables import rows_of
 from tests.support.tracing import rows_of as events_of
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 MESSAGES = 12
 STEPS = 400
 CHANNELS = ("a", "b")

@@ -25,6 +25,9 @@ from tests.support.trace_log import TraceLog
 from tests.support.trace_shipping import TIMEOUT_S, clients, ids_of, publish, ship_once, shipping, wait_for_ids
 from tests.trace.conftest import Servers
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 MESSAGES = list(range(1, 7))
 
 

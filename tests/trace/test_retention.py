@@ -21,6 +21,9 @@ from tests.support.trace_shipping import clients
 from tests.support.trace_tables import rows_of
 from tests.trace.conftest import Store
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 HOUR_US = 3_600_000_000
 HOURS = 4
 

@@ -21,6 +21,9 @@ from tests.support.trace_log import TraceLog
 from tests.support.trace_shipping import TIMEOUT_S, clients, ids_of, publish, ship_once, shipping, wait_for_ids
 from tests.support.trace_tables import rows_of
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 
 def test_all_events_of_all_brokers_are_stored(sqlite: Database, brokers: list[TraceBroker]) -> None:
     one, two = brokers

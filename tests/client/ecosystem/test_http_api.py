@@ -14,6 +14,9 @@ from tests.support.http_stub import http_stub
 from tests.support.server import Daemon, daemons_running, free_port, pyqd
 from tests.support.workers import url_of
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[list[Daemon]]:

@@ -17,6 +17,9 @@ from pyqd.client.engine.poller import Poller
 from tests.support.publish_broker import ERROR, PublishBroker, frame, ok
 from tests.support.server import REPOSITORY, WAIT_S
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 GEVENT = """
 from gevent import monkey
 monkey.patch_all()

@@ -15,6 +15,9 @@ from tests.support.certificates import Certificates
 from tests.support.server import Daemon, free_port, pyqd, running, wait_until
 from tests.tools.ctl.conftest import Ctl, address_of
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20.0
 READER = "a-token-of-the-tests-0001"
 ADMIN = "a-token-of-the-tests-0002"

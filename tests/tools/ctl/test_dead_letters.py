@@ -15,6 +15,9 @@ from tests.support.server import Daemon, wait_until
 from tests.tools.ctl.conftest import Ctl, address_of
 from tests.tools.ctl.test_command_line import PROGRAM, environment
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 LONG = b"long " * 2000
 
 

@@ -11,6 +11,9 @@ import pytest
 from tests.support.http_stub import Answer, HttpStub, http_stub
 from tests.tools.ctl.conftest import Ctl
 
+# Each test takes long, by itself or with the programs that it starts.
+pytestmark = pytest.mark.slow
+
 MESSAGE_ID = "0c5f0e5b2ac07000"
 
 
