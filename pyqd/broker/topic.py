@@ -175,7 +175,9 @@ class Topic(TopicCore):
         self.channels.extend(self.channels_by_name.values())
         for channel in self.channels_by_name.values():
             if channel.parked is not None:
-                self.resume_ids_after(channel.parked.highest_guid)
+                # A kill leaves the topic's state, which has the last id.
+                thorough = self.broker.power_failed or self.state_lost
+                self.resume_ids_after(channel.parked.highest_guid_kept(thorough))
         # Before messages that an earlier run held are given to the channels.
         self.broker.tracing.apply(self)
         self.recover()

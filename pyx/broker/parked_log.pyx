@@ -130,6 +130,21 @@ cdef class ParkedLog:
             segment = segment.next
         return 0
 
+    def highest_guid_kept(self, bint thorough):
+        """Return the highest id of the records that the log has, whatever has become of them; 0 if there is none.
+
+        A later start may have lost the ledgers. Records that were finished or dropped wait again then, and would take a
+        new message of the same id for their origin. thorough: read also segments that the start has not read.
+        """
+        cdef Segment segment = self.log.first
+        cdef uint64_t highest = self.highest_guid
+        while segment is not None:
+            if thorough:
+                self.log.ready(segment)
+            highest = max(highest, segment.highest_guid)
+            segment = segment.next
+        return highest
+
     cdef bint is_superseded(self, const Record* record) noexcept:
         """Return True if a record of this log is the origin of a later one."""
         cdef int64_t last = self.duplicates.get(record.guid)

@@ -632,3 +632,22 @@ def test_deferred_messages_that_a_power_cut_took_may_come_behind_an_unreadable_p
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_new_message_does_not_get_the_id_of_one_that_a_lost_ledger_brings_back(simulate):
+    # The power cut leaves the parked log of messages that a seek has dropped, and neither log nor state of the topic.
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 0, 0),
+            ("http_pub", 1, 5, 5, 2),
+            ("jobs",),
+            ("die_at_store", 3, 0, 0),
+            ("seek", 0, 1),
+            ("pub", 1, 5),
+            ("cut", 0, 0),
+            ("pub", 1, 0),
+            ("spoil", 2, 0, 0),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )

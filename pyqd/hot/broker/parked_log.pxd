@@ -27,7 +27,7 @@ cdef class ParkedLog:
     cdef IdTable duplicates              # id to last ordinal here, less the `settled` of the start; see design notes
     cdef uint64_t last_duplicate_guid    # the highest of them; 0: there are none
     # Of the messages that the start found here, unfinished or with an origin to finish.
-    cdef readonly uint64_t highest_guid
+    cdef uint64_t highest_guid
 
     cdef inline uint32_t count(self) noexcept:
         return self.dues.count
