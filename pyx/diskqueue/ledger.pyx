@@ -618,7 +618,7 @@ cdef class Ledger:
         Its bits behind the floor stay, so no mixture of old and new pages on the disk lacks one of a finished record.
         """
         cdef LedgerHeader* header
-        cdef LedgerHeader now = self.header[0]
+        cdef LedgerHeader now
         if self.growing is None:
             return 0
         header = <LedgerHeader*> self.growing.base
@@ -632,6 +632,7 @@ cdef class Ledger:
                 # The next growth takes the file that is left.
                 pass
             return 0
+        now = self.header[0]
         ring_add(
             self.words, self.capacity_bits, <uint64_t*> (self.growing.base + LEDGER_HEADER_BYTES), header.capacity_bits,
             now.floor, self.bits_end())

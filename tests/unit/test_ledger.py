@@ -10,8 +10,6 @@ from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 from tests.support.storage import FullFiles
 
-LEDGER_HEADER_BYTES = 4096
-
 RING_BITS_MIN = 8 * 4096
 HEADER_BYTES = 4096
 FLOOR, CURSOR, ABSORB_FROM, ABSORB_TO, RESET_TO = 24, 32, 96, 104, 112
@@ -453,10 +451,10 @@ def test_a_ledger_that_has_changed_while_it_grows_has_the_changes_in_the_new_fil
 def test_a_sync_of_a_ledger_that_grows_covers_both_files(tmp_path):
     ledger, mapping = growing(tmp_path)
     ledger.note_finished(8)
-    assert mapping.view()[LEDGER_HEADER_BYTES + 1] == 0
+    assert mapping.view()[HEADER_BYTES + 1] == 0
     former, bytes_in_use = ledger.sync_target()
     assert ledger.sync_targets() == [(former, bytes_in_use), (mapping, mapping.size_bytes)]
-    assert mapping.view()[LEDGER_HEADER_BYTES + 1] == 1
+    assert mapping.view()[HEADER_BYTES + 1] == 1
     ledger.end_growth(mapping)
     assert ledger.sync_targets() == [(mapping, mapping.size_bytes)]
 
@@ -467,11 +465,11 @@ def test_bits_that_a_growing_file_got_before_the_floor_passed_them_stay_until_a_
     ledger.note_range(0, 3)
     ledger.end_growth(mapping)
     assert (ledger.floor, ledger.bits_from) == (6, 0)
-    assert mapping.view()[LEDGER_HEADER_BYTES] == 0b00111000
+    assert mapping.view()[HEADER_BYTES] == 0b00111000
     # Their places are those of records of the next lap, which therefore have to wait, or grow the ring.
     assert not ledger.has_finished(2 * RING_BITS_MIN + 4)
     ledger.note_floor_synced(6, 0)
-    assert mapping.view()[LEDGER_HEADER_BYTES] == 0
+    assert mapping.view()[HEADER_BYTES] == 0
     assert (ledger.bits_from, state(ledger)) == (6, (6, 10, 0, 0))
     ledger.check()
 
