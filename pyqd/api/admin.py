@@ -23,11 +23,8 @@ from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.http.messages import HttpError, Request, Response
 from pyqd.http.router import Handler, Route
-from pyqd.net.loop_driver import in_slices
+from pyqd.net.loop_driver import in_slices, poll_sync
 from pyqd.primitives.errors import StorageError
-
-# A growth under way ends with a sync.
-GROWTH_POLL_S = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +102,13 @@ class AdminRoutes:
         return Response(200)
 
     def empty_channel(self, request: Request) -> Response:
-        """Drop the queued, in-flight and deferred messages. Switches: at the end."""
+        """Drop the queued, in-flight and deferred messages. Switches: before and after."""
         channel = requested_channel(self.broker, request.query())
-        channel.empty()
+        end = channel.topic.readable.end
+        with channel.prepared_reset(end, end, poll_sync):
+            # The channel may have been deleted, or replaced by another of that name, meanwhile.
+            channel = requested_channel(self.broker, request.query())
+            channel.empty()
         logger.info("TOPIC(%s): channel %s emptied", channel.topic.name, channel.name)
         self.make_ledgers_durable(channel)
         return Response(200)
@@ -161,7 +162,8 @@ def make_room(topic: Topic, channel: Channel) -> None:
     # Others may empty or delete the topic, and have the ledger grow for reasons of theirs, meanwhile.
     while topic.depth and not topic.exiting and not channel.has_room_for(topic.log.end - 1):
         if channel.grows:
-            gevent.sleep(GROWTH_POLL_S)
+            # A growth under way ends with a sync.
+            poll_sync()
             continue
         grown = Event()
         channel.grow_ledger(topic.log.end - 1, grown.set)

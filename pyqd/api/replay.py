@@ -18,7 +18,7 @@ from pyqd.hot.primitives.clock import wall
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
-from pyqd.net.loop_driver import yield_to_loop
+from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.timestamps import parse_timestamp
 
@@ -105,7 +105,7 @@ class ReplayRoutes:
         try:
             if dry_run:
                 return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
-            return {**replay.move(channel.topic, channel, place, yield_to_loop), "dry_run": False}
+            return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
         except StorageError as error:
             logger.error("HTTP: cannot move channel %s of topic %s: %s", channel.name, channel.topic.name, error)
             raise HttpError(500, "INTERNAL_ERROR") from error

@@ -15,7 +15,7 @@ from pyqd.broker.topic import Topic
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
-from pyqd.net.loop_driver import yield_to_loop
+from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
 from pyqd.primitives.errors import StorageError
 
@@ -70,7 +70,7 @@ class TopicRoutes:
                 return Response(200)
             if not created:
                 return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = replay.move(topic, channel, place, yield_to_loop)
+            moved = replay.move(topic, channel, place, yield_to_loop, poll_sync)
         except StorageError as error:
             logger.error("HTTP: cannot create channel %s of topic %s: %s", name, topic.name, error)
             raise HttpError(500, "INTERNAL_ERROR") from error

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel_files import (
@@ -200,6 +201,34 @@ class Channel(ChannelCore):
         for log in self.logs():
             if log.directory is not None:
                 log.files_moved(moved + log.directory.removeprefix(directory))
+
+    @contextlib.contextmanager
+    def prepared_reset(self, target: int, reached: int, wait: Callable[[], object] | None) -> Iterator[None]:
+        """Within: a reset to an ordinal blocks for no sync, unless much has changed since; deliveries wait.
+
+        reached: an ordinal that the ledger's ring has to reach afterwards. wait: called until the file of the reset is
+        on stable storage; None: prepare nothing, so the reset blocks. If the disk refuses the file, the reset tries
+        again.
+        """
+        while wait is not None and self.grows:
+            wait()
+        if wait is None or self.directory is None or self.exiting:
+            yield
+            return
+        self.begin_reset(target, reached)
+        try:
+            while self.prepares_reset:
+                wait()
+            yield
+        finally:
+            self.leave_reset()
+
+    def leave_reset(self) -> None:
+        """Deliver again after `begin_reset`, and remove the prepared file unless the reset was made in it."""
+        if not self.topic.exiting and not self.exiting:
+            with contextlib.suppress(StorageError):
+                self.ledger.cancel_growth()
+        self.end_reset()
 
     def empty(self) -> None:
         """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""

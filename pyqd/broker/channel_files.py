@@ -20,6 +20,7 @@ from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
@@ -128,6 +129,27 @@ class ChannelFiles:
         done: called on the event loop with whether that was possible: False if a call failed. The caller then grows the
         ledger on the spot, or gets the reason.
         """
+        self._sync_beside(ledger, partial(ledger.begin_growth, ordinal), ledger.end_growth, done)
+
+    def prepare_reset(
+        self, ledger: Ledger, ordinal: int, parked_from: int, reached: int, done: Callable[[bool], None]
+    ) -> None:
+        """Prepare the file of a ledger's reset, if that needs a file, with its sync in a thread.
+
+        The arguments are those of `Ledger.begin_reset`, and `done` that of `grow`.
+        """
+        self._sync_beside(
+            ledger, partial(ledger.begin_reset, ordinal, parked_from, reached), ledger.note_reset_synced, done
+        )
+
+    def _sync_beside(
+        self,
+        ledger: Ledger,
+        begin: Callable[[], Mapping | None],
+        end: Callable[[Mapping], None],
+        done: Callable[[bool], None],
+    ) -> None:
+        """Sync a file that `begin` makes for a ledger in a thread, and give it to `end` on the event loop."""
 
         def synced(_result: None, error: BaseException | None) -> None:
             if self.topic.exiting:
@@ -138,7 +160,7 @@ class ChannelFiles:
             try:
                 # Another sync of the file may have got the error that this one did not report.
                 if error is None and mapping.failed_syncs == 0:
-                    ledger.end_growth(mapping)
+                    end(mapping)
                     done(True)
                     return
                 ledger.cancel_growth(mapping)
@@ -148,10 +170,14 @@ class ChannelFiles:
             done(False)
 
         try:
-            mapping = ledger.begin_growth(ordinal)
+            begun = begin()
         except StorageError:
             done(False)
             return
+        if begun is None:
+            done(True)
+            return
+        mapping = begun
         self.topic.broker.in_background(lambda: self.files.sync(mapping, 0, mapping.size_bytes), synced)
 
     def path_of(self, file: str) -> str:

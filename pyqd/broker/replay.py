@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
-from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_target
+from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_reach, seek_target
 from pyqd.primitives.timestamps import parse_timestamp
 
 FORMAT: Final = 1
@@ -220,20 +220,36 @@ def effect(topic: Topic, channel: Channel, target: int) -> dict[str, Any]:
     }
 
 
-def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str, Any]:
+def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause | None = None) -> dict[str, Any]:
     """Move a channel: all messages from the place on are delivered again, all before it are finished.
 
-    Returns: the effect, as `preview`. Raises: as `find`, StorageError.
+    wait: called until a sync in a thread has ended; None: block. Returns: the effect, as `preview`. Raises: as `find`,
+    StorageError.
     """
     counted = SeekPlace(channel)
+    while True:
+        target = counted_target(topic, channel, place, counted, pause)
+        with channel.prepared_reset(target, seek_reach(channel, target), wait):
+            if topic.exiting or channel.exiting:
+                raise TopicGone
+            if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
+                return move_now(topic, channel, target, counted)
+
+
+def counted_target(topic: Topic, channel: Channel, place: Place, counted: SeekPlace, pause: Pause) -> int:
+    """Return the ordinal that a channel is moved to, with the deferred messages after it counted in slices."""
     while True:
         target = seek_target(channel, find(topic, place, pause))
         prepare_in_steps(topic, partial(topic.reader.prepare, target), pause)
         if topic.exiting or channel.exiting:
             raise TopicGone
         if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
-            break
+            return target
         pause()
+
+
+def move_now(topic: Topic, channel: Channel, target: int, counted: SeekPlace) -> dict[str, Any]:
+    """Move a channel to an ordinal. Returns: the effect. Raises: StorageError."""
     done = effect(topic, channel, target)
     guid = seek(channel, target, counted)
     if channel.trace is not None:

@@ -18,6 +18,7 @@ from pyqd.primitives.durations import SECOND_NS
 TURN_NS = 3_000_000
 # Time of long work between two polls of the sockets.
 SLICE_S = 0.003
+SYNC_POLL_S = 0.005
 
 
 class LoopDriver:
@@ -76,6 +77,11 @@ class LoopDriver:
 def yield_to_loop() -> None:
     """Return when the loop has polled its sockets and has run a slice of the other long work. Switches: yes."""
     slice_queue_of(gevent.get_hub()).wait()
+
+
+def poll_sync() -> None:
+    """Return after some milliseconds, to look again whether a sync in a thread has ended. Switches: yes."""
+    gevent.sleep(SYNC_POLL_S)
 
 
 def in_slices(steps: Iterable[object]) -> None:

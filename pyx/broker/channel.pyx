@@ -108,8 +108,8 @@ cdef class ChannelCore(Scheduled):
         while True:
             record = self.cursor.next_record()
             if record == NULL:
-                if self.cursor.ledger_full:
-                    self.retry_soon()
+                if self.cursor.ledger_full and self.ledger.growing is None and not self.held_up:
+                    self.grow_to_finish_lost()
                 return NULL
             if record_ordinal(record) >= self.ledger.roomy_below and self.waits_for_ring(record, FROM_TOPIC):
                 return NULL
@@ -150,6 +150,15 @@ cdef class ChannelCore(Scheduled):
 
         self.begin_growth(ledger, ledger.header.floor + ledger.capacity_bits, ended)
 
+    def grow_to_finish_lost(self):
+        """Have the ledger grow beside the loop until it reaches the lost record at the cursor; if it cannot, retry."""
+        def ended(has_grown):
+            if not has_grown and not self.exiting:
+                self.retry_soon()
+            self.note_growth_ended()
+
+        self.begin_growth(self.ledger, self.ledger.header.cursor, ended)
+
     cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1:
         """Have a ledger grow beside the loop until it reaches an ordinal. `ended` calls `note_growth_ended`."""
         self.growths += 1
@@ -159,6 +168,26 @@ cdef class ChannelCore(Scheduled):
             self.growths -= 1
             raise
         return 0
+
+    def begin_reset(self, uint64_t target, uint64_t reached):
+        """Prepare a reset to an ordinal beside the loop: `prepares_reset` ends. Deliveries wait until `end_reset`.
+
+        reached: an ordinal that the ledger's ring has to reach afterwards.
+        """
+        def ended(_prepared):
+            self.prepares_reset = False
+
+        assert self.growths == 0, "a reset is begun while a ledger grows"
+        self.growths += 1
+        self.resets = True
+        self.prepares_reset = True
+        self.files.prepare_reset(self.ledger, target, self.parking.parked_end(), reached, ended)
+
+    def end_reset(self):
+        """Deliver again after `begin_reset`, with or without a reset."""
+        self.resets = False
+        self.prepares_reset = False
+        self.note_growth_ended()
 
     cdef int retry_soon(self) except -1:
         """Set a timer that retries: there may be no other sign that the disk has space again."""
@@ -393,7 +422,7 @@ cdef class ChannelCore(Scheduled):
         if self.ephemeral:
             self.drop_excess()
         # The consumers are checked first: the ledger of an idle channel may not be mapped.
-        if len(self.dispatcher.consumers) != 0 and not self.ledger.header.paused:
+        if len(self.dispatcher.consumers) != 0 and not self.ledger.header.paused and not self.resets:
             self.share_out(delivered_before)
         if self.dispatcher.rate_limit is not None:
             # Do not test only the current tokens: a token that arrived after the last check would leave the channel
@@ -542,7 +571,7 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def grows(self):
-        """True while a ledger grows beside the loop; what waits for that goes on when this has ended."""
+        """True while a ledger grows or a reset is made beside the loop; what waits for that goes on afterwards."""
         return self.growths != 0
 
     def has_room_for(self, uint64_t ordinal):

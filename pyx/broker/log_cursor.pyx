@@ -21,8 +21,6 @@ from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.wire.record cimport RECORD_VALID, record_verdict
 
-from pyqd.primitives.errors import StorageError
-
 cdef enum:
     SKIPPED_PER_RUN = 10000
 
@@ -67,14 +65,14 @@ cdef class LogCursor:
     cdef bint try_finish_next(self) except -1:
         """Finish the record at the cursor, which cannot be handed out, if it is not finished yet.
 
-        Returns: False if the ledger cannot grow; `ledger_full` is set.
+        Returns: False if the ledger has to grow first; `ledger_full` is set.
         """
+        cdef uint64_t cursor = self.ledger.header.cursor
         if not self.ledger.next_is_finished():
-            try:
-                self.ledger.finish(self.ledger.header.cursor)
-            except StorageError:
+            if self.ledger.path is not None and not self.ledger.reaches(cursor):
                 self.ledger_full = True
                 return False
+            self.ledger.finish(cursor)
         return True
 
     cdef bint next_is_sound(self, const Record* record) except -1:

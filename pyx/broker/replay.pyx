@@ -177,6 +177,23 @@ cdef uint64_t guid_before(LogCursor cursor) noexcept:
     return (<const Record*> (cursor.segment.base + cursor.offset)).guid - 1
 
 
+cdef list marked_from(ChannelCore channel, uint64_t target):
+    """Return the ordinals of the cancelled messages that a seek leaves out."""
+    return [] if channel.cancelled is None else channel.cancelled.marked(target, channel.readable.log.end)
+
+
+def seek_reach(ChannelCore channel not None, uint64_t target):
+    """Return the last ordinal that the ledger marks as finished in a seek; the target if there is none after it."""
+    cdef uint64_t end
+    cdef uint64_t reached = target
+    cdef list left_out = marked_from(channel, target)
+    if left_out:
+        reached = <uint64_t> left_out[len(left_out) - 1]
+    for _, end in channel.readable.log.holes:
+        reached = max(reached, min(end, channel.readable.end) - 1)
+    return reached
+
+
 def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
 
@@ -185,18 +202,12 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     message is beyond the ledger's ring (nothing changed).
     """
     cdef Ledger ledger = channel.ledger
-    cdef uint64_t end, ordinal
-    cdef uint64_t finished_end = target
-    cdef list left_out = []
-    if channel.cancelled is not None:
-        left_out = channel.cancelled.marked(target, channel.readable.log.end)
-    if left_out:
-        finished_end = <uint64_t> left_out[len(left_out) - 1] + 1
-    for _, end in channel.readable.log.holes:
-        finished_end = max(finished_end, min(end, channel.readable.end))
-    if finished_end > target:
+    cdef uint64_t ordinal
+    cdef uint64_t reached = seek_reach(channel, target)
+    cdef list left_out = marked_from(channel, target)
+    if reached > target and not ledger.reset_reaches(target, channel.parking.parked_end(), reached):
         # All that may fail comes before the first change.
-        ledger.reach(ledger.header.floor + finished_end - 1 - target)
+        ledger.reach(ledger.header.floor + reached - target)
     assert channel.readable.log.first.first_ordinal <= target <= channel.readable.end
     start_over(channel, channel.readable.log.locate(target) if place is None else place.position)
     if place is not None:

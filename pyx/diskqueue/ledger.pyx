@@ -20,7 +20,7 @@ Invariants:
 Header and ring are two pages at least, and a power failure may keep one and not the other. If the kernel has written
 the cleared bits and not the floor, the records are delivered again. --sync-fin promises that a synced FIN stays. So
 with this flag the bits behind the floor are cleared only when a sync has covered the floor, and a reset goes to a new
-file.
+file. A caller that can wait has this file synced in a thread before the reset (`begin_reset`).
 
 The window reaches from the oldest unfinished record to the newest finished one. If it outgrows the ring, a ring of
 twice the size is written to a new file and synced, and replaces the old one by rename(2). Without the sync a power
@@ -37,7 +37,7 @@ instruction); one bit array per segment (a FIN would have to find the segment fi
 """
 
 cimport cython
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_again, store_barrier
 from pyqd.hot.primitives.bitmap cimport (
@@ -496,14 +496,15 @@ cdef class Ledger:
         parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
         a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
         """
-        cdef LedgerHeader* header
-        if self.clears_late and (self.finished_count != 0 or self.uncleared_from != ALL_CLEARED):
-            try:
+        cdef LedgerHeader* header = self.header
+        try:
+            if self.is_prepared_for(ordinal, parked_from):
+                return self.reset_in_prepared(ordinal, parked_from)
+            if self.resets_in_new_file():
                 return self.reset_in_new_file(ordinal, parked_from)
-            except StorageError:
-                # On a full disk, which this may be to relieve: in place, as without --sync-fin.
-                pass
-        header = self.header
+        except StorageError:
+            # On a full disk, which this may be to relieve: in place, as without --sync-fin.
+            pass
         header.reset_parked_from = parked_from
         store_barrier()
         header.reset_to = ordinal + 1
@@ -528,24 +529,102 @@ cdef class Ledger:
         self.ahead = 0
         return 0
 
+    cdef bint resets_in_new_file(self) noexcept:
+        """Return True if a reset in place might leave a mixture of both states after a power failure."""
+        return self.clears_late and (self.finished_count != 0 or self.uncleared_from != ALL_CLEARED)
+
+    cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t capacity_bits) noexcept:
+        cdef LedgerHeader header = self.header[0]
+        header.capacity_bits = capacity_bits
+        header.absorb_to = 0
+        header.floor = ordinal
+        header.cursor = ordinal
+        count_from(&header, ordinal)
+        header.parked_below = ordinal
+        header.parked_from = parked_from
+        header.trusted_below = ordinal + capacity_bits
+        return header
+
     cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1:
         """Do as `reset` in another file, so that a power failure leaves all of the former ledger or all of this one.
 
         Blocks. Raises: StorageError (nothing changed).
         """
         cdef Mapping mapping = self.new_file(self.capacity_bits)
-        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
-        header[0] = self.header[0]
-        header.absorb_to = 0
-        header.floor = ordinal
-        header.cursor = ordinal
-        count_from(header, ordinal)
-        header.parked_below = ordinal
-        header.parked_from = parked_from
-        header.trusted_below = ordinal + self.capacity_bits
+        (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, parked_from, self.capacity_bits)
         self.sync_and_replace(mapping)
         self.reset_count += 1
         return 0
+
+    def begin_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached):
+        """Prepare the file of a reset to an ordinal or a later one, for a caller that syncs it in a thread.
+
+        reached: an ordinal that its ring has to reach. Returns: the mapping to sync as a whole before
+        `note_reset_synced`; None if the reset needs no other file. Raises: StorageError (nothing changed).
+        """
+        cdef uint64_t capacity = self.capacity_bits
+        cdef Mapping mapping
+        assert self.path is not None, "a ledger in memory is reset in place"
+        while reached > ordinal and reached - ordinal >= capacity:
+            capacity *= 2
+        if capacity == self.capacity_bits and not self.resets_in_new_file():
+            return None
+        mapping = self.new_file(capacity)
+        mapping.hold()
+        (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, parked_from, capacity)
+        self.growing = mapping
+        self.reset_begun = True
+        self.reset_synced = False
+        self.growth_from = self.header.floor
+        return mapping
+
+    def note_reset_synced(self, Mapping mapping not None):
+        """Let a reset continue in the file of `begin_reset`, which is on stable storage."""
+        self.reset_synced = self.growing is mapping
+
+    cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept:
+        """Return True if a reset can continue in the file of `begin_reset` without another sync.
+
+        Until the next sync, a power failure may leave the header as it was prepared. So this one must be as good. It
+        may be of an earlier ordinal if nothing from that on is finished: then what is delivered again was dropped, and
+        nobody has an answer to that yet.
+        """
+        cdef LedgerHeader now
+        cdef LedgerHeader* header
+        if self.growing is None or not self.reset_begun or not self.reset_synced:
+            return False
+        header = <LedgerHeader*> self.growing.base
+        now = self.header_after_reset(ordinal, parked_from, header.capacity_bits)
+        return (
+            (ordinal == header.floor
+             or ordinal > header.floor and self.header.cursor <= header.floor and self.finished_end() <= header.floor)
+            and now.parked_from == header.parked_from
+            and now.moved_until == header.moved_until
+            and now.origins_unknown_below == header.origins_unknown_below
+            and memcmp(now.settings, header.settings, sizeof(now.settings)) == 0
+        )
+
+    cdef int reset_in_prepared(self, uint64_t ordinal, uint64_t parked_from) except -1:
+        """Do as `reset` in the file of `begin_reset`. Raises: StorageError (nothing changed)."""
+        cdef Mapping mapping = self.growing
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        header[0] = self.header_after_reset(ordinal, parked_from, header.capacity_bits)
+        try:
+            self.replace_file(mapping)
+        except StorageError:
+            self.cancel_growth(mapping)
+            raise
+        self.growing = None
+        mapping.unpin()
+        self.reset_count += 1
+        return 0
+
+    cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept:
+        """Return True if the ring reaches an ordinal after a reset, as it was prepared for that."""
+        return (
+            self.is_prepared_for(ordinal, parked_from)
+            and reached - ordinal < (<LedgerHeader*> self.growing.base).capacity_bits
+        )
 
     cdef int grow(self, uint64_t ordinal) except -1:
         """Replace the ring by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
@@ -586,6 +665,7 @@ cdef class Ledger:
         mapping.hold()
         self.copy_to(mapping.base, capacity)
         self.growing = mapping
+        self.reset_begun = False
         self.growth_from = self.header.floor
         self.growth_reset_count = self.reset_count
         return mapping
@@ -619,7 +699,7 @@ cdef class Ledger:
         """
         cdef LedgerHeader* header
         cdef LedgerHeader now
-        if self.growing is None:
+        if self.growing is None or self.reset_begun:
             return 0
         header = <LedgerHeader*> self.growing.base
         if (
@@ -645,7 +725,7 @@ cdef class Ledger:
         return 0
 
     def cancel_growth(self, mapping=None):
-        """Remove the file of `begin_growth`, unless the growth has ended. mapping: None for any growth.
+        """Remove the file of `begin_growth` or `begin_reset`, unless it is in use. mapping: None for any of these.
 
         Raises: StorageError.
         """
@@ -654,7 +734,7 @@ cdef class Ledger:
             self.files.remove(self.path + GROWING)
 
     def forget_growth(self):
-        """Cancel a growth under way, whose file is gone or is replaced."""
+        """Cancel a growth or reset under way, whose file is gone or is replaced."""
         if self.growing is not None:
             self.growing.file_removed()
             self.growing = None
@@ -777,7 +857,7 @@ cdef class Ledger:
         """Return [(mapping, bytes in use)] that a sync has to write: of the file, and of one that will replace it."""
         self.update_growing()
         targets = [self.sync_target()]
-        if self.growing is not None:
+        if self.growing is not None and not self.reset_begun:
             targets.append((self.growing, self.growing.size_bytes))
         return targets
 

@@ -64,10 +64,11 @@ class Administration(Operations):
         self.doubt.resets.add(name)
         found = self.broker_channel(topic, channel)
         promised: dict[str, Any] = {}
+        self.leave_reset()
 
         def move() -> None:
             promised.update(replay.preview(found.topic, found, place, lambda: None))
-            done = replay.move(found.topic, found, place, lambda: None)
+            done = replay.move(found.topic, found, place, lambda: None, lambda: self.let_grow(found.topic))
             expect(all(promised[key] == done[key] for key in ("to", "redeliver", "skip")), "dry run", promised, done)
 
         if self.refused(move) or self.died():
@@ -109,6 +110,7 @@ class Administration(Operations):
         if not records:
             return
         guid, number = records[pick % len(records)]
+        self.leave_reset()
         for channel in topic.channels.values():
             place = self.doubt.numbers if due_ns is None else self.doubt.moved
             place[topic.name, channel.name] = {number}

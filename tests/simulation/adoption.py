@@ -103,14 +103,17 @@ class Adoption:
         """Return the model's topic for a topic of the broker."""
         topic = former.get(name)
         at, ghost = self.model.deleted.get(name, (0, None))
-        returns = ghost is not None and ((self.power and at > self.model.deletions_synced) or name in self.doubt.topics)
+        # Without node.json and the topic's state, nothing tells that the journal's entries are of an earlier topic.
+        mistaken = self.excuses.node and (name, "") in self.excuses.ledgers
+        may_return = mistaken or (self.power and at > self.model.deletions_synced) or name in self.doubt.topics
+        returns = ghost is not None and may_return
         if topic is None:
             # One that could not be made for want of room was removed again, which is not durable.
             may_be = returns or name in self.doubt.topics or (self.power and self.world.was_disturbed)
             may_be = may_be or (name, "") in self.world.half_made
             expect(may_be, f"topic {name} was deleted or never made")
             topic = Topic(name, 0)
-        if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
+        if returns and ghost is not None and (mistaken or name not in former or not self.is_durable_topic(topic)):
             # It may be the former topic. The demands on the new one do not apply then.
             topic.messages = {**ghost.messages, **topic.messages}
             topic.note_cancelled_before(ghost)

@@ -19,6 +19,8 @@ SPARES = "spares"
 JOURNAL = "journal"
 # --sync-fin.
 FINS = "fins"
+# Channels are prepared to be emptied, and emptied some operations later: beside FINS.
+RESETS = "resets"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
@@ -34,6 +36,7 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (40_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE, SPARES})),
     (50_000_000, frozenset({WRITES, UNMAPPING, JOURNAL})),
     (60_000_000, frozenset({WRITES, UNMAPPING, FINS})),
+    (75_000_000, frozenset({WRITES, UNMAPPING, FINS, RESETS})),
     (80_000_000, frozenset({TRACE})),
     (85_000_000, frozenset({TRACE, BODILESS})),
     (90_000_000, frozenset({TRACE, WRITES, UNMAPPING, UNREADABLE})),
@@ -46,6 +49,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     SPARES: (),
     JOURNAL: (),
     FINS: (),
+    RESETS: (),
     TRACE: (),
     BODILESS: (),
 }
@@ -54,6 +58,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     UNMAPPING: {"fail_again": (6, (0, 12, 4)), "map_few": (4, (0,))},
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     FINS: {},
+    RESETS: {"begin_empty": (1, (0,))},
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),
@@ -109,6 +114,10 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fin", "jobs", "empty_channel", "cut"),
         ("fin", "fail", "jobs", "sync", "jobs", "fin", "jobs", "cut"),
         ("create_channel", "sub", "fin", "jobs", "cut"),
+    ),
+    RESETS: (
+        ("fin", "jobs", "begin_empty", "jobs", "empty_channel", "write_back", "cut"),
+        ("fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),

@@ -176,6 +176,7 @@ class Operations(World):
 
     def do_stop(self) -> None:
         """SIGTERM, and a start with the next step."""
+        self.leave_reset()
         process = self.alive
         self.doubt.numbers = {}
         stamp = self.model.tick()
@@ -337,9 +338,32 @@ class Operations(World):
         self.doubt.numbers[topic.name, channel.name] = set(channel.copies)
         self.doubt.resets.add((topic.name, channel.name))
         self.note_dropping(topic)
-        self.broker_channel(topic, channel).empty()
+        found = self.broker_channel(topic, channel)
+        found.empty()
+        if self.alive.resetting is found:
+            self.leave_reset()
         if not self.died():
             self.note_reset(channel, {})
+
+    def do_begin_empty(self, number: int) -> None:
+        """Prepare to empty a channel, which the next `empty_channel` of it does. Its deliveries wait until then."""
+        topic, channel = self.channel_at(number)
+        if topic is None or channel is None:
+            return
+        self.leave_reset()
+        found = self.broker_channel(topic, channel)
+        if found.directory is not None and not found.grows:
+            self.alive.resetting = found
+            found.begin_reset(found.readable.end, found.readable.end)
+
+    def do_leave_reset(self) -> None:
+        self.leave_reset()
+
+    def leave_reset(self) -> None:
+        """Let the channel deliver again that `do_begin_empty` has prepared to be emptied, if there is one."""
+        if self.alive.resetting is not None:
+            self.alive.resetting.leave_reset()
+            self.alive.resetting = None
 
     def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
         """Note that a channel has other messages from now on."""
@@ -644,6 +668,7 @@ class Operations(World):
     def finale(self) -> None:
         """Drain and delete everything: all owed messages come, and all space is reclaimed."""
         self.next_fault = self.death = None
+        self.do("leave_reset")
         self.do("free")
         for topic in [topic for topic in self.model.topics.values() if not topic.channels and not topic.ephemeral]:
             self.do("create_channel", sorted(self.model.topics).index(topic.name), 0)

@@ -15,6 +15,7 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
 from pyqd.config.options import Options, build
 from pyqd.durability import group_commit, syncer
 from pyqd.durability.fin_sync import FinRound, FinSync
@@ -163,6 +164,8 @@ class Process:
         self.on_error = on_error
         self.jobs: list[Job] = []
         self.syncing: greenlet | None = None
+        # A channel that is prepared to be emptied.
+        self.resetting: Channel | None = None
         self.requests: list[greenlet] = []
         self.hub = Hub()
         Outcome.hub = self.hub

@@ -258,6 +258,24 @@ def test_records_that_were_a_deleted_channels_may_come_back_behind_an_unreadable
     )
 
 
+def test_messages_of_a_deleted_topic_may_come_back_without_node_file_and_state(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dpub", 0, 0, 0),
+            ("job", 1, 0),
+            ("cut", 0, 0),
+            ("sync",),
+            ("dmpub", 0, 0, 0, 0),
+            ("delete_topic", 0),
+            ("pub", 0, 0),
+            ("sync",),
+            ("spoil", 2, 0, 5),
+        ],
+        features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
+    )
+
+
 def test_a_segment_uses_no_drained_file_with_a_page_that_cannot_be_read(simulate):
     simulate(
         sync_each=True,

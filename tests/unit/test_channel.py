@@ -1,12 +1,15 @@
 """Tests of pyqd.hot.broker.channel and pyqd.broker.channel."""
 
+import contextlib
 import errno
 import itertools
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from pyqd.broker.channel_settings import NO_LIMITS, encode_settings
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
@@ -423,10 +426,39 @@ def test_a_lost_record_that_does_not_fit_the_ledger_does_not_block_redelivery_of
         assert channel.take_message(consumer)[0] == first
     kept.files.room = None
     pass_the_retry(kept)
+    assert channel.take_message(consumer) is None
     last, *_ = channel.take_message(consumer)
     for guid in (beyond, first, last):
         assert channel.finish_message(consumer, guid) == DONE
     assert counts(channel) == (0, 0, 0)
+
+
+def test_the_ledger_grows_beside_the_loop_to_finish_a_lost_record(tmp_path, short_ring):
+    broker = broker_on(tmp_path)
+    broker.in_background = Jobs().submit
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    publish(topic, short_ring + 1)
+    consumer = consumer_on(channel)
+    first, *rest = take_all(channel, consumer)
+    for guid, *_ in rest:
+        channel.finish_message(consumer, guid)
+    with open(topic.log.active.mapping.path, "r+b") as file:
+        file.seek(file.read().rindex(body_of(short_ring)))
+        file.write(b"yyyyyyyy")
+    broker = broker_on(tmp_path, CountedFiles())
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    channel = broker.topic("t").channel("c")
+    consumer = consumer_on(channel)
+    publish(channel.topic, 1, start=1000)
+    syncs = broker.files.syncs
+    assert [message[0] for message in take_all(channel, consumer)] == [first[0]]
+    assert (channel.grows, broker.files.syncs) == (True, syncs)
+    jobs.run()
+    run_all_wakes(broker)
+    assert [number_of(message) for message in take_all(channel, consumer)] == [1000]
+    assert broker.files.syncs == syncs + 1
 
 
 def test_a_missing_segment_costs_its_messages_and_no_others(kept, tmp_path):
@@ -670,6 +702,146 @@ def test_messages_are_delivered_past_the_end_of_a_ledger_that_cannot_grow(growin
     assert channel.finish_message(consumer, last[0]) == DONE
     assert channel.ledger.capacity_bits == 2 * short_ring
     assert counts(channel) == (0, short_ring + 2, 0)
+
+
+@pytest.fixture
+def half_finished(tmp_path, short_ring):
+    """Return a channel with --sync-fin and ten messages in flight, of which some are finished; and its jobs."""
+    broker = broker_on(tmp_path, CountedFiles(), sync_fin=True)
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    channel = broker.topic("t").channel("c")
+    publish(channel.topic, 10)
+    consumer = consumer_on(channel)
+    for guid, *_ in take_all(channel, consumer)[3:6]:
+        channel.finish_message(consumer, guid)
+    return channel, jobs
+
+
+@contextlib.contextmanager
+def counting_syncs(channel):
+    """Within: count the syncs of ledgers. Returns: a list with their number, afterwards."""
+    files = channel.topic.broker.files
+    before = files.syncs
+    counted: list[int] = []
+    yield counted
+    counted.append(files.syncs - before)
+
+
+def emptied(channel, jobs, meanwhile=lambda: None):
+    """Empty a channel after preparations. Returns: the number of syncs on the loop."""
+
+    def wait():
+        meanwhile()
+        jobs.run()
+
+    end = channel.readable.end
+    with channel.prepared_reset(end, end, wait), counting_syncs(channel) as syncs:
+        channel.empty()
+    assert not channel.grows
+    assert sorted(os.listdir(channel.directory)) == ["ledger"]
+    return syncs[0]
+
+
+def after_kill(channel, tmp_path):
+    """Return the counts that a channel has after a kill."""
+    again = broker_on(tmp_path, sync_fin=True).topic("t").channel("c")
+    return counts(again)
+
+
+def test_a_channel_with_synced_fins_is_emptied_without_a_sync_on_the_loop(half_finished, tmp_path):
+    channel, jobs = half_finished
+    assert emptied(channel, jobs) == 0
+    assert counts(channel) == (0, 0, 0)
+    assert after_kill(channel, tmp_path) == (0, 0, 0)
+
+
+def test_a_channel_that_is_to_be_emptied_delivers_nothing_meanwhile_and_the_new_messages_go_too(
+    half_finished, tmp_path
+):
+    channel, jobs = half_finished
+    consumer = consumer_on(channel)
+
+    def publish_more():
+        # A plain consumer raises an error when it is served.
+        consumer.rdy = 100
+        publish(channel.topic, 5, start=100)
+        run_all_wakes(channel.topic.broker)
+
+    assert emptied(channel, jobs, publish_more) == 0
+    assert counts(channel) == (0, 0, 0)
+    publish(channel.topic, 1, start=200)
+    with pytest.raises(AssertionError, match="plain consumer"):
+        run_all_wakes(channel.topic.broker)
+    assert after_kill(channel, tmp_path) == (1, 0, 0)
+
+
+def test_fins_of_a_channel_that_is_to_be_emptied_need_no_other_sync(half_finished):
+    channel, jobs = half_finished
+    assert emptied(channel, jobs, lambda: channel.ledger.note_finished(7)) == 0
+
+
+@pytest.mark.parametrize("change", ["taken", "cancelled", "settings"])
+def test_a_channel_that_has_changed_since_it_was_prepared_is_emptied_with_a_sync(half_finished, tmp_path, change):
+    channel, jobs = half_finished
+    publish(channel.topic, 1, start=100)
+
+    def meanwhile():
+        publish(channel.topic, 1, start=200)
+        if change == "taken":
+            take_all(channel, consumer_on(channel))
+        elif change == "cancelled":
+            channel.ledger.note_finished(11)
+        else:
+            channel.ledger.settings = encode_settings(NO_LIMITS._replace(rate=5.0, burst=5.0))
+
+    assert emptied(channel, jobs, meanwhile) == 1
+    assert counts(channel) == (0, 0, 0)
+    assert after_kill(channel, tmp_path) == (0, 0, 0)
+
+
+def test_a_channel_whose_file_cannot_be_synced_ahead_is_emptied_all_the_same(half_finished, tmp_path):
+    channel, jobs = half_finished
+    failure = StorageError("sync", "ledger", errno.EIO, "Input/output error")
+    end = channel.readable.end
+    with channel.prepared_reset(end, end, lambda: jobs.run(failure)):
+        channel.empty()
+    assert counts(channel) == (0, 0, 0)
+    assert after_kill(channel, tmp_path) == (0, 0, 0)
+
+
+def test_a_channel_that_is_deleted_while_it_is_to_be_emptied_leaves_nothing(half_finished):
+    channel, jobs = half_finished
+    topic = channel.topic
+    for consumer in channel.consumers:
+        consumer.client = SimpleNamespace(close=lambda: None)
+    end = channel.readable.end
+    with channel.prepared_reset(end, end, lambda: (topic.delete_channel("c"), jobs.run())):
+        assert channel.exiting
+    jobs.run()
+    assert "c" not in topic.channels_by_name
+    assert channel.ledger.path is not None
+    assert not os.path.exists(channel.directory)
+
+
+def test_a_channel_is_emptied_by_two_at_a_time(half_finished):
+    channel, jobs = half_finished
+    end = channel.readable.end
+    channel.begin_reset(end, end)
+    asked: list[bool] = []
+
+    def wait():
+        if not asked:
+            jobs.run()
+            channel.empty()
+            channel.leave_reset()
+        asked.append(channel.grows)
+        jobs.run()
+
+    with channel.prepared_reset(end, end, wait):
+        channel.empty()
+    assert counts(channel) == (0, 0, 0)
+    assert asked[0] is False
 
 
 @pytest.mark.parametrize("flags", [{}, {"sync_fin": True}])

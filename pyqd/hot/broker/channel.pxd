@@ -39,6 +39,8 @@ cdef class ChannelCore(Scheduled):
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
     cdef uint32_t growths                # of its ledgers, under way beside the loop; the end of each wakes the channel
+    cdef bint resets                     # deliveries wait for a reset
+    cdef readonly bint prepares_reset    # whose file is being synced in a thread
     cdef bint throttled                  # the last run left messages for want of tokens: a timer is set
     cdef bint ready_next                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight

@@ -11,14 +11,14 @@ cdef class LogCursor:
     cdef Ledger ledger                   # its header holds the cursor's ordinal
     cdef Segment segment                 # of the record at the cursor
     cdef uint64_t offset                 # of that record in the segment
-    cdef bint ledger_full                # `next_record` found a record, and the ledger cannot grow to finish it
+    cdef bint ledger_full                # `next_record` found a record to finish, and the ledger has to grow first
 
     cdef inline uint64_t ordinal(self) noexcept:
         return self.ledger.header.cursor
 
     cdef inline const Record* next_record(self) except? NULL:
         # Return the record at the cursor, which is not finished, after skipping records that are. Returns: NULL at the
-        # end of the readable part, or with `ledger_full` set: the ledger cannot grow.
+        # end of the readable part, or with `ledger_full` set: the ledger has to grow.
         cdef const Record* record
         if (
             self.ledger.header.cursor < self.readable.end and self.ledger.ahead == 0

@@ -9,7 +9,7 @@ cdef class ReadableLog:
     cdef readonly Log log
     cdef readonly Scheduler scheduler
     cdef Scheduled topic                 # woken to trim the log
-    cdef uint64_t end                    # ordinal; channels may read the records below
+    cdef readonly uint64_t end           # ordinal; channels may read the records below
     cdef Segment oldest_unfinished       # first segment that some channel has not finished, as of the last trim
     cdef bint trim_wanted                # a channel has moved past it
     cdef readonly set parking            # channels with parked messages whose origins are not settled

@@ -51,6 +51,8 @@ cdef class Ledger:
     cdef object placeholders             # while the file is missing because the disk is full; else None
     cdef Mapping mapping
     cdef Mapping growing                 # another file, which is being synced to replace it; None: there is none
+    cdef bint reset_begun                # `growing` is the file of a reset, and no copy of the ledger ...
+    cdef bint reset_synced               # ... and is on stable storage
     cdef uint64_t growth_from            # the floor when `growing` was copied: it has bits from there on
     cdef uint64_t growth_reset_count     # and `reset_count` then
     # A reader that comes to a record from here on looks whether the ring should grow. Lower than need be at times.
@@ -105,7 +107,12 @@ cdef class Ledger:
     cdef int clear_absorbed(self) except -1
     cdef int clear_late_bits(self, uint64_t end) except -1
     cdef int sync_floor(self) except -1
+    cdef bint resets_in_new_file(self) noexcept
+    cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t capacity_bits) noexcept
     cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1
+    cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept
+    cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept
+    cdef int reset_in_prepared(self, uint64_t ordinal, uint64_t parked_from) except -1
     cdef int sync_and_replace(self, Mapping mapping) except -1
     cdef int count_ahead(self) except -1
     cdef LedgerSettings* newest_settings(self) noexcept
