@@ -117,6 +117,8 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     RESETS: (
         ("fin", "jobs", "begin_empty", "jobs", "empty_channel", "write_back", "cut"),
+        ("fin", "jobs", "begin_empty", "empty_channel", "write_back", "cut"),
+        ("fin", "jobs", "begin_empty", "limit", "sync", "empty_channel", "write_back", "cut"),
         ("fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
     ),
     SPARES: (
