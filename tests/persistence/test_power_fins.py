@@ -21,7 +21,7 @@ from tests.persistence.test_power_cuts import run_now
 from tests.support.nsq import Client, fin, rdy, req
 from tests.support.power import Change, PowerFiles
 from tests.support.server import REPOSITORY
-from tests.support.storage import broker_on, consumer_on, run_all_wakes
+from tests.support.storage import Jobs, broker_on, consumer_on, run_all_wakes
 
 # Each test takes long, by itself or with the programs that it starts.
 pytestmark = pytest.mark.slow
@@ -164,6 +164,36 @@ def test_a_seek_that_a_power_cut_takes_back_brings_nothing_back_that_was_finishe
     again = {b"%d" % number for number in range(target, 5)}
     for left in machine.left_whatever_is_written():
         assert set(left) in (again, {b"0", b"2", b"4"})
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("meanwhile", ["nothing", "published", "finished"])
+def test_a_channel_emptied_after_preparations_brings_nothing_back_that_was_finished(
+    machine: Machine, meanwhile: str, prepared: bool
+) -> None:
+    channel = machine.channel
+    machine.publish([b"%d" % number for number in range(5)])
+    ids = machine.take(5)
+    machine.finish(ids[b"1"], ids[b"3"])
+    jobs = Jobs()
+    machine.broker.in_background = jobs.submit
+    end = channel.readable.end
+    channel.begin_reset(end, end)
+    assert channel.prepares_reset
+    if meanwhile != "nothing":
+        machine.publish([b"5"])
+    if meanwhile == "finished":
+        machine.finish(machine.take(1)[b"5"])
+    if prepared:
+        jobs.run()
+    channel.empty()
+    channel.leave_reset()
+    assert channel.depth + channel.in_flight_count == 0
+    may = {b"0", b"2", b"4"} | ({b"5"} if meanwhile == "published" else set())
+    lefts = [set(left) for left in machine.left_whatever_is_written()]
+    assert all(left <= may for left in lefts), lefts
+    assert set() in lefts
+    jobs.run()
 
 
 class Running:

@@ -261,7 +261,10 @@ def test_a_seek_that_was_answered_outlives_a_kill(daemon: Daemon) -> None:
     assert consumer.numbers == list(range(300, 1000))
 
 
-def test_channels_are_moved_about_under_load_and_end_with_everything_since(daemon: Daemon) -> None:
+@pytest.mark.parametrize(
+    "sync_fin", [False, pytest.param(True, marks=pytest.mark.flags("-max-bytes-per-file=4194304", "--sync-fin"))]
+)
+def test_channels_are_moved_about_under_load_and_end_with_everything_since(daemon: Daemon, sync_fin: bool) -> None:
     consumers = [Consumer(daemon, "c") for _ in range(3)]
     publisher = Publisher(daemon, 0)
     targets = itertools.cycle(["latest", "-50ms", "earliest", "-20ms"])
@@ -281,6 +284,30 @@ def test_channels_are_moved_about_under_load_and_end_with_everything_since(daemo
     daemon.wait_for_channel(TOPIC, "c", depth=0, in_flight_count=0)
     last.stop()
     assert last.numbers == list(range(end))
+
+
+@pytest.mark.flags("-max-bytes-per-file=4194304", "--sync-fin")
+def test_a_channel_with_synced_fins_that_is_emptied_under_load_has_what_comes_later(daemon: Daemon) -> None:
+    consumer = Consumer(daemon, "c")
+    publisher = Publisher(daemon, 0)
+    for _ in range(40):
+        wanted = publisher.next + 50
+        wait_until(lambda wanted=wanted: publisher.next > wanted, "traffic")  # type: ignore[misc]
+        post(daemon, "/channel/empty", topic=TOPIC, channel="c")
+    end = publisher.stop()
+    post(daemon, "/channel/empty", topic=TOPIC, channel="c")
+    daemon.wait_for_channel(TOPIC, "c", depth=0, in_flight_count=0)
+    consumer.stop()
+    assert sorted(set(consumer.numbers)) == consumer.numbers
+    daemon.kill()
+    daemon.start()
+    daemon.wait_for_channel(TOPIC, "c", depth=0, in_flight_count=0)
+    with Client(daemon.tcp_address) as client:
+        publish(client, end, BATCH)
+    last = Consumer(daemon, "c")
+    wait_until(lambda: len(last.numbers) >= BATCH, "all messages")
+    last.stop()
+    assert last.numbers == list(range(end, end + BATCH))
 
 
 def test_a_channel_created_at_the_earliest_position_gets_messages_that_others_have_finished(daemon: Daemon) -> None:

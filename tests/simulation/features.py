@@ -116,10 +116,10 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("create_channel", "sub", "fin", "jobs", "cut"),
     ),
     RESETS: (
-        ("fin", "jobs", "begin_empty", "jobs", "empty_channel", "write_back", "cut"),
-        ("fin", "jobs", "begin_empty", "empty_channel", "write_back", "cut"),
-        ("fin", "jobs", "begin_empty", "limit", "sync", "empty_channel", "write_back", "cut"),
-        ("fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
+        ("mpub", "sub", "fin", "jobs", "begin_empty", "jobs", "empty_channel", "write_back", "cut"),
+        ("mpub", "sub", "fin", "jobs", "begin_empty", "empty_channel", "write_back", "cut"),
+        ("mpub", "sub", "fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
+        ("mpub", "sub", "fin", "begin_empty", "limit", "jobs", "empty_channel", "write_back", "cut"),
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),

@@ -214,8 +214,7 @@ class Operations(World):
 
     def channel_at(self, number: int) -> tuple[Topic, Channel] | tuple[None, None]:
         """Return one of the channels that there are."""
-        found = [(topic, channel) for _, topic in sorted(self.model.topics.items())
-                 for _, channel in sorted(topic.channels.items())]  # fmt: skip
+        found = self.channels()
         return found[number % len(found)] if found else (None, None)
 
     def broker_topic(self, topic: Topic) -> Any:
@@ -332,7 +331,11 @@ class Operations(World):
             topic.held.clear()
 
     def do_empty_channel(self, number: int) -> None:
+        """Empty a channel: the one that is prepared for it, if there is one."""
         topic, channel = self.channel_at(number)
+        for each_topic, each in self.channels() if self.alive.resetting is not None else ():
+            if self.broker_channel(each_topic, each) is self.alive.resetting:
+                topic, channel = each_topic, each
         if topic is None or channel is None:
             return
         self.doubt.numbers[topic.name, channel.name] = set(channel.copies)
@@ -347,11 +350,15 @@ class Operations(World):
 
     def do_begin_empty(self, number: int) -> None:
         """Prepare to empty a channel, which the next `empty_channel` of it does. Its deliveries wait until then."""
-        topic, channel = self.channel_at(number)
-        if topic is None or channel is None:
-            return
         self.leave_reset()
-        found = self.broker_channel(topic, channel)
+        channels = [self.broker_channel(*each) for each in self.channels()]
+        # A reset needs another file if messages were finished out of order, or since the last sync.
+        ledgers = [(found.ledger, found) for found in channels]
+        finished = [found for ledger, found in ledgers if ledger.finished_count != 0 or ledger.bits_from < ledger.floor]
+        choice = finished or channels
+        if not choice:
+            return
+        found = choice[number % len(choice)]
         if found.directory is not None and not found.grows:
             self.alive.resetting = found
             found.begin_reset(found.readable.end, found.readable.end)
