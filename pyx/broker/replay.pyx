@@ -185,13 +185,14 @@ cdef list marked_from(ChannelCore channel, uint64_t target):
 def seek_reach(ChannelCore channel not None, uint64_t target):
     """Return the last ordinal that the ledger marks as finished in a seek; the target if there is none after it."""
     cdef uint64_t end
-    cdef uint64_t reached = target
+    cdef uint64_t finished_end = target
     cdef list left_out = marked_from(channel, target)
     if left_out:
-        reached = <uint64_t> left_out[len(left_out) - 1]
+        finished_end = <uint64_t> left_out[len(left_out) - 1] + 1
     for _, end in channel.readable.log.holes:
-        reached = max(reached, min(end, channel.readable.end) - 1)
-    return reached
+        # Nothing is readable yet in a topic that was paused from the beginning.
+        finished_end = max(finished_end, min(end, channel.readable.end))
+    return finished_end - 1 if finished_end > target else target
 
 
 def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
