@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FULL_COLLECTION_AFTER = 100
 # Each starts a daemon for one test, which takes longer than most tests: these are not for a quick look.
 ONE_DAEMON_A_TEST = {"daemon", "own_server", "start", "asking", "target"}
+# The statement that marks all tests of a file.
+MARKS_OF_FILE = re.compile(r"^pytestmark = (\[[^]]*\]|.*)", re.MULTILINE)
 # Fixtures, and parameters of others. The servers of a session take seconds to start.
 DATABASE_SERVERS = {"postgresql", "mariadb"}
 
@@ -95,6 +98,15 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     config.addinivalue_line("markers", "pyqd_only(reason): pyqd differs here on purpose; not run against nsqd")
     config.addinivalue_line("markers", "flags(*flags): flags for the daemon of the fixture `daemon`")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files whose marks deselect all of their tests: to collect them takes each process seconds."""
+    deselected = set(re.findall(r"not (\w+)", config.option.markexpr))
+    if collection_path.suffix != ".py" or not deselected or " or " in config.option.markexpr:
+        return None
+    marks = MARKS_OF_FILE.search(collection_path.read_text())
+    return True if marks and deselected & set(re.findall(r"pytest\.mark\.(\w+)", marks[0])) else None
 
 
 @pytest.fixture

@@ -85,6 +85,7 @@ def basic(name: str, password: str) -> dict[str, str]:
 
 
 class TestLogin:
+    @pytest.mark.slow
     def test_a_page_leads_to_the_login_and_back(self, browser: Browser) -> None:
         answer = browser.get("/nodes?sort=-version")
         assert (answer.status, answer.headers["location"]) == (303, "/login?next=/nodes?sort%3D-version")
@@ -93,6 +94,7 @@ class TestLogin:
         assert (answer.status, answer.headers["location"]) == (303, "/nodes?sort=-version")
         assert browser.get("/nodes").status == 200
 
+    @pytest.mark.slow
     def test_a_wrong_password_and_an_unknown_user_look_alike(self, browser: Browser) -> None:
         browser.get("/login")
         wrong = browser.post("/login", name="vera", password="x" * 12)
@@ -123,6 +125,7 @@ class TestLogin:
         cookie = browser.post("/login", name="ada", password=PASSWORDS["ada"]).headers["set-cookie"]
         assert {"HttpOnly", "SameSite=Lax"} <= set(cookie.split("; "))
 
+    @pytest.mark.slow
     def test_scripts_send_basic_authentication(self, closed: Admin) -> None:
         refused = closed.ask("GET", "/api/topics")
         assert (refused.status, refused.message) == (401, "UNAUTHORIZED")
@@ -145,6 +148,7 @@ class TestLogin:
 
 
 class TestRoles:
+    @pytest.mark.slow
     def test_a_viewer_sees_and_changes_nothing(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0}, channel="c")
         browser.log_in("vera")
@@ -153,6 +157,7 @@ class TestRoles:
         assert browser.post("/do/pause", topic=topic, channel="c").status == 403
         assert not (world.brokers[0].channel(topic, "c") or {})["paused"]
 
+    @pytest.mark.slow
     def test_an_operator_pauses_but_does_not_delete(self, browser: Browser, world: World, topic: str) -> None:
         name = f"orders_{topic}"
         world.publish(name, {0: 0}, channel="c")
@@ -166,6 +171,7 @@ class TestRoles:
         assert browser.post("/do/delete", topic=name, confirmed="yes").status == 403
         assert world.brokers[0].topic(name) is not None
 
+    @pytest.mark.slow
     def test_other_topics_do_not_exist_for_a_user_of_some(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(f"secret_{topic}", {0: 0})
         world.publish(f"orders_{topic}", {0: 0})
@@ -266,6 +272,7 @@ class TestAuditLog:
         place = f"topic={topic} channel=c"
         assert lines == ["login of 'ada'", "login of ada", f"pause_channel {place} by ada", "logout of ada"]
 
+    @pytest.mark.slow
     def test_an_action_that_fails_everywhere_is_told_as_failed(
         self, world: World, start_admin: Callable[..., Admin]
     ) -> None:
@@ -306,6 +313,7 @@ class TestBrowsersAreProtected:
             assert answer.status == 403
         assert not (world.brokers[0].topic(topic) or {})["paused"]
 
+    @pytest.mark.slow
     def test_requests_of_other_sites_are_refused(
         self, world: World, start_admin: Callable[..., Admin], topic: str
     ) -> None:
@@ -318,6 +326,7 @@ class TestBrowsersAreProtected:
         assert not (world.brokers[0].topic(topic) or {})["paused"]
         assert admin.ask("POST", f"/api/topics/{topic}", body, {"Sec-Fetch-Site": "same-origin"}).status == 200
 
+    @pytest.mark.slow
     def test_over_plain_http_the_origin_tells_other_sites(
         self, world: World, start_admin: Callable[..., Admin], topic: str
     ) -> None:
@@ -406,6 +415,7 @@ class TestUsersFile:
             add_user(path, name, password, Role.VIEW, ("*",))
         assert not path.exists()
 
+    @pytest.mark.slow
     def test_names_with_any_letters_are_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "users"
         add_user(path, 'ä"b c.d', "long enough", Role.VIEW, ("*",))

@@ -27,6 +27,7 @@ def publish(world: World, topic: str, *bodies: bytes, number: int = 0, **query: 
 
 
 class TestMessages:
+    @pytest.mark.slow
     def test_ready_messages_are_shown_with_their_bodies(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0}, channel="c")
         publish(world, topic, b'{"a":1}', b"<script>", b"\x00\xff")
@@ -99,6 +100,7 @@ class TestMessages:
         assert browser.post(path, **fields, confirmed="yes").status == 303
         world.brokers[0].wait_for_channel(topic, "c", depth=19)
 
+    @pytest.mark.slow
     def test_all_matching_messages_are_rescheduled_and_delivered_after_a_confirmation(
         self, browser: Browser, world: World, topic: str
     ) -> None:
@@ -159,6 +161,7 @@ class TestMessages:
 
 
 class TestPublish:
+    @pytest.mark.slow
     def test_messages_are_published_one_or_one_per_line(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {1: 0}, channel="c")
         path = f"/topics/{topic}/-/publish"
@@ -190,6 +193,7 @@ class TestPublish:
 
 
 class TestSeek:
+    @pytest.mark.slow
     def test_a_seek_is_previewed_and_done(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 5}, channel="c")
         with Client(world.brokers[0].tcp_address) as client:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pyqd.admin.consumers import CHANNELS_MAX, NOT_READY, REQUEUES, SLOW, TIMES_OUT, Looks
 from tests.admin.conftest import Admin, World
 from tests.support.nsq import Client
@@ -79,6 +81,7 @@ def test_only_the_latest_channels_are_kept() -> None:
     assert len(looks._looks) == CHANNELS_MAX
 
 
+@pytest.mark.slow
 def test_consumers_are_compared_on_a_page(open_admin: Admin, world: World, topic: str) -> None:
     world.publish(topic, {0: 20}, channel="c")
     with Client(world.brokers[0].tcp_address) as quick, Client(world.brokers[0].tcp_address) as lazy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pyqd.admin.cluster import Node
 from pyqd.admin.durability import ABSENT_POLLS, DurabilityReader
 from pyqd.admin.upstream import Upstream
@@ -9,6 +11,7 @@ from tests.admin.conftest import Admin, World
 from tests.support.server import wait_until
 
 
+@pytest.mark.slow
 def test_the_state_of_each_broker_is_shown(open_admin: Admin, world: World) -> None:
     def page() -> str:
         return open_admin.ask("GET", "/durability").body.decode()

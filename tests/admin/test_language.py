@@ -12,6 +12,7 @@ from scripts.translations import extracted, texts_of
 PLACEHOLDER = re.compile(r"%\(\w+\)[a-z]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [name for name in NAMES if name != "en"])
 def test_all_texts_are_translated_with_their_placeholders(language: str) -> None:
     catalogue = CATALOGUES[language]

@@ -36,6 +36,7 @@ class TestReading:
         assert direct.get("/api/topics")["topics"].count(topic) == 1
         assert direct.get("/api/topics?inactive=true") == {"topics": {}, "message": ""}
 
+    @pytest.mark.slow
     def test_a_topic_without_brokers_is_inactive(self, admin: Admin, world: World, topic: str) -> None:
         world.lookup("POST", f"/topic/create?topic={topic}")
         world.lookup("POST", f"/channel/create?topic={topic}&channel=c")
@@ -180,6 +181,7 @@ class TestChanging:
         assert (answer.status, bool(answer.message)) == (400, True)
         assert not answer.message.startswith("INVALID")
 
+    @pytest.mark.slow
     def test_pause_unpause_and_empty_reach_all_brokers(self, admin: Admin, world: World, topic: str) -> None:
         world.publish(topic, {0: 2, 1: 2}, channel="c")
         path = f"/api/topics/{topic}/c"
@@ -196,6 +198,7 @@ class TestChanging:
         answer = admin.send("POST", f"/api/topics/{topic}", {"action": "explode"})
         assert (answer.status, answer.message) == (400, "INVALID_ACTION")
 
+    @pytest.mark.slow
     def test_a_channel_and_a_topic_are_deleted(self, admin: Admin, world: World, topic: str) -> None:
         world.publish(topic, {0: 1, 1: 1}, channel="c")
         wait_until(lambda: b'"c"' in world.lookup("GET", f"/channels?topic={topic}").body, "channel registered")
@@ -229,6 +232,7 @@ class TestForm:
         assert answer.headers["content-type"] == "application/json; charset=utf-8"
         assert answer.headers["x-nsq-content-type"] == "nsq; version=1.0"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br, gzip;q=1, deflate, gzip"])
     def test_answers_are_compressed_as_asked(self, admin: Admin, world: World, topic: str, encoding: str) -> None:
         for number in range(10):

@@ -320,6 +320,7 @@ def test_an_unexpected_body_is_dropped(app: HttpApp) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_large_answer_waits_for_a_slow_reader_and_others_do_not(app: HttpApp) -> None:
     with app.connect() as slow:
         slow.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -362,6 +363,7 @@ def test_a_client_that_sends_nothing_more_is_given_up(tmp_path: Path) -> None:
     assert app.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_stop_ends_open_connections(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     with app.connect() as idle, app.connect() as halfway:
@@ -372,6 +374,7 @@ def test_a_stop_ends_open_connections(tmp_path: Path) -> None:
         assert halfway.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_unix_socket_serves_and_goes_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     app = HttpApp(tmp_path, str(path))

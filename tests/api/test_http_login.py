@@ -183,6 +183,7 @@ def test_every_route_names_its_right(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", RIGHTS)
 def test_a_route_is_open_to_its_right_and_to_no_other(server: Daemon, right: str) -> None:
     for route in RIGHT_OF[right]:

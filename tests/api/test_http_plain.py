@@ -100,6 +100,7 @@ def test_plain_and_other_requests_of_one_connection_are_answered_in_order(app: H
     assert counts(app, "mixed") == (4, 4)
 
 
+@pytest.mark.slow
 def test_a_plain_publish_may_come_in_any_pieces(app: HttpApp) -> None:
     app.post("/topic/create?topic=pieces")
     data = publish("pieces", b"hello")
@@ -122,6 +123,7 @@ def read_answer(connection: socket.socket) -> bytes:
     return data
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_gets_all_answers_later(app: HttpApp) -> None:
     app.post("/topic/create?topic=deaf")
     count = 20_000

@@ -43,6 +43,7 @@ def test_a_published_body_is_in_the_topic(app: HttpApp) -> None:
     assert stats_of(app, "one") == (1, 1, 5)
 
 
+@pytest.mark.slow
 def test_the_answer_names_the_published_messages(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     named = [
@@ -100,6 +101,7 @@ def test_a_delay_is_in_milliseconds_up_to_the_longest(app: HttpApp, defer: str) 
     assert app.post(f"/pub?topic=deferred&defer={defer}", b"x").body == b"OK"
 
 
+@pytest.mark.slow
 def test_a_deferred_message_waits(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     app.post("/pub?topic=t&defer=50000", b"later")
@@ -190,6 +192,7 @@ def test_bytes_after_a_binary_body_are_ignored(app: HttpApp) -> None:
     assert stats_of(app, "trailing") == (1, 1, 1)
 
 
+@pytest.mark.slow
 def test_many_messages_are_deferred_as_one_is(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     due_ms = int(time.time() * 1000) + 50_000
@@ -224,6 +227,7 @@ def test_a_bad_delay_of_many_is_refused_whatever_the_body(app: HttpApp, query: s
     assert stats_of(app, "undeferred") == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_shows_until_a_write_succeeds(tmp_path: Path) -> None:
     app = HttpApp(tmp_path, flags=())
     assert refusal(app, "/pub?topic=full", 100_000 * b"x") == (503, "EXITING")

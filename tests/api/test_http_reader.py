@@ -137,6 +137,7 @@ def test_a_body_is_never_held_beyond_the_limit() -> None:
     assert count == DROPPED_BYTES_MAX // 1024 + 1
 
 
+@pytest.mark.slow
 def test_a_long_body_of_tiny_chunks_is_no_overhead() -> None:
     routes = [Route("POST", "/take", nothing, lambda: 1 << 20)]
     taken = RequestReader(Router(routes))

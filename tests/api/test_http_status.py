@@ -75,6 +75,7 @@ def test_clients_and_memory_are_left_out_when_turned_off(app: HttpApp) -> None:
         assert len(stats["producers"]) == 1
 
 
+@pytest.mark.slow
 def test_many_topics_come_sorted_and_whole(app: HttpApp) -> None:
     names = sorted(f"many{number}#ephemeral" for number in range(200))
     for name in names:
@@ -84,6 +85,7 @@ def test_many_topics_come_sorted_and_whole(app: HttpApp) -> None:
     assert found == sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [CHANNELS_PER_PAUSE, CHANNELS_PER_PAUSE + 1, 3 * CHANNELS_PER_PAUSE])
 def test_many_channels_come_sorted_and_whole(app: HttpApp, count: int) -> None:
     names = [f"c{number:03}" for number in range(count)]

@@ -18,6 +18,7 @@ def test_retention_is_shown_changed_and_given_back_to_the_flags(app: HttpApp) ->
     assert app.post("/topic/retention?topic=r&bytes=default&time=default").json() == none
 
 
+@pytest.mark.slow
 def test_a_quota_refuses_publishing_until_it_is_raised(app: HttpApp) -> None:
     assert app.post("/topic/create?topic=q").status == 200
     shown = {"topic": "q", "bytes": 256 * KIB, "own_bytes": 1, "used": 64 * KIB, "refused": None}

@@ -197,6 +197,7 @@ def test_other_methods_are_refused(app: HttpApp) -> None:
     assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
+@pytest.mark.slow
 def test_scrapes_at_once_each_get_all(app: HttpApp) -> None:
     for number in range(100):
         app.post(f"/pub?topic=many{number}%23ephemeral", b"x")
@@ -210,6 +211,7 @@ def test_scrapes_at_once_each_get_all(app: HttpApp) -> None:
     assert len({series_count(text) for text in texts}) == 1
 
 
+@pytest.mark.slow
 def test_too_many_topics_are_reported_once_in_the_log_and_in_a_metric(tmp_path: Path) -> None:
     small = HttpApp(tmp_path, flags=(*FLAGS, "--metrics-max-series=30"))
     try:

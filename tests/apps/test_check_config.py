@@ -49,6 +49,7 @@ def test_effective_values_are_printed_with_their_sources(capsys: pytest.CaptureF
     assert "# Messages and commands" in out.splitlines()
 
 
+@pytest.mark.slow
 def test_the_printed_configuration_is_a_file_with_the_same_effect(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--tls-min-version=tls1.2", '--log-prefix=a"b\\ ', "--node-id=7", "--retention-time=1h30m"]
     flags += ["--e2e-processing-latency-percentile=0.5,0.99", "--enable-experiment=x", "--snappy=false"]
@@ -138,6 +139,7 @@ def test_a_wrong_command_line_is_a_usage_error_for_the_check_too(capsys: pytest.
     assert left.value.code == 2
 
 
+@pytest.mark.slow
 def test_a_daemon_runs_with_a_file_and_names_unknown_keys(tmp_path: Path) -> None:
     config = tmp_path / "nsqd.cfg"
     config.write_text('max_msg_size = 2000\nmsg_timeout = 30000\ncolour = "red"\n')

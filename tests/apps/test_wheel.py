@@ -95,6 +95,7 @@ def packed(directory: Path, *names: str) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stranger",
     [

@@ -199,6 +199,7 @@ def test_sinks_are_measured_in_turn_unless_a_workload_excludes_them(
     assert "run 1 of" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_workload_of_another_shape_is_run_as_it_is_asked_for_and_no_goal_is_held_against_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_the_command_writes_a_page_and_every_run(
     assert "1 connection, 1 outstanding" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
     sink = durable_servers.of_target(Target.parse("sink"))
     broken = replace(sink, name="broken", command=("false",))

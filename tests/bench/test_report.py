@@ -129,6 +129,7 @@ def test_longer_bars_are_better_results() -> None:
     assert (bar.factor, bar.least, bar.most, bar.goal, bar.reached) == (8.0, 8.0, 8.0, 10.0, False)
 
 
+@pytest.mark.slow
 def test_a_plot_is_a_picture_and_only_made_of_ratios(tmp_path: Path) -> None:
     assert plot.draw(series_of("mpub", [rates(80.0, 10.0, 20.0)]), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -171,6 +172,7 @@ def test_a_file_that_is_no_series_is_named(tmp_path: Path, text: str) -> None:
         Series.read(path)
 
 
+@pytest.mark.slow
 def test_report_writes_page_and_plot_of_a_file_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "series.json"
     series_of("mpub", [rates(80.0, 10.0, 20.0)]).write(path)

@@ -31,6 +31,7 @@ def test_stored_messages_are_synced_repeatedly(monkeypatch: pytest.MonkeyPatch) 
     assert synced == [7, 7, 7]
 
 
+@pytest.mark.slow
 def test_a_sink_that_syncs_accepts_published_messages() -> None:
     target = Target.parse("sink-sync")
     assert target.command[-2:] == ("--store", "--sync")

@@ -80,6 +80,7 @@ class TestProducer:
 
         assert run(main()) == [ClosedError] * 5
 
+    @pytest.mark.slow
     def test_close_logs_a_line_for_futures_that_nobody_awaits(self, scripted, topic, caplog):
         scripted.answer = lambda _publish: b""
 
@@ -179,6 +180,7 @@ class TestLoops:
 
         run(main())
 
+    @pytest.mark.slow
     def test_a_forgotten_producer_warns(self, address, topic):
         async def main():
             producer = Producer(address)
@@ -228,6 +230,7 @@ class TestBlockedLoop:
 
         run(main())
 
+    @pytest.mark.slow
     def test_finish_in_a_thread_is_sent_while_the_loop_is_blocked(self, address, topic, broker):
         async def main():
             async with Producer(address) as producer, Consumer(topic, "c", nsqd=address) as consumer:
@@ -303,6 +306,7 @@ class TestConsumer:
 
         assert run(main()) == sorted(b"%d" % number for number in range(300))
 
+    @pytest.mark.slow
     def test_other_tasks_run_while_messages_come(self, address, topic):
         async def main():
             async with (
@@ -353,6 +357,7 @@ class TestConsumer:
 
         run(main())
 
+    @pytest.mark.slow
     def test_a_fetch_can_be_cancelled(self, address, topic):
         async def main():
             async with Producer(address) as producer, Consumer(topic, "c", nsqd=address) as consumer:

@@ -389,6 +389,7 @@ class TestHandlers:
         wait_until(lambda: consumer.stats()["finished"] == 1, "the message is handled")
         assert seen == [1, 2]
 
+    @pytest.mark.slow
     def test_requeue_with_its_own_delay(self, publish, consume):
         consumer = consume()
         seen = []
@@ -417,6 +418,7 @@ class TestHandlers:
         thread.join(WAIT_S)
         assert codes == [0]
 
+    @pytest.mark.slow
     def test_run_returns_1_if_a_handler_does_not_end_in_time(self, publish, consume):
         consumer = consume()
         begun, released = threading.Event(), threading.Event()
@@ -464,6 +466,7 @@ class TestDeadLetters:
         settled(broker, topic)
         assert consumer.stats()["dead_letters"] == 1
 
+    @pytest.mark.slow
     def test_a_message_whose_attempts_are_over_is_moved_unseen(self, face, publish, consume, address, topic):
         publish(b"poison")
         first = consume()
@@ -508,6 +511,7 @@ class TestDeadLetters:
 
 
 class TestFlow:
+    @pytest.mark.slow
     def test_max_in_flight_is_kept(self, publish, consume):
         publish(*(b"%d" % number for number in range(20)))
         consumer = consume(max_in_flight=3)
@@ -518,6 +522,7 @@ class TestFlow:
         held[0].finish()
         assert len(consumer.fetch(10, WAIT_S)) == 1
 
+    @pytest.mark.slow
     def test_it_may_be_raised_and_lowered(self, publish, consume):
         publish(*(b"%d" % number for number in range(40)))
         consumer = consume(max_in_flight=1)
@@ -535,6 +540,7 @@ class TestFlow:
         with pytest.raises(SettingError, match="max_in_flight=0"):
             consumer.max_in_flight = 0
 
+    @pytest.mark.slow
     def test_a_loop_that_answers_no_message_is_warned_once(self, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(b"a", b"b", b"c", b"d")
@@ -551,6 +557,7 @@ class TestFlow:
         thread.join(WAIT_S)
         assert not thread.is_alive()
 
+    @pytest.mark.slow
     def test_a_program_that_holds_its_messages_is_not_warned(self, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(b"a", b"b", b"c")
@@ -563,6 +570,7 @@ class TestFlow:
         assert caplog.records == []
         consumer.finish_many(held)
 
+    @pytest.mark.slow
     def test_a_loop_that_answers_slowly_is_not_warned(self, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(*(b"%d" % number for number in range(4)))
@@ -574,6 +582,7 @@ class TestFlow:
                     consumer.stop()
         assert caplog.records == []
 
+    @pytest.mark.slow
     def test_pause_and_resume(self, publish, consume, broker, topic):
         consumer = consume(max_in_flight=5)
         assert consumer.fetch(1, 0.1) == []
@@ -585,6 +594,7 @@ class TestFlow:
         (message,) = consumer.fetch(1, WAIT_S)
         message.finish()
 
+    @pytest.mark.slow
     def test_failures_slow_the_consumer_down(self, publish, consume):
         publish(b"a", b"b")
         consumer = consume(backoff=120.0)
@@ -602,6 +612,7 @@ class TestFlow:
 
 
 class TestDrain:
+    @pytest.mark.slow
     def test_it_waits_for_answers(self, publish, consume, broker, topic):
         publish(b"a", b"b", b"c")
         consumer = consume(max_in_flight=2)
@@ -612,6 +623,7 @@ class TestDrain:
         timer.join()
         broker.wait_for_channel(topic, "c", in_flight_count=0, depth=2)
 
+    @pytest.mark.slow
     def test_it_gives_up_after_its_timeout(self, publish, consume):
         publish(b"a")
         consumer = consume()
@@ -669,6 +681,7 @@ class TestSettings:
         with pytest.raises(InvalidNameError):
             face.consumer(topic_name, channel, nsqd=address)
 
+    @pytest.mark.slow
     def test_a_sample_of_the_messages(self, publish, consume):
         publish(*(b"%d" % number for number in range(400)))
         consumer = consume(max_in_flight=2500, sample_rate=20)

@@ -357,6 +357,7 @@ class TestLookup:
         producer.publish("t", b"3", timeout=WAIT_S)
         assert take(consumer, 1) == [b"3"]
 
+    @pytest.mark.slow
     def test_without_any_answer_the_producer_says_why(self, face):
         producer = face.producer(lookupd="127.0.0.1:1", timeout=0.3)
         with pytest.raises(ConnectionError, match="refused"):
@@ -368,6 +369,7 @@ class TestLookup:
         with pytest.raises(ConnectionError, match="name no broker"):
             producer.publish("t", b"x")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "answer",
         [
@@ -390,6 +392,7 @@ class TestLookup:
             with pytest.raises(ConnectionError, match=r"lookup|127\.0\.0\.1"):
                 producer.publish("t", b"x")
 
+    @pytest.mark.slow
     def test_a_topic_that_no_broker_has_is_named(self, face, lookupd, lookup, caplog):
         consumer = face.consumer("later", lookupd=lookup, lookupd_poll_interval=0.05)
         assert consumer.fetch(1, 0.3) == []
@@ -398,6 +401,7 @@ class TestLookup:
             f"no brokers from a lookup daemon: http://{lookup}/lookup?topic=later: no broker has the topic yet"
         )
 
+    @pytest.mark.slow
     def test_a_lookup_daemon_that_sends_a_byte_now_and_then_is_left(self, face, caplog):
         with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n") as address:
             consumer = face.consumer("t", lookupd=address, lookupd_poll_interval=0.05, lookupd_timeout=0.3)
@@ -415,6 +419,7 @@ class TestLookup:
                 assert stub.tokens[0] == "Bearer secret"
         assert other.tokens[0] is None
 
+    @pytest.mark.slow
     def test_a_lookup_daemon_that_never_answers_does_not_block_the_end(self, face):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = "{}:{}".format(*listener.getsockname())

@@ -75,6 +75,7 @@ class TestBootstrap:
 
 
 class TestFaults:
+    @pytest.mark.slow
     @pytest.mark.parametrize("text", ["E_INVALID cannot RDY in current state", "E_BAD_TOPIC SUB topic name", "E_X"])
     def test_after_another_error_the_consumer_connects_again(self, consume, broker, text):
         consumer = consume(broker)
@@ -86,6 +87,7 @@ class TestFaults:
         broker.deliver(b"after")
         assert one(consumer).body == b"after"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "data",
         [
@@ -112,6 +114,7 @@ class TestFaults:
         assert one(consumer).body == b"body"
         assert b.commands("closed") == []
 
+    @pytest.mark.slow
     def test_bytes_that_are_no_frames_do_not_end_a_consumer_of_one_broker(self, consume, broker):
         consumer = consume(broker)
         begin(consumer)
@@ -121,6 +124,7 @@ class TestFaults:
         broker.deliver(b"body")
         assert one(consumer).body == b"body"
 
+    @pytest.mark.slow
     def test_a_refused_subscription_is_logged_once_and_tried_less_and_less_often(self, consume, broker, caplog):
         caplog.set_level("INFO", "pyqd.client")
         broker.sub_error = "E_TOO_MANY_CHANNELS no more channels"
@@ -138,6 +142,7 @@ class TestFaults:
         ]
         assert lines[-1] == f"connected to {broker.address} again"
 
+    @pytest.mark.slow
     def test_each_cause_of_a_lost_connection_is_logged_once(self, consume, broker, caplog):
         consumer = consume(broker, reconnect_first=0.01, reconnect_max=0.05)
         begin(consumer)
@@ -150,6 +155,7 @@ class TestFaults:
         assert "E_INVALID the first cause" in logged[0]
         assert "E_AUTH_FAILED the login service is down" in logged[1]
 
+    @pytest.mark.slow
     def test_brokers_that_refuse_a_consumer_which_has_worked_get_time(self, consume, broker, monkeypatch):
         consumer = consume(broker, reconnect_first=0.01, reconnect_max=0.05)
         begin(consumer)
@@ -191,12 +197,14 @@ class TestFaults:
         with pytest.raises(AuthenticationError, match="E_AUTH_FAILED nowhere"):
             consume(*brokers).fetch(timeout=WAIT_S)
 
+    @pytest.mark.slow
     def test_a_silent_broker_is_left_after_two_heartbeats_and_tried_again(self, consume, broker):
         consumer = consume(broker, heartbeat_interval=0.1)
         begin(consumer)
         broker.wait_for("closed")
         broker.wait_for("RDY 1", times=2)
 
+    @pytest.mark.slow
     def test_the_silence_that_ends_a_connection_may_be_given(self, consume, broker):
         consumer = consume(broker, heartbeat_interval=0.1, silence_timeout=0.1)
         begin(consumer)
@@ -204,6 +212,7 @@ class TestFaults:
         with pytest.raises(SettingError, match=r"silence_timeout=1: expected a number from 30"):
             consume(broker, silence_timeout=1)
 
+    @pytest.mark.slow
     def test_heartbeats_are_answered_while_the_program_does_something_else(self, consume, broker):
         consumer = consume(broker, max_in_flight=2)
         begin(consumer)
@@ -215,6 +224,7 @@ class TestFaults:
         message.finish()
         broker.wait_for("FIN 1")
 
+    @pytest.mark.slow
     def test_the_answer_to_a_message_of_a_lost_connection_is_not_sent(self, consume, broker):
         consumer = consume(broker)
         begin(consumer)
@@ -232,6 +242,7 @@ class TestFaults:
 
 
 class TestTouchAndRequeue:
+    @pytest.mark.slow
     def test_messages_are_touched_while_they_are_handled(self, consume, broker):
         broker.msg_timeout_ms = 400
         consumer = consume(broker)
@@ -265,6 +276,7 @@ class TestTouchAndRequeue:
         one(consumer).requeue(timedelta(days=100_000), backoff=False)
         broker.wait_for(f"REQ 2 {1 << 40}")
 
+    @pytest.mark.slow
     def test_messages_that_nobody_took_are_given_back_without_delay(self, consume, broker):
         consumer = consume(broker, max_in_flight=3)
         begin(consumer)
@@ -372,6 +384,7 @@ class TestDiscovery:
 
 
 class TestEnd:
+    @pytest.mark.slow
     def test_a_message_behind_close_wait_goes_back(self, consume, broker, caplog):
         consumer = consume(broker)
         begin(consumer)
@@ -407,6 +420,7 @@ class TestEnd:
         broker.wait_for("closed")
         assert consumer.drain(0) is True
 
+    @pytest.mark.slow
     def test_messages_go_back_when_the_broker_sends_no_more(self, consume, broker):
         consumer = consume(broker, max_in_flight=3)
         begin(consumer)

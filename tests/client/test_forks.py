@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os
 from pyqd.client import Producer
@@ -16,6 +18,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.slow
 def test_a_fork_after_a_producer_was_closed_writes_no_error() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")

@@ -198,6 +198,7 @@ def test_a_request_that_may_not_be_repeated_is_sent_once(opened):
         assert len(stub.requests) == 1
 
 
+@pytest.mark.slow
 def test_passing_trouble_is_retried_until_an_answer_comes(opened):
     answers = iter([None, json_answer({"message": "INTERNAL_ERROR"}, 500), json_answer({}, 503), json_answer({"v": 1})])
     with http_stub(lambda path, query: next(answers)) as stub:

@@ -371,6 +371,7 @@ def test_consumers_and_producers_outlast_a_restart_of_the_broker(connection: Con
     daemon.wait_for_channel("work", "celery", in_flight_count=0, depth=0)
 
 
+@pytest.mark.slow
 def test_tls_is_set_in_the_url(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     flags = (*certificates.server_flags(), "-tls-required=tcp-https")
@@ -421,6 +422,7 @@ def test_the_child_of_a_fork_leaves_the_connection_of_its_parent_alone(connectio
     assert collector.collect(1) == [2]
 
 
+@pytest.mark.slow
 def test_an_installed_pyqd_makes_kombu_know_the_scheme() -> None:
     program = "from kombu import Connection, Producer; print(Connection('pyqd://').transport_cls)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)

@@ -76,6 +76,7 @@ def test_a_closed_producer_has_logged_its_last_line(publisher: Publisher) -> Non
     assert "closed with 1 messages that no broker has acknowledged" in publisher.lines
 
 
+@pytest.mark.slow
 def test_lines_about_messages_are_published(publisher: Publisher, scripted: PublishBroker) -> None:
     with scripted_brokers("a") as (broker,):
         broker.admit()

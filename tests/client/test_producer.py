@@ -91,6 +91,7 @@ class TestPublish:
             future.result(WAIT_S)
         assert read(2000) == bodies
 
+    @pytest.mark.slow
     def test_close_waits_for_what_was_submitted(self, face, address, read, topic):
         producer = face.producer(address)
         for number in range(500):
@@ -110,6 +111,7 @@ class TestPublish:
         with pytest.raises(ClosedError, match="closed"):
             producer.submit(topic, b"x")
 
+    @pytest.mark.slow
     def test_many_threads_share_a_connection(self, face, broker, address, read, topic):
         producer = face.producer(address, client_id="shared")
         errors = []
@@ -139,6 +141,7 @@ class TestPublish:
 
 
 class TestDueTimes:
+    @pytest.mark.slow
     @pytest.mark.pyqd_only(reason="the forms differ in the client only, and a test takes 5 s on nsqd")
     @pytest.mark.parametrize(
         "due",
@@ -158,6 +161,7 @@ class TestDueTimes:
         # A due time is rounded to milliseconds.
         assert time.time() - started_s >= 0.299
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["publish", "submit", "publish_many"])
     def test_a_message_does_not_come_before_its_due_time(self, face, producer, address, topic, how):
         started_s = time.monotonic()
@@ -171,6 +175,7 @@ class TestDueTimes:
         message.finish()
         assert time.monotonic() - started_s >= 0.3
 
+    @pytest.mark.slow
     def test_each_message_of_a_batch_has_its_own(self, face, producer, address, topic):
         messages = [
             Outgoing(b"late", delay=0.6),
@@ -188,6 +193,7 @@ class TestDueTimes:
         assert set(got[:2]) == {b"now", b"past"}
         assert got[2:] == [b"middle", b"late"]
 
+    @pytest.mark.slow
     def test_the_due_time_of_a_batch_is_for_those_without_their_own(self, face, producer, address, topic):
         producer.publish_many(topic, [b"batch", Outgoing(b"own", delay=0.01)], delay=0.5)
         consumer = face.consumer(topic, nsqd=address, max_in_flight=10)

@@ -89,11 +89,13 @@ class TestNoBroker:
         with pytest.raises(NotConnectedError, match="no-such-host"):
             producer.publish("t", b"x")
 
+    @pytest.mark.slow
     def test_a_unix_socket_that_does_not_exist(self, face, tmp_path):
         producer = face.producer(str(tmp_path / "none"), timeout=0.3)
         with pytest.raises(NotConnectedError, match="No such file"):
             producer.publish("t", b"x")
 
+    @pytest.mark.slow
     def test_an_address_of_a_name_that_swallows_packets_is_passed_over(self, face, scripted, monkeypatch):
         host, port = scripted.address.split(":")
         with swallowing() as hole:
@@ -214,6 +216,7 @@ class TestThreads:
         assert scripted.bodies()[-1] == b"2"
         assert "can't start new thread; heartbeats are answered only while the program waits" in caplog.text
 
+    @pytest.mark.slow
     def test_a_lookup_daemon_is_asked_by_the_thread_that_waits(self, face):
         producer = face.producer(lookupd=f"127.0.0.1:{free_port()}", lookupd_poll_interval=0.05, timeout=0.3)
         with pytest.raises(NotConnectedError, match="Connection refused"):
@@ -258,6 +261,7 @@ class TestConnect:
 
 
 class TestAnswers:
+    @pytest.mark.slow
     def test_a_broker_that_never_answers(self, face, scripted):
         scripted.answer = never
         producer = face.producer(scripted.address)
@@ -267,6 +271,7 @@ class TestAnswers:
         assert isinstance(caught.value, TimeoutError)
         assert producer.stats()["pending"] == 0
 
+    @pytest.mark.slow
     def test_a_submitted_message_without_an_answer_fails_too(self, face, scripted):
         scripted.answer = never
         producer = face.producer(scripted.address, timeout=0.3, **SOON)
@@ -274,12 +279,14 @@ class TestAnswers:
             producer.submit("t", b"x").result(WAIT_S)
         assert caught.value.may_have_happened is True
 
+    @pytest.mark.slow
     def test_without_a_connection_nothing_has_happened(self, face):
         producer = face.producer(f"127.0.0.1:{free_port()}", timeout=0.2)
         with pytest.raises(NotConnectedError) as caught:
             producer.publish("t", b"x")
         assert not isinstance(caught.value, UnansweredError)
 
+    @pytest.mark.slow
     def test_a_late_answer_is_not_taken_for_that_of_the_next_publish(self, face, scripted):
         late = threading.Event()
 
@@ -298,6 +305,7 @@ class TestAnswers:
         with pytest.raises(RefusedError, match="E_PUB_FAILED"):
             future.result(WAIT_S)
 
+    @pytest.mark.slow
     def test_one_impatient_publish_leaves_the_others_alone(self, face, scripted):
         late = threading.Event()
 
@@ -346,6 +354,7 @@ class TestAnswers:
         with pytest.raises(ProtocolError, match="instead of OK"):
             producer.submit("t", b"x").result(WAIT_S)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("answer", "greeting"),
         [(frame(9, b""), None), (None, frame(ERROR, b"E_AUTH_FAILED later"))],
@@ -427,6 +436,7 @@ class TestLostConnections:
             producer.publish("t", b"x")
         assert scripted.bodies() == [b"x"]
 
+    @pytest.mark.slow
     def test_a_broker_that_hangs_up_each_time_is_tried_until_the_timeout(self, face, scripted):
         scripted.answer = hang_up
         producer = face.producer(scripted.address, timeout=0.5, **SOON)
@@ -525,6 +535,7 @@ class TestSeveralBrokers:
             assert dead.connection_count <= 6
             assert len(alive.published) > 20
 
+    @pytest.mark.slow
     def test_an_open_breaker_lets_one_attempt_through(self, face):
         with socket.socket() as listener:
             # Bound without listening: connections are refused.
@@ -583,6 +594,7 @@ class TestBuffer:
         producer.publish("t", bytes(100_000))
         assert [len(body) for body in scripted.bodies()] == [100_000]
 
+    @pytest.mark.slow
     def test_space_is_there_again_after_answers(self, face, scripted):
         producer = face.producer(scripted.address, max_pending_bytes=10_000)
         for _ in range(300):
@@ -594,6 +606,7 @@ class TestBuffer:
         assert producer.flush(WAIT_S)
         assert len(scripted.published) == 300
 
+    @pytest.mark.slow
     def test_threads_wait_for_space(self, face, scripted):
         producer = face.producer(scripted.address, max_pending_bytes=3000)
         errors = []
@@ -615,6 +628,7 @@ class TestBuffer:
 
 
 class TestClose:
+    @pytest.mark.slow
     def test_what_is_unanswered_fails(self, face, scripted, caplog):
         scripted.answer = never
         producer = face.producer(scripted.address)

@@ -55,6 +55,7 @@ class TestTls:
         with pytest.raises(SettingError, match=f"{name} is given, but TLS is off: add tls=True"):
             make_settings({name: "x"})
 
+    @pytest.mark.slow
     def test_files_beside_a_context_are_refused(self):
         with pytest.raises(SettingError, match="load the files into the context"):
             Settings(tls=ssl.create_default_context(), tls_ca="ca.pem")

@@ -456,6 +456,7 @@ def test_ranges_lost_by_a_failed_sync_are_written_by_the_next(tmp_path: Path, fa
     broker.close()
 
 
+@pytest.mark.slow
 def test_many_topics_are_synced_one_by_one_after_the_file_system_has_failed(tmp_path: Path) -> None:
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files)

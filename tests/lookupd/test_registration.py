@@ -170,6 +170,7 @@ def test_addresses_come_and_go(world: World) -> None:
     wait_for(lambda: not kept.running and not added.running)
 
 
+@pytest.mark.slow
 def test_pings_are_sent_while_nothing_changes_and_while_much_changes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_pings_are_sent_while_nothing_changes_and_while_much_changes(
     assert len(lookupd.talks) == 1
 
 
+@pytest.mark.slow
 def test_pings_are_sent_if_there_is_always_another_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "PING_S", 0.05)
 
@@ -278,6 +280,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_lookup_daemon_is_logged_once_and_used_when_it_is_good(
     world: World, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -309,6 +312,7 @@ def test_bytes_that_come_while_nothing_is_asked_end_the_connection(world: World)
     wait_for(lambda: lookupd.commands == ["REGISTER t"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
@@ -345,6 +349,7 @@ def test_a_reply_without_a_broadcast_address_is_reported(world: World, caplog: p
     assert registered.is_connected
 
 
+@pytest.mark.slow
 def test_changes_beyond_the_queue_are_sent_after_reconnecting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CHANGES_MAX", 10)
     held = gevent.event.Event()
@@ -383,6 +388,7 @@ def test_a_topic_with_many_channels_leaves_by_reconnecting(world: World, monkeyp
     wait_for(lambda: len(lookupd.talks) == 2 and lookupd.commands == ["REGISTER u"])
 
 
+@pytest.mark.slow
 def test_a_burst_of_many_topics_does_not_hold_the_loop() -> None:
     count = 50_000
     lookupd = ScriptedLookupd()

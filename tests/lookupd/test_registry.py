@@ -226,6 +226,7 @@ class Model:
             assert producers_of(self.registry, name) == sorted(self.held.get((name, ""), ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_random_registrations_agree_with_a_plain_model(seed: int) -> None:
     model = Model(seed)

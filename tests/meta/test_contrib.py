@@ -104,6 +104,7 @@ def test_the_flags_in_the_head_of_a_unit_exist(name: str) -> None:
     assert set(flags_in(variable[2])) <= {flag.name for flag in UNITS[name]}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize("name", UNITS)
 def test_systemd_has_nothing_to_say_about_a_unit(name: str, tmp_path: Path) -> None:

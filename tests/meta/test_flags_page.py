@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pyqd.config.options import FLAGS, parse_settings
 from tests.meta.repository import ROOT
 
@@ -13,6 +15,7 @@ PAGE = ROOT / "docs" / "flags.md"
 GUIDE = ROOT / "docs" / "configuration.md"
 
 
+@pytest.mark.slow
 def test_the_page_of_flags_matches_the_options() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "flags_page.py"), "--print"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -154,12 +154,14 @@ def test_a_pod_is_not_killed_before_its_broker_has_drained_and_stopped() -> None
     assert grace_s >= int(before_s) + drain_s + STOP_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_broker_that_answers_ping_is_alive_also_while_it_drains(status: int) -> None:
     with answering(status) as port:
         assert liveness(port) == 0
 
 
+@pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_not_alive() -> None:
     with answering(200) as port:
         pass

@@ -29,6 +29,7 @@ def test_every_module_lies_in_a_layer() -> None:
     assert sorted(name for name in names - {"pyqd", "pyqd.hot"} if layers.layer_of(name) is None) == []
 
 
+@pytest.mark.slow
 def test_a_module_imports_only_from_layers_that_its_own_may_use() -> None:
     forbidden = [
         f"{relative(path)}:{found.line} imports {found.name}"

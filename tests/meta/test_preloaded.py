@@ -49,6 +49,7 @@ def close(process: Process) -> None:
         pipe.close()
 
 
+@pytest.mark.slow
 def test_a_program_gets_what_its_start_gives_and_nothing_else(tmp_path: Path) -> None:
     code, facts, error = echo(tmp_path, "0", "a b", ODD="1")
     assert (code, error) == (0, b"input")
@@ -61,6 +62,7 @@ def test_a_program_gets_what_its_start_gives_and_nothing_else(tmp_path: Path) ->
     assert "ODD" not in echo(tmp_path, "0")[1]["variables"]
 
 
+@pytest.mark.slow
 def test_variables_that_the_interpreter_reads_at_its_start_get_a_process_of_their_own(tmp_path: Path) -> None:
     assert echo(tmp_path, "0", PYTHONHASHSEED="1")[1]["variables"]["PYTHONHASHSEED"] == "1"
 
@@ -87,6 +89,7 @@ def test_programs_run_side_by_side_and_take_signals(tmp_path: Path) -> None:
     close(second)
 
 
+@pytest.mark.slow
 def test_programs_go_on_and_new_ones_start_if_the_process_that_forks_is_killed(tmp_path: Path) -> None:
     first = waiting(tmp_path)
     os.kill(parent_of(first), signal.SIGKILL)

@@ -37,6 +37,7 @@ def test_stepping_that_the_system_refuses_is_seen(
         list(stepping.states_of(tmp_path, lambda: None))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="single steps of x86-64")
 def test_stepping_shows_single_stores_and_some_states_of_a_long_copy(tmp_path: Path) -> None:
     directory = tmp_path / "data"

@@ -16,6 +16,7 @@ INDEX = ROOT / "docs" / "tools" / "README.md"
 MAN_PAGES = sorted((ROOT / "man").glob("*.1"))
 
 
+@pytest.mark.slow
 def test_flags_and_man_pages_match_the_tools() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "tool_pages.py"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

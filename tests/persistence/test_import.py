@@ -243,6 +243,7 @@ def test_attempts_outlive_a_kill_before_the_message_was_delivered(tmp_path):
     assert sorted(taken(channel)) == [(1, 65_001), (2, 1)]
 
 
+@pytest.mark.slow
 def test_a_large_queue_beside_a_small_one_takes_long_runs(tmp_path):
     write_metadata(tmp_path, {"t": ["all", "few"]})
     write_queue(tmp_path, "t:all", messages(*range(20_000)))
@@ -332,6 +333,7 @@ def error_of_import(path, files):
     return None
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_import_and_leaves_nsqd_s_files_as_they_were(tmp_path):
     write_example(tmp_path)
     before = snapshot(tmp_path)

@@ -57,6 +57,7 @@ def origin(tmp_path: Path) -> tuple[str, bytes]:
     return written(tmp_path / "origin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_failed", [False, True])
 def test_a_file_cut_at_any_byte_keeps_the_whole_records_before_the_cut(tmp_path, origin, power_failed):
     name, content = origin
@@ -74,6 +75,7 @@ def test_a_file_cut_within_its_header_is_set_aside(tmp_path, origin):
         assert (bodies_of(log), log.damage.found_count) == ([], 1), cut
 
 
+@pytest.mark.slow
 def test_a_tail_lost_after_any_byte_keeps_the_records_before_it(tmp_path, origin):
     name, content = origin
     for cut in range(SEGMENT_HEADER_BYTES, OFFSETS[-1]):
@@ -85,6 +87,7 @@ def test_a_tail_lost_after_any_byte_keeps_the_records_before_it(tmp_path, origin
         goes_on(tmp_path, log, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
 def test_any_damaged_byte_loses_its_record_and_no_other(tmp_path, origin, flip):
     name, content = origin
@@ -130,6 +133,7 @@ def test_leftovers_in_a_segment_without_records_do_not_take_the_numbers_of_the_n
     assert (bodies_of(log), log.end) == ([large], 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150))
 @given(
     mutations=st.lists(

@@ -260,6 +260,7 @@ def test_stats_leave_out_empty_fields(guarded: Daemon, topic: str) -> None:
         assert "auth_identity_url" not in shown
 
 
+@pytest.mark.slow
 def test_the_auth_server_is_asked_by_get(run: Run, own_authd: AuthServer) -> None:
     server = run(f"-auth-http-address={own_authd.address}")
     secret = "s e+c/r&t=\N{LATIN SMALL LETTER E WITH ACUTE}"
@@ -272,6 +273,7 @@ def test_the_auth_server_is_asked_by_get(run: Run, own_authd: AuthServer) -> Non
     assert query.headers["accept"] == "application/vnd.nsq; version=1.0"
 
 
+@pytest.mark.slow
 def test_the_auth_server_is_asked_by_post(run: Run, own_authd: AuthServer) -> None:
     server = run(f"-auth-http-address=http://{own_authd.address}/who/is", "-auth-http-request-method=post")
     with authed(server, "s<&>"):
@@ -282,6 +284,7 @@ def test_the_auth_server_is_asked_by_post(run: Run, own_authd: AuthServer) -> No
     assert query.headers["content-type"] == "application/json"
 
 
+@pytest.mark.slow
 def test_the_auth_server_gets_the_use_of_tls_and_the_name_of_the_certificate(
     run: Run, own_authd: AuthServer, certificates: Certificates
 ) -> None:
@@ -300,6 +303,7 @@ def test_the_auth_server_gets_the_use_of_tls_and_the_name_of_the_certificate(
     assert query.values["common_name"] == ["client"]
 
 
+@pytest.mark.slow
 def test_a_redirection_is_followed(run: Run, own_authd: AuthServer) -> None:
     own_authd.answer = lambda query: (
         state(entry()) if query.path == "/there" else Answer(302, b"", (("Location", "/there?secret=s"),))
@@ -308,6 +312,7 @@ def test_a_redirection_is_followed(run: Run, own_authd: AuthServer) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_of_several_servers_one_that_answers_is_enough(run: Run, own_authd: AuthServer) -> None:
     server = run(f"-auth-http-address=127.0.0.1:{free_port()}", f"-auth-http-address={own_authd.address}")
     for _ in range(4):
@@ -316,6 +321,7 @@ def test_of_several_servers_one_that_answers_is_enough(run: Run, own_authd: Auth
     assert len(own_authd.queries) == 4
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_is_a_failed_auth(run: Run) -> None:
     server = run(f"-auth-http-address=127.0.0.1:{free_port()}")
     with Client(server.tcp_address) as client:
@@ -323,6 +329,7 @@ def test_a_server_that_is_down_is_a_failed_auth(run: Run) -> None:
         client.expect_fatal("E_AUTH_FAILED", "AUTH failed")
 
 
+@pytest.mark.slow
 def test_a_slow_auth_server_fails_the_auth_and_delays_no_other_client(run: Run, own_authd: AuthServer) -> None:
     def slow(query: Query) -> Answer:
         if query.secret == "slow":
@@ -398,6 +405,7 @@ def test_when_no_server_answers_any_more_it_ends_with_its_time(run: Run, own_aut
         client.expect_closed()
 
 
+@pytest.mark.slow
 def test_a_server_may_send_on_to_https(run: Run, own_authd: AuthServer, certificates: Certificates) -> None:
     secured = AuthServer(context=server_context(certificates))
     try:
@@ -410,6 +418,7 @@ def test_a_server_may_send_on_to_https(run: Run, own_authd: AuthServer, certific
         secured.stop()
 
 
+@pytest.mark.slow
 def test_an_auth_server_with_an_unknown_certificate_is_not_queried(run: Run, certificates: Certificates) -> None:
     secured = AuthServer(context=server_context(certificates))
     try:
@@ -422,6 +431,7 @@ def test_an_auth_server_with_an_unknown_certificate_is_not_queried(run: Run, cer
         secured.stop()
 
 
+@pytest.mark.slow
 def test_without_auth_servers_auth_is_disabled(run: Run) -> None:
     server = run()
     with Client(server.tcp_address) as client:

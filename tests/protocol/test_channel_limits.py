@@ -36,6 +36,7 @@ def test_no_more_than_the_burst_comes_at_once(client: Client, connect: Connect, 
     server.wait_for_channel(topic, "c", depth=0, in_flight_count=20)
 
 
+@pytest.mark.slow
 def test_a_limited_channel_resumes_without_a_command(client: Client, server: Daemon, topic: str) -> None:
     make_channel(server, topic)
     limit(server, topic, rate="400", burst="1")
@@ -44,6 +45,7 @@ def test_a_limited_channel_resumes_without_a_command(client: Client, server: Dae
     assert [message.body for message in client.read_messages(200)] == [b"%d" % number for number in range(200)]
 
 
+@pytest.mark.slow
 def test_every_consumer_gets_its_share(client: Client, connect: Connect, server: Daemon, topic: str) -> None:
     make_channel(server, topic)
     limit(server, topic, rate="300", burst="3")

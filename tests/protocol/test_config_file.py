@@ -70,6 +70,7 @@ def test_a_flag_comes_before_the_file(start: Start) -> None:
     assert (reply["max_rdy_count"], reply["msg_timeout"], reply["max_msg_timeout"]) == (50, 20_000, 180_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -31,6 +31,7 @@ def dmpub_each(topic: str, timed: Sequence[tuple[int, bytes]], word: str = "each
     return f"DMPUB {topic} {word}\n".encode() + int32(len(inner)) + inner
 
 
+@pytest.mark.slow
 def test_all_come_after_the_one_delay(client: Client, connect: Connect, server: Daemon, topic: str) -> None:
     client.sub(topic, rdy_count=10)
     sent_ms = now_ms()
@@ -40,6 +41,7 @@ def test_all_come_after_the_one_delay(client: Client, connect: Connect, server: 
     assert now_ms() >= sent_ms + 300
 
 
+@pytest.mark.slow
 def test_each_comes_after_its_own_delay(client: Client, topic: str) -> None:
     client.sub(topic, rdy_count=10)
     client.send(dmpub_each(topic, [(600, b"last"), (0, b"now"), (300, b"then")]))
@@ -47,6 +49,7 @@ def test_each_comes_after_its_own_delay(client: Client, topic: str) -> None:
     assert [message.body for message in client.read_messages(3)] == [b"now", b"then", b"last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["@each", "@all"])
 def test_moments_are_unix_milliseconds(client: Client, topic: str, word: str) -> None:
     client.sub(topic, rdy_count=10)
@@ -62,6 +65,7 @@ def test_moments_are_unix_milliseconds(client: Client, topic: str, word: str) ->
     assert now_ms() >= due_ms
 
 
+@pytest.mark.slow
 def test_every_channel_gets_them(client: Client, connect: Connect, server: Daemon, topic: str) -> None:
     consumers = [connect() for _ in range(3)]
     for number, consumer in enumerate(consumers):

@@ -11,6 +11,7 @@ from tests.support.nsq import Client, dpub, int32
 from tests.support.server import Daemon
 
 
+@pytest.mark.slow
 def test_a_deferred_message_comes_when_it_is_due_and_not_before(
     client: Client, connect: Connect, server: Daemon, timed_topic: str
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_deferred_message_comes_when_it_is_due_and_not_before(
     server.wait_for_channel(timed_topic, "c", deferred_count=0, in_flight_count=0, message_count=2)
 
 
+@pytest.mark.slow
 def test_messages_come_in_the_order_they_are_due(client: Client, timed_topic: str) -> None:
     for defer_ms in (500, 100, 300):
         client.dpub(timed_topic, defer_ms, str(defer_ms).encode())

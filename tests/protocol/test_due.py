@@ -16,6 +16,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@pytest.mark.slow
 def test_a_message_is_delivered_at_its_due_time_and_not_before(client: Client, timed_topic: str) -> None:
     client.sub(timed_topic, rdy_count=1)
     due_ms = now_ms() + 300

@@ -180,6 +180,7 @@ def test_a_requeued_message_may_go_to_another_consumer(connect: Connect, topic: 
     assert second.read_message() == message._replace(attempts=2)
 
 
+@pytest.mark.slow
 def test_a_message_requeued_for_later_comes_when_it_is_due_and_not_before(
     client: Client, server: Daemon, timed_topic: str
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_conversation_byte_by_byte(connect: Connect, server: Daemon, topic: st
     server.wait_for_topic(topic, message_count=MESSAGE_COUNT)
 
 
+@pytest.mark.slow
 def test_a_conversation_cut_in_two_at_every_byte(connect: Connect, server: Daemon, topic: str) -> None:
     talk = b"  V2" + conversation(topic)
     fence = connect()

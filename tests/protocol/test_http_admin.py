@@ -154,6 +154,7 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(server: Daemon, topic: st
     wait_until(lambda: server.topic(name) is None, "the ephemeral topic is gone")
 
 
+@pytest.mark.slow
 def test_an_emptied_channel_has_nothing_left(server: Daemon, connect: Connect, topic: str) -> None:
     consumer, publisher = connect(), connect()
     consumer.sub(topic, "c", rdy_count=2)
@@ -173,6 +174,7 @@ def test_an_emptied_channel_has_nothing_left(server: Daemon, connect: Connect, t
     assert {message.body for message in consumer.read_messages(2)} == {b"a", b"b"}
 
 
+@pytest.mark.slow
 def test_an_emptied_topic_drops_messages_without_a_channel(server: Daemon, connect: Connect, topic: str) -> None:
     publisher = connect()
     publisher.pub_each(topic, [b"1", b"2"])
@@ -187,6 +189,7 @@ def test_an_emptied_topic_drops_messages_without_a_channel(server: Daemon, conne
     server.wait_for_channel(topic, "c", depth=1)
 
 
+@pytest.mark.slow
 def test_emptying_a_paused_topic_keeps_the_messages_of_its_channels(
     server: Daemon, connect: Connect, topic: str
 ) -> None:

@@ -21,6 +21,7 @@ def expect_text(reply: Reply, status: int = 200) -> str:
     return reply.body.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["", "cmdline", "symbol", *(f"{name}?debug=1" for name in PROFILES)])
 def test_the_paths_of_pprof_answer_with_text(server: Daemon, path: str) -> None:
     reply = server.http("GET", f"/debug/pprof/{path}")
@@ -59,6 +60,7 @@ def test_a_block_rate_and_freeing_memory_are_answered(server: Daemon) -> None:
     assert expect_text(server.http("POST", "/debug/freememory")).endswith(" bytes returned\n")
 
 
+@pytest.mark.slow
 @pyqd_only
 def test_the_heap_is_shown_by_type_and_if_traced_by_line(server: Daemon) -> None:
     text = expect_text(server.http("GET", "/debug/heap"))

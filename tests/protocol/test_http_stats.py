@@ -262,6 +262,7 @@ def test_text_of_an_unknown_topic_says_none(server: Daemon) -> None:
     assert "Memory" not in text
 
 
+@pytest.mark.slow
 def test_nsqadmin_finds_its_way(server: Daemon, connect: Connect, topic: str) -> None:
     work(server, connect, topic)
     admin = Admin(server)

@@ -42,6 +42,7 @@ def test_without_the_flag_there_are_none(client: Client, server: Daemon, topic: 
     assert latencies(server, topic) == (nothing, {"c": nothing})
 
 
+@pytest.mark.slow
 def test_a_topic_without_channels_has_null_and_an_idle_channel_zeros(measuring: Daemon, topic: str) -> None:
     measuring.http("POST", "/topic/create", topic=topic)
     assert latencies(measuring, topic) == ({"count": 0, "percentiles": None}, {})
@@ -89,6 +90,7 @@ def test_a_topic_has_those_of_its_channels_together_and_text_for_people(measurin
     assert re.search(rf"\[{topic} *\] .* e2e%: {number}, {number}, {number}\n", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["0", "1.5", "-0.5"])
 def test_an_invalid_percentile_is_refused(implementation: Implementation, value: str, tmp_path_factory: Any) -> None:
     directory = tmp_path_factory.mktemp("none")

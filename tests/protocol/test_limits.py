@@ -56,6 +56,7 @@ def test_a_line_without_an_end_is_cut_off_as_soon_as_it_is_too_long(client: Clie
     client.expect_closed()
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_hurts_no_other(connect: Connect, server: Daemon, topic: str) -> None:
     deaf = connect(receive_buffer_bytes=4096)
     deaf.sub(topic, "deaf", rdy_count=2500)
@@ -76,6 +77,7 @@ def test_a_client_that_never_reads_hurts_no_other(connect: Connect, server: Daem
     server.wait_for_channel(topic, "deaf", client_count=0)
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_its_answers_hurts_no_other(connect: Connect, server: Daemon, topic: str) -> None:
     deaf = connect(receive_buffer_bytes=4096)
     for _ in range(20):
@@ -85,6 +87,7 @@ def test_a_client_that_never_reads_its_answers_hurts_no_other(connect: Connect, 
     deaf.expect_ok(10_000)
 
 
+@pytest.mark.slow
 def test_a_consumer_that_reads_late_gets_everything(connect: Connect, topic: str) -> None:
     late = connect(receive_buffer_bytes=4096)
     late.sub(topic, rdy_count=2500)
@@ -96,6 +99,7 @@ def test_a_consumer_that_reads_late_gets_everything(connect: Connect, topic: str
     late.expect_alive()
 
 
+@pytest.mark.slow
 def test_hundreds_of_connections_at_once_work(connect: Connect, server: Daemon, topic: str) -> None:
     clients = [connect() for _ in range(300)]
     for client in clients:
@@ -105,6 +109,7 @@ def test_hundreds_of_connections_at_once_work(connect: Connect, server: Daemon, 
     server.wait_for_topic(topic, message_count=300)
 
 
+@pytest.mark.slow
 def test_connections_that_come_and_go_leave_nothing_behind(connect: Connect, server: Daemon, topic: str) -> None:
     for number in range(100):
         client = connect()
@@ -116,6 +121,7 @@ def test_connections_that_come_and_go_leave_nothing_behind(connect: Connect, ser
     server.wait_for_channel(topic, "c", client_count=1)
 
 
+@pytest.mark.slow
 def test_the_greatest_command_of_all_is_taken(client: Client, server: Daemon, topic: str) -> None:
     # Five messages of the greatest size do not fit the greatest body; the inner sizes may exceed it.
     client.send(mpub(topic, [b"x" * 1048576] * 6, body_size=5242880))

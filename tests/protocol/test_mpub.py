@@ -37,6 +37,7 @@ def test_ids_are_unique_within_one_command(client: Client, topic: str) -> None:
     assert len({message.id for message in client.read_messages(2000)}) == 2000
 
 
+@pytest.mark.slow
 def test_a_body_of_megabytes_is_taken(client: Client, server: Daemon, topic: str) -> None:
     client.mpub(topic, [b"x" * MESSAGE_BYTES_MAX] * 4)
     server.wait_for_topic(topic, message_count=4, message_bytes=4 * MESSAGE_BYTES_MAX)
@@ -46,6 +47,7 @@ def numbered(first: int, count: int) -> list[bytes]:
     return [b"%d " % number + b"x" * 400 for number in range(first, first + count)]
 
 
+@pytest.mark.slow
 def test_batches_received_in_one_segment_are_answered_one_by_one_and_stored_once(
     client: Client, server: Daemon, topic: str
 ) -> None:

@@ -37,6 +37,7 @@ def sampled(client: Client, server: Daemon, topic: str, sample_rate: int) -> int
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample_rate", "least", "most"), [(0, 1000, 1000), (99, 1000, 1000), (50, 350, 670), (1, 0, 120)]
 )
@@ -46,6 +47,7 @@ def test_about_as_many_come_as_were_asked_for(
     assert least <= sampled(client, server, topic, sample_rate) <= most
 
 
+@pytest.mark.slow
 def test_sampling_in_one_channel_leaves_the_other(client: Client, connect: Connect, server: Daemon, topic: str) -> None:
     other = connect()
     other.sub(topic, "other", rdy_count=2500)

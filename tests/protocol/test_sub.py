@@ -49,6 +49,7 @@ def test_a_failed_sub_makes_nothing(connect: Connect, server: Daemon, topic: str
     assert server.topic(topic) is None
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_is_taken_from_the_channel(connect: Connect, server: Daemon, topic: str) -> None:
     first, second = connect(), connect()
     first.sub(topic)

@@ -30,6 +30,7 @@ BAD_NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ODD_NAMES, "a" * 54 + "#ephemeral"])
 def test_odd_names_are_names_of_topics_and_channels(client: Client, server: Daemon, name: str) -> None:
     client.pub(name, b"x")
@@ -90,6 +91,7 @@ def test_every_channel_gets_every_message(connect: Connect, topic: str) -> None:
     assert all(messages == received[0] for messages in received)
 
 
+@pytest.mark.slow
 def test_the_first_channel_gets_earlier_messages_and_later_channels_do_not(
     connect: Connect, server: Daemon, topic: str
 ) -> None:
@@ -108,6 +110,7 @@ def test_the_first_channel_gets_earlier_messages_and_later_channels_do_not(
     server.wait_for_channel(topic, "second", message_count=1)
 
 
+@pytest.mark.slow
 def test_a_channel_keeps_messages_without_consumers(connect: Connect, server: Daemon, topic: str) -> None:
     consumer = connect()
     consumer.sub(topic)
@@ -121,6 +124,7 @@ def test_a_channel_keeps_messages_without_consumers(connect: Connect, server: Da
     assert sorted(message.body for message in other.read_messages(2)) == [b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_each_message_goes_to_one_consumer_of_a_channel(connect: Connect, server: Daemon, topic: str) -> None:
     consumers = [connect() for _ in range(4)]
     for consumer in consumers:
@@ -151,6 +155,7 @@ def test_a_consumer_without_ready_count_leaves_messages_to_the_others(connect: C
     full.expect_alive()
 
 
+@pytest.mark.slow
 def test_one_client_may_publish_to_many_topics(client: Client, server: Daemon, topic: str) -> None:
     for number in range(20):
         client.pub(f"{topic}_{number}", b"x" * (number + 1))
@@ -158,6 +163,7 @@ def test_one_client_may_publish_to_many_topics(client: Client, server: Daemon, t
     assert [topics[f"{topic}_{number}"]["message_bytes"] for number in range(20)] == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_an_ephemeral_channel_goes_with_its_last_consumer(connect: Connect, server: Daemon, topic: str) -> None:
     channel = "c#ephemeral"
     first, second = connect(), connect()
@@ -171,6 +177,7 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(connect: Connect, serv
     assert server.topic(topic) is not None
 
 
+@pytest.mark.slow
 def test_an_ephemeral_channel_that_comes_again_is_a_new_one(connect: Connect, server: Daemon, topic: str) -> None:
     channel = "c#ephemeral"
     producer, consumer = connect(), connect()

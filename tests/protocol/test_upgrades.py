@@ -65,6 +65,7 @@ def test_each_upgrade_is_granted_and_confirmed_by_an_ok_through_it(
     client.expect_alive()
 
 
+@pytest.mark.slow
 def test_messages_of_every_size_arrive_as_they_were(
     upgraded: Upgrading, upgrades: dict[str, object], topic: str
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_fatal_error_comes_through_the_upgrades(upgraded: Upgrading, upgrades:
     client.expect_fatal("E_INVALID", "invalid command WHAT")
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_gets_all_of_it_later(
     upgraded: Upgrading, upgrades: dict[str, object], topic: str
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_topic_is_deleted_whole_though_nothing_more_can_be_mapped(simulate):
     )
 
 
+@pytest.mark.slow
 def test_a_sync_writes_the_ranges_that_the_previous_process_failed_to_sync(simulate):
     simulate(
         sync_each=True,

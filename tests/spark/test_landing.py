@@ -136,6 +136,7 @@ def test_a_full_disk_is_a_disk_full_error_and_leaves_nothing_visible(tmp_path: P
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_only_hidden_files_which_can_be_swept(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys

@@ -71,6 +71,7 @@ def test_each_message_of_two_brokers_is_read_once_and_again_the_same(brokers, to
     assert read(asked, ranges) == table
 
 
+@pytest.mark.slow
 def test_pages_of_any_size_make_the_same_rows(broker, topic, monkeypatch):
     publish_numbers(broker, topic, 0, 3000)
     whole = read(settings(broker, topic))
@@ -202,6 +203,7 @@ def test_a_damaged_page_fails_or_leaves_the_damaged_messages_out(broker, topic):
     assert numbers_in(table) == [number for number in range(100) if number != 42]
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_gone_fails_the_task(make_broker, topic):
     broker = make_broker()
     publish_numbers(broker, topic, 0, 10)
@@ -213,6 +215,7 @@ def test_a_broker_that_is_gone_fails_the_task(make_broker, topic):
             read(settings(broker, topic, failOnDataLoss=lose), ranges)
 
 
+@pytest.mark.slow
 def test_a_task_sits_out_the_restart_of_a_killed_broker(make_broker, topic, monkeypatch):
     monkeypatch.setattr(decode, "PAGE_BYTES", 50_000)
     broker = make_broker()

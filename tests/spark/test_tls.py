@@ -237,6 +237,7 @@ def encrypted(certificate: Certificate, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_named_with_its_option(certificates: Certificates, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").touch()
     client = certificates.client

@@ -364,6 +364,7 @@ def test_asyncio_iteration_and_batches_end_when_no_message_is_due(broker: Memory
     assert broker.topic_stats("orders", "email")["depth"] == 0  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_nothing_of_gevent_is_loaded() -> None:
     program = (
         "import sys\nfrom pyqd.testing import MemoryBroker\nbroker = MemoryBroker()\n"

@@ -118,6 +118,7 @@ VALUES_OF_TYPES = {DURATION: "5s", BOOL: "true"}
 FILES = {"tls_root_ca_file", "tls_cert", "tls_key"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OPTIONS.keys() - FILES))
 def test_each_option_makes_a_valid_producer_and_consumer(name: str) -> None:
     value = VALUES.get(name) or VALUES_OF_TYPES.get(OPTIONS[name].type, "5")

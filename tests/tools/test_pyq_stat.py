@@ -44,6 +44,7 @@ def channel(broker, topic) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "mistake"),
     [
@@ -79,6 +80,7 @@ def test_it_prints_its_version(run) -> None:
     assert re.fullmatch(rb"(pyq|nsq)_stat v[0-9.]+\n", run(TOOL, "--version").out)
 
 
+@pytest.mark.slow
 def test_each_line_has_the_numbers_of_the_channel(run, topic, http_address, channel) -> None:
     result = run(TOOL, f"--topic={topic}", "--channel=c", "--count=2", QUICK, f"--nsqd-http-address={http_address}")
     line = b"      0       0 |       1       1       0     1     1 |       1       0            3       1"
@@ -90,12 +92,14 @@ def test_each_line_has_the_numbers_of_the_channel(run, topic, http_address, chan
     assert lines[2:] in ([line] * 2, [on_disk] * 2)
 
 
+@pytest.mark.slow
 def test_the_header_comes_again_after_25_polls(run, topic, http_address, channel) -> None:
     arguments = (f"--topic={topic}", "--channel=c", "--count=26", "--interval=1ms")
     lines = run(TOOL, *arguments, f"--nsqd-http-address={http_address}").out.splitlines()
     assert (lines[:2], lines[26:28], len(lines)) == (HEADER, HEADER, 30)
 
 
+@pytest.mark.slow
 def test_brokers_are_found_by_lookup_daemons(run, topic, lookup, registration, channel) -> None:
     registration.register(topic)
     address = f"--lookupd-http-address={lookup.http_address}"
@@ -117,11 +121,13 @@ def test_a_channel_that_no_broker_has_ends_it_with_1(run, topic, http_address, c
     assert result.mistake() == f"ERROR: failed to find channel(other) in stats metadata for topic({topic})"
 
 
+@pytest.mark.slow
 def test_a_topic_that_no_broker_has_ends_it_with_1(run, topic, http_address) -> None:
     result = run(TOOL, f"--topic={topic}", "--channel=c", f"--nsqd-http-address={http_address}")
     assert (result.code, result.mistake()) == (1, "ERROR: failed to get nsqd stats - failed to query any nsqd:")
 
 
+@pytest.mark.slow
 def test_a_topic_that_no_lookup_daemon_knows_ends_it_with_1(run, topic, lookup) -> None:
     result = run(TOOL, f"--topic={topic}", "--channel=c", f"--lookupd-http-address={lookup.http_address}")
     assert result.code == 1
@@ -129,6 +135,7 @@ def test_a_topic_that_no_lookup_daemon_knows_ends_it_with_1(run, topic, lookup) 
     assert "got response 404 Not Found" in result.mistake()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flag", "program"), [("nsqd-http-address", "nsqd"), ("lookupd-http-address", "nsqlookupd")])
 def test_a_daemon_that_cannot_be_reached_ends_it_with_1(run, flag, program) -> None:
     result = run(TOOL, *NAMES, f"--{flag}=127.0.0.1:{free_port()}")
@@ -136,6 +143,7 @@ def test_a_daemon_that_cannot_be_reached_ends_it_with_1(run, flag, program) -> N
     assert result.mistake().startswith(f"ERROR: failed to get topic producers - failed to query any {program}: ")
 
 
+@pytest.mark.slow
 def test_one_broker_of_two_that_does_not_answer_ends_it_with_1(run, topic, http_address, channel) -> None:
     addresses = [f"--nsqd-http-address={address}" for address in (http_address, f"127.0.0.1:{free_port()}")]
     result = run(TOOL, f"--topic={topic}", "--channel=c", *addresses)
@@ -155,6 +163,7 @@ def test_a_broker_that_dies_ends_it_with_1(start, tmp_path) -> None:
     assert "ERROR: failed to get topic producers - " in result.err
 
 
+@pytest.mark.slow
 def test_it_dies_of_sigpipe_when_its_reader_has_gone(tools, topic, http_address, channel) -> None:
     arguments = (f"--topic={topic}", "--channel=c", QUICK, f"--nsqd-http-address={http_address}")
     process = subprocess.Popen([*tools.command(TOOL), *arguments], env=tools_environment(), stdout=subprocess.PIPE)
@@ -167,6 +176,7 @@ def test_it_dies_of_sigpipe_when_its_reader_has_gone(tools, topic, http_address,
 # Behaviour that the original does not have, and parts.
 
 
+@pytest.mark.slow
 def test_a_signal_does_not_wait_for_an_answer(start_ours) -> None:
     released = threading.Event()
 
@@ -180,6 +190,7 @@ def test_a_signal_does_not_wait_for_an_answer(start_ours) -> None:
         released.set()
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_come_in_time_ends_it_with_1(run) -> None:
     released = threading.Event()
 
@@ -220,6 +231,7 @@ def test_rates_are_messages_per_second_without_fractions(before, rates) -> None:
     assert line_of(now, before, 2.0).startswith(f"{rates} |      10       6       4     0     0 |")
 
 
+@pytest.mark.slow
 def test_a_broker_that_wants_https_is_asked_over_it(tools, tmp_path) -> None:
     certificates = Certificates(tmp_path)
     port = free_port()

@@ -63,6 +63,7 @@ def finished(broker, topic):
     broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, message_count=count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "mistake"),
     [
@@ -299,6 +300,7 @@ class TestWhatTheOriginalLacks:
         assert path.name == f"{topic}.{HOST}-000000.x.log.parquet"
         assert parquet.read_table(path)["value"].to_pylist() == [b"one", b"two"]
 
+    @pytest.mark.slow
     def test_one_encoding_at_most(self, run) -> None:
         result = run(TOOL, "--topic=t", NSQD, "--gzip", "--parquet")
         assert (result.code, result.mistake()) == (1, "use one of --gzip, --zstd and --parquet")
@@ -347,6 +349,7 @@ class TestWhatTheOriginalLacks:
             assert running.stop().code == 0
             assert set(bodies) <= set((disk / f"{topic}.{HOST}.x.log").read_bytes().split(b"\n"))
 
+    @pytest.mark.slow
     def test_a_directory_that_cannot_be_written_ends_it_before_a_message_is_taken(
         self, run, address, topic, tmp_path
     ) -> None:
@@ -385,6 +388,7 @@ class TestWhatTheOriginalLacks:
         }
 
 
+@pytest.mark.slow
 def test_parquet_without_its_package_says_what_to_install(tmp_path) -> None:
     (tmp_path / "pyarrow.py").write_text("raise ImportError")
     environment = tools_environment()

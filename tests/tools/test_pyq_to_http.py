@@ -36,6 +36,7 @@ def to_http(start, address, topic):
     return lambda *arguments: start(TOOL, *base, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "mistake"),
     [

@@ -46,6 +46,7 @@ def forward(start, address, topic):
     return start_it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "mistake"),
     [

@@ -170,6 +170,7 @@ def test_stats_follow_prints_figures_again_and_again(url: str, sqlite: Database,
         assert next(count for count in counts if count != 2) == 3
 
 
+@pytest.mark.slow
 def test_find_lists_messages(run: Callable[..., Any]) -> None:
     code, out, _ = run("find", "--topic=orders", "--channel=a")
     assert code == 0
@@ -181,6 +182,7 @@ def test_find_lists_messages(run: Callable[..., Any]) -> None:
     assert [line.split()[:4] for line in out.splitlines()[2:]] == [["0000000000000002", "orders", "a", "in_flight"]]
 
 
+@pytest.mark.slow
 def test_find_lists_messages_that_no_channel_has_got(run: Callable[..., Any], sqlite: Database, log: TraceLog) -> None:
     node = sqlite.node("log", "broker:4151")
     log.add("published", 9, "held")
@@ -209,6 +211,7 @@ def test_find_takes_conditions(run: Callable[..., Any], options: list[str], expe
     assert len(json.loads(out)["messages"]) == expected
 
 
+@pytest.mark.slow
 def test_stats_shows_topics_and_channels(run: Callable[..., Any]) -> None:
     code, out, _ = run("stats")
     figures = json.loads(out)
@@ -219,6 +222,7 @@ def test_stats_shows_topics_and_channels(run: Callable[..., Any]) -> None:
     assert "Deliveries" in out
 
 
+@pytest.mark.slow
 def test_stats_shows_lost_events(run: Callable[..., Any], sqlite: Database, log: TraceLog) -> None:
     _, out, _ = run("stats", "--table")
     assert "Lost events" not in out
@@ -336,6 +340,7 @@ def test_ship_ends_at_sigint_while_the_database_does_not_answer(
     assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ship_ends_at_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
     program = [sys.executable, "-X", "importtime", "-m", "pyqd.tools.pyq_trace", "ship"]
@@ -349,6 +354,7 @@ def test_ship_ends_at_a_signal_while_it_starts(tmp_path: Path, number: signal.Si
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_ship_names_a_lookup_daemon_that_does_not_answer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, brokers: list[TraceBroker]
 ) -> None:

@@ -105,6 +105,7 @@ def test_long_names_are_cut_and_nul_is_replaced(database: Database, log: TraceLo
     assert row["client"] == "x\ufffd" * 64
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_statement_takes_are_stored(database: Database, log: TraceLog, store: Store) -> None:
     for guid in range(1, 2504):
         log.add("published", guid, body=bytes(300))

@@ -76,6 +76,7 @@ def filled(database: Database, log: TraceLog, store: Store) -> Database:
     return database
 
 
+@pytest.mark.slow
 def test_messages_are_found_by_conditions(filled: Database) -> None:
     for conditions, expected in CONDITIONS:
         assert {int(row.message_id, 16) for row in find(filled, Query(**conditions))} == expected, conditions

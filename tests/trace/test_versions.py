@@ -38,6 +38,7 @@ def with_next(tmp_path: Path) -> Versions:
     return Versions(directory, "0003")
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_that_the_program_uses(empty_url: str) -> None:
     database = Database(empty_url)
     assert database.upgrade()
@@ -85,6 +86,7 @@ def test_the_newest_version_is_the_last_one_that_is_there() -> None:
     assert Versions().known[0] == versions.NEWEST
 
 
+@pytest.mark.slow
 def test_several_processes_may_make_the_tables_at_once(empty_url: str) -> None:
     databases = [Database(empty_url) for _ in range(4)]
     with ThreadPoolExecutor(len(databases)) as pool:
@@ -94,6 +96,7 @@ def test_several_processes_may_make_the_tables_at_once(empty_url: str) -> None:
         database.close()
 
 
+@pytest.mark.slow
 def test_making_the_tables_goes_on_where_a_killed_process_has_left_it(empty_url: str) -> None:
     database = Database(empty_url)
     database.upgrade()
@@ -105,6 +108,7 @@ def test_making_the_tables_goes_on_where_a_killed_process_has_left_it(empty_url:
     database.close()
 
 
+@pytest.mark.slow
 def test_rows_survive_an_upgrade(empty_url: str, with_next: Versions, log: TraceLog) -> None:
     database = Database(empty_url)
     database.upgrade()
@@ -131,6 +135,7 @@ def first_only(tmp_path: Path) -> Versions:
     return Versions(directory, "0001")
 
 
+@pytest.mark.slow
 def test_tables_of_the_first_version_are_upgraded_with_their_rows(
     empty_url: str, first_only: Versions, log: TraceLog
 ) -> None:

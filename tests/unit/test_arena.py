@@ -61,6 +61,7 @@ def run(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_more_files_than_may_be_mapped_are_read_and_written_at_will(tmp_path: Path, others: int) -> None:
     mappings = made(tmp_path)
     chance = random.Random(1)
@@ -74,6 +75,7 @@ def test_more_files_than_may_be_mapped_are_read_and_written_at_will(tmp_path: Pa
         assert (tmp_path / str(number)).read_bytes()[-1] == byte
 
 
+@pytest.mark.slow
 def test_a_process_has_no_more_mappings_for_more_idle_files(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     before = len(Path("/proc/self/maps").read_text().splitlines())
@@ -82,6 +84,7 @@ def test_a_process_has_no_more_mappings_for_more_idle_files(tmp_path: Path) -> N
     assert len(Path("/proc/self/maps").read_text().splitlines()) <= before + 2 * MAPPED_MAX
 
 
+@pytest.mark.slow
 def test_a_load_leaves_half_of_the_budget_mapped_and_every_file_as_it_was(tmp_path: Path, others: int) -> None:
     mappings = made(tmp_path)
     files = Files()
@@ -108,6 +111,7 @@ def test_a_load_leaves_half_of_the_budget_mapped_and_every_file_as_it_was(tmp_pa
     assert arena.mapped_count() <= MAPPED_MAX + others
 
 
+@pytest.mark.slow
 def test_threads_may_use_files_that_others_have_unmapped(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     files = Files()
@@ -133,6 +137,7 @@ def test_threads_may_use_files_that_others_have_unmapped(tmp_path: Path) -> None
     assert failures == []
 
 
+@pytest.mark.slow
 def test_a_pinned_file_stays_mapped(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     pinned = unmapped_one(mappings)
@@ -146,6 +151,7 @@ def test_a_pinned_file_stays_mapped(tmp_path: Path) -> None:
     assert not is_mapped(pinned)
 
 
+@pytest.mark.slow
 def test_a_renamed_file_is_mapped_by_its_new_name(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     moved = unmapped_one(mappings)
@@ -156,6 +162,7 @@ def test_a_renamed_file_is_mapped_by_its_new_name(tmp_path: Path) -> None:
     assert moved.path == str(tmp_path / "renamed")
 
 
+@pytest.mark.slow
 def test_a_removed_file_reads_as_zeros_and_never_as_another_file_of_its_name(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     removed = unmapped_one(mappings)
@@ -172,6 +179,7 @@ def test_a_removed_file_reads_as_zeros_and_never_as_another_file_of_its_name(tmp
     assert removed.view()[0] == 1
 
 
+@pytest.mark.slow
 def test_pinning_a_file_that_another_one_has_replaced_is_an_error(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     replaced = unmapped_one(mappings)
@@ -196,6 +204,7 @@ SPOILED = """
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_unexpectedly_ends_the_process_by_name(tmp_path: Path) -> None:
     done = run(SPOILED, tmp_path)
     assert done.returncode == -11
@@ -212,6 +221,7 @@ CRASHING = """
 """
 
 
+@pytest.mark.slow
 def test_any_other_fault_is_left_to_the_handler_before(tmp_path: Path) -> None:
     done = run(CRASHING, tmp_path)
     assert done.returncode == -11
@@ -237,6 +247,7 @@ LIMITED = """
 """
 
 
+@pytest.mark.slow
 def test_without_address_space_for_the_arena_every_file_stays_mapped(tmp_path: Path) -> None:
     done = run(LIMITED, tmp_path)
     assert (done.stdout, done.stderr) == ("False 100 0\n0\n", "")

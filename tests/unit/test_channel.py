@@ -76,6 +76,7 @@ def test_every_channel_gets_every_message(topic):
         assert [number_of(message) for message in take_all(channel, consumer_on(channel))] == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [16, 500, 30_000])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_messages_finished_in_any_order_let_their_segments_go(topic, size_bytes, backwards):
@@ -92,6 +93,7 @@ def test_messages_finished_in_any_order_let_their_segments_go(topic, size_bytes,
         assert topic.log.first is topic.log.active
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("others", [0, 1])
 @pytest.mark.parametrize("size_bytes", [500, 30_000])
@@ -143,6 +145,7 @@ def test_a_requeued_message_comes_again_with_one_attempt_more(topic):
     assert (channel.requeue_count, consumer.requeue_count, consumer.in_flight) == (4, 4, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("full", "taken"), [(16, 3), (16, 13), (1 << 16, 1000), (1 << 16, 60_000)])
 def test_a_ring_that_grows_while_it_is_wrapped_keeps_the_order(topic, full, taken):
     channel = topic.channel("c")
@@ -344,6 +347,7 @@ def test_on_a_full_disk_a_message_stays_in_flight_if_it_cannot_be_parked(kept):
     assert counts(channel) == (0, 0, 1)
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_a_message_stays_in_flight_if_finishing_it_needs_space(kept, tmp_path):
     channel = kept.channel("c")
     consumer = consumer_on(channel)

@@ -45,6 +45,7 @@ def test_an_unknown_command_is_named_and_starts_nothing(word, remedy, capsys, tm
     assert [path.name for path in tmp_path.rglob("*")] == ["queues"]
 
 
+@pytest.mark.slow
 def test_help_into_a_closed_pipe_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)

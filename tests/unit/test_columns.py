@@ -92,6 +92,7 @@ def test_data_that_end_within_a_record_are_refused(decode, data):
             decode(data[:cut], EPOCH)
 
 
+@pytest.mark.slow
 def test_every_changed_byte_but_padding_is_noticed(decode, data):
     for at in range(49):
         if at in (44, 45):

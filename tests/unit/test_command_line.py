@@ -88,6 +88,7 @@ def test_words_after_two_dashes_are_no_flags() -> None:
     assert given.words == ["--mesages=3", "x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [

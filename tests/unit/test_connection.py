@@ -51,6 +51,7 @@ def count_parts() -> int:
     return sum(isinstance(each, PARTS) for each in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [

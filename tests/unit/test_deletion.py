@@ -158,6 +158,7 @@ def test_a_deleted_topic_maps_no_file_though_someone_holds_it(tmp_path: Path) ->
     broker.close()
 
 
+@pytest.mark.slow
 def test_a_deleted_channel_with_unsynced_parked_messages_is_collected(tmp_path: Path) -> None:
     broker = broker_at(tmp_path)
     broker.parks_durably = True
@@ -246,6 +247,7 @@ def test_a_failed_removal_is_repeated_when_the_disk_works_again(
     broker.close()
 
 
+@pytest.mark.slow
 def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_path):
     broker = broker_at(tmp_path)
     topic = broker.topic("t")

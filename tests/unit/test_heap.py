@@ -52,6 +52,7 @@ def test_many_slots_come_out_by_deadline(order):
     assert [due_ns for due_ns, _ in drained(filled(deadlines))] == list(range(1000))
 
 
+@pytest.mark.slow
 def test_a_heap_that_grows_over_a_mebibyte_keeps_its_entries():
     heap = Heap(1000)
     deadlines = list(range(200_000))

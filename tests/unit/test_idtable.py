@@ -73,6 +73,7 @@ def test_the_table_doubles_at_half_load():
     assert all(table.get(guid) == guid for guid in range(1, 10_001))
 
 
+@pytest.mark.slow
 def test_memory_returns_when_the_ids_have_gone():
     table = Table()
     ids = guids(1000, 100_000)

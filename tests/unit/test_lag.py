@@ -135,6 +135,7 @@ def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
     topic.check()
 
 
+@pytest.mark.slow
 def test_deferred_messages_without_space_wait_in_the_queue_until_there_is_space(topic):
     channel = topic.channel("c")
     defer(topic, 1)
@@ -157,6 +158,7 @@ def test_deferred_messages_without_space_wait_in_the_queue_until_there_is_space(
     assert (channel.depth, channel.deferred_count) == (0, 201)
 
 
+@pytest.mark.slow
 def test_a_channel_emptied_while_there_is_no_room_to_park_parks_what_comes_afterwards(topic):
     channel = topic.channel("c")
     defer(topic, 1)
@@ -181,6 +183,7 @@ def test_a_channel_emptied_while_there_is_no_room_to_park_parks_what_comes_after
     assert parked_count(channel) == parked_before + 3 * MANY
 
 
+@pytest.mark.slow
 def test_origins_are_settled_in_slices_after_a_sync(topic):
     topic.broker.parks_durably = True
     channel = topic.channel("c")
@@ -195,6 +198,7 @@ def test_origins_are_settled_in_slices_after_a_sync(topic):
     assert channel.depth == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_done_between_slices_each_message_is_delivered_or_deferred_once(topic, seed):
     chance = random.Random(seed)
@@ -272,6 +276,7 @@ def test_the_loop_does_not_wait_for_the_sync_of_a_ledger_that_must_grow_to_park(
     topic.check()
 
 
+@pytest.mark.slow
 def test_messages_parked_at_once_after_the_cursor_has_parked_the_others_are_not_parked_again(tmp_path):
     broker: Any = Broker(options_for(tmp_path), Files())
     jobs = Jobs()
@@ -303,6 +308,7 @@ def test_messages_parked_at_once_after_the_cursor_has_parked_the_others_are_not_
     assert channel.deferred_count == MANY + 7 + BEYOND_RING
 
 
+@pytest.mark.slow
 def test_a_ledger_whose_growth_fails_in_the_background_grows_when_it_must(topic, jobs):
     channel = topic.channel("c")
     defer_beyond_ring(topic)
@@ -341,6 +347,7 @@ def test_a_topic_deleted_while_a_ledger_grows_touches_no_file_of_the_next_one(to
         assert file.read() == b"of the next one"
 
 
+@pytest.mark.slow
 def test_a_stop_while_a_ledger_grows_leaves_nothing_of_it(topic, jobs, tmp_path):
     channel = topic.channel("c")
     defer_beyond_ring(topic)

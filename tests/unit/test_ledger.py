@@ -85,6 +85,7 @@ def test_a_range_is_finished_whatever_was_finished_of_it():
     assert state(ledger) == (4, 4, 3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("floor", [0, 5, 63, 64, 30_000])
 def test_the_ring_grows_and_keeps_all_its_bits(tmp_path, kept, floor):

@@ -147,6 +147,7 @@ def test_two_trimmed_segments_are_recycled_and_the_others_are_removed(tmp_path):
     assert len(list(tmp_path.iterdir())) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", [16, 500, 900])
 def test_stale_records_of_a_recycled_segment_never_come_back(tmp_path, size_bytes):
     log = new_log(tmp_path)
@@ -266,6 +267,7 @@ def test_a_writer_that_quickly_fills_small_segments_gets_larger_ones():
     assert log.active.capacity_bytes == 8 * MIB
 
 
+@pytest.mark.slow
 def test_segments_grow_while_much_waits_and_are_small_again_once_it_is_gone():
     log = new_large_log()
     fill(log, 100, MIB)
@@ -277,6 +279,7 @@ def test_segments_grow_while_much_waits_and_are_small_again_once_it_is_gone():
     assert {spare.capacity_bytes for spare in log.pool.spares} == {8 * MIB}
 
 
+@pytest.mark.slow
 def test_segments_that_readers_keep_up_with_hold_several_of_the_largest_records():
     log = new_large_log()
     pass_through(log, 10, 5 * MIB)
@@ -383,6 +386,7 @@ def test_a_tail_that_is_lost_from_any_byte_on_leaves_the_records_before_it(tmp_p
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_a_file_cut_at_any_byte_leaves_the_records_before_it(tmp_path):
     bodies, offsets = small_log(tmp_path / "origin")
     for cut in range(SEGMENT_HEADER_BYTES + 1, offsets[-1] + 1):
@@ -396,6 +400,7 @@ def test_a_file_cut_at_any_byte_leaves_the_records_before_it(tmp_path):
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_one_wrong_bit_anywhere_never_gives_a_wrong_body(tmp_path):
     bodies, offsets = small_log(tmp_path / "origin")
     (origin,) = (tmp_path / "origin").iterdir()
@@ -589,6 +594,7 @@ def has_read_ahead(mapping):
     return " rr" not in flags
 
 
+@pytest.mark.slow
 def test_the_active_segment_is_not_read_ahead_and_a_full_one_is(tmp_path):
     log = Log(Files(), str(tmp_path), MIB)
     small = log.active.mapping
@@ -604,6 +610,7 @@ def test_the_active_segment_is_not_read_ahead_and_a_full_one_is(tmp_path):
     log.check()
 
 
+@pytest.mark.slow
 def test_nothing_is_read_ahead_at_the_end_of_a_log_that_a_start_has_found(tmp_path):
     log = Log(Files(), str(tmp_path), MIB)
     while log.active.file_bytes < MIB:
@@ -620,6 +627,7 @@ def test_nothing_is_read_ahead_at_the_end_of_a_log_that_a_start_has_found(tmp_pa
     assert not has_read_ahead(found.active.mapping)
 
 
+@pytest.mark.slow
 def test_nothing_is_read_ahead_at_the_end_of_a_log_that_was_idle(tmp_path):
     before = arena.mapped_max()
     log = Log(Files(), str(tmp_path / "log"), MIB)

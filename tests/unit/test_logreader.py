@@ -45,6 +45,7 @@ def test_pages_hold_every_record_once_and_in_order(bytes_max):
     assert reader.read_raw(log.end, log.end, bytes_max) == (b"", 0, log.end)
 
 
+@pytest.mark.slow
 def test_any_range_can_be_read_whatever_was_read_before():
     log = log_of(2000, segment_bytes=1 << 18)
     reader = LogReader(log)
@@ -65,6 +66,7 @@ def test_an_index_follows_a_segment_that_grows():
         assert positions_in(reader.read_raw(start, log.end, 1 << 20)[0]) == list(range(start, log.end))
 
 
+@pytest.mark.slow
 def test_a_large_segment_is_walked_in_parts():
     log = log_of(0, segment_bytes=16 << 20)
     log.pool.jobs = EagerJobs()
@@ -80,6 +82,7 @@ def test_a_large_segment_is_walked_in_parts():
     assert positions_in(reader.read_raw(log.end - 1, log.end, 1)[0]) == [log.end - 1]
 
 
+@pytest.mark.slow
 def test_a_trimmed_and_recycled_segment_is_not_mistaken_for_its_former_self():
     log = log_of(2000)
     reader = LogReader(log)

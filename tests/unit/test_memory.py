@@ -28,6 +28,7 @@ def without_collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 def test_memory_that_grows_without_a_reason_is_collected() -> None:
     collections = FullCollections()
     assert not collections.tend(0)
@@ -39,6 +40,7 @@ def test_memory_that_grows_without_a_reason_is_collected() -> None:
     assert not collections.tend(0)
 
 
+@pytest.mark.slow
 def test_objects_of_topics_channels_and_connections_cause_no_collection() -> None:
     collections = FullCollections()
     owner_count = 1000
@@ -50,6 +52,7 @@ def test_objects_of_topics_channels_and_connections_cause_no_collection() -> Non
     assert not collections.tend(0)
 
 
+@pytest.mark.slow
 def test_objects_that_a_collection_could_not_free_cause_no_second_one() -> None:
     collections = FullCollections()
     assert not collections.tend(0)
@@ -59,6 +62,7 @@ def test_objects_that_a_collection_could_not_free_cause_no_second_one() -> None:
     del kept
 
 
+@pytest.mark.slow
 def test_what_was_loaded_is_left_to_full_collections() -> None:
     with loading():
         gone = weakref.ref(Cycle())

@@ -28,6 +28,7 @@ def dmpub(line: bytes, bodies: list[bytes], times: list[int]) -> bytes:
     return line + nsq.sized(inner)
 
 
+@pytest.mark.slow
 @given(BODIES, st.sampled_from(["i", "q"]))
 def test_all_rows_become_one_mpub(bodies: list[bytes], code: str) -> None:
     offsets, data = column(bodies, code)
@@ -50,6 +51,7 @@ def test_rows_that_do_not_fit_are_left_to_the_next_command(bodies: list[bytes], 
         row = behind
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.binary(min_size=1), st.integers(-(2**63), 2**63 - 1)), min_size=1))
 def test_times_stand_before_each_message(rows: list[tuple[bytes, int]]) -> None:
     bodies, times = [body for body, _ in rows], [due for _, due in rows]

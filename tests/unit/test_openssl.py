@@ -16,11 +16,13 @@ def loaded_after(statement: str) -> bool:
     return done.stdout == "True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["daemon", "lookupd"])
 def test_a_program_without_tls_does_not_load_it(module: str) -> None:
     assert not loaded_after(f"import pyqd.apps.{module}")
 
 
+@pytest.mark.slow
 def test_the_first_attribute_loads_it() -> None:
     assert loaded_after("from pyqd.primitives.openssl import SSL\nSSL.Error")
     assert issubclass(openssl.SSL.WantReadError, openssl.SSL.Error)

@@ -38,6 +38,7 @@ def all_pages(topic: Any, state: str, limit: int, after: str | None = None) -> l
         after = found.after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 5, COUNT])
 @pytest.mark.parametrize("limit", [700, 1000])
 def test_deferred_messages_are_shown_once_and_in_order_however_many_have_one_due_time(topic, times, limit):
@@ -54,6 +55,7 @@ def test_deferred_messages_are_shown_once_and_in_order_however_many_have_one_due
     assert {int.from_bytes(row.body, "little"): row.due_ns for row in rows} == dues
 
 
+@pytest.mark.slow
 def test_deferred_messages_that_stay_are_shown_while_others_come_and_go(topic):
     channel = topic.channel("c")
     start_ns = wall() + HOUR_NS
@@ -78,6 +80,7 @@ def test_deferred_messages_that_stay_are_shown_while_others_come_and_go(topic):
     assert set(seen.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_long_run_of_cancelled_messages_is_skipped(topic):
     channel = topic.channel("c")
     topic.publish_bodies([body_of(number) for number in range(COUNT)], wall())

@@ -98,6 +98,7 @@ def opened(directory: Path) -> list[str]:
     return [path.removeprefix(str(directory) + os.sep) for path in found if path.startswith(str(directory) + os.sep)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_the_last_mapping_of_a_removed_file_is_dropped_by_the_thread(tmp_path: Path) -> None:
     mapping = made(tmp_path)
@@ -110,6 +111,7 @@ def test_the_last_mapping_of_a_removed_file_is_dropped_by_the_thread(tmp_path: P
     assert releases.pending_count() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_a_file_mapped_outside_the_arena_is_unmapped_by_the_thread(tmp_path: Path) -> None:
     files = Files()
@@ -122,6 +124,7 @@ def test_a_file_mapped_outside_the_arena_is_unmapped_by_the_thread(tmp_path: Pat
     assert mapped(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_descriptors_of_files_are_closed_by_the_thread_up_to_a_limit(tmp_path: Path) -> None:
     mappings = [made(tmp_path, number) for number in range(CLOSING_MAX + 3)]
@@ -137,6 +140,7 @@ def test_descriptors_of_files_are_closed_by_the_thread_up_to_a_limit(tmp_path: P
     assert (opened(tmp_path), mapped(tmp_path)) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held", "few_mapped")
 def test_a_descriptor_kept_for_a_sync_is_closed_by_the_thread_if_its_file_is_removed(tmp_path: Path) -> None:
     mappings = [made(tmp_path, number) for number in range(3 * MAPPED_MAX)]
@@ -168,6 +172,7 @@ def test_a_removed_file_is_not_unmapped_for_another_one_while_it_is_in_use(tmp_p
     arena.check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_a_new_file_does_not_get_the_place_of_one_that_is_still_mapped(tmp_path: Path) -> None:
     mapping = made(tmp_path)
@@ -186,6 +191,7 @@ def test_a_new_file_does_not_get_the_place_of_one_that_is_still_mapped(tmp_path:
     assert made(tmp_path, 2).address == place
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held", "few_mapped")
 def test_only_a_part_of_the_mapped_files_waits_for_the_thread(tmp_path: Path) -> None:
     mappings = [made(tmp_path, number) for number in range(MAPPED_MAX // 2)]
@@ -220,6 +226,7 @@ def test_the_last_stop_leaves_nothing_pending(tmp_path: Path) -> None:
     releases.hold_for_tests(False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_a_forked_child_unmaps_on_the_spot(tmp_path: Path) -> None:
     mapping = made(tmp_path)
@@ -256,6 +263,7 @@ def test_the_space_of_removed_spares_is_free_when_their_removal_returns(
     releases.hold_for_tests(False)
 
 
+@pytest.mark.slow
 def test_the_first_release_takes_no_addresses_that_a_limit_may_not_leave(tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-c", FIRST_RELEASE, str(tmp_path / "file")], capture_output=True, check=True, text=True

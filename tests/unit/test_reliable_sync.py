@@ -49,6 +49,7 @@ def test_ranges_gathered_before_a_failure_are_made_dirty_again_and_do_not_end_th
     assert files.missing == set()
 
 
+@pytest.mark.slow
 def test_one_sync_of_a_mapping_runs_at_a_time_and_others_beside_it(tmp_path):
     class Slow(Files):
         inside = threading.Event()

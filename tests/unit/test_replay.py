@@ -137,6 +137,7 @@ def test_a_dry_run_changes_nothing(topic):
     assert (channel.in_flight_count, channel.depth, consumer.in_flight) == (9, 10, 9)
 
 
+@pytest.mark.slow
 def test_finished_in_any_order_and_far_ahead_is_forgotten_by_a_seek(topic):
     hold(topic)
     channel = topic.channel("c")

@@ -75,6 +75,7 @@ def test_positions_are_read():
     assert found.segments == ((0, 10, 100),)
 
 
+@pytest.mark.slow
 def test_a_request_is_tried_again_until_it_is_answered():
     answers = [None, json_answer({"message": "TOO_MANY_CONNECTIONS"}, 503), positions_answer()]
     with http_stub(lambda *_: answers.pop(0)) as stub:

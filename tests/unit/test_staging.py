@@ -126,6 +126,7 @@ def test_a_file_is_opened_once_for_writing_and_closed_when_it_is_full(log, files
     assert len(files.opened) == len(set(files.opened)) == len(os.listdir(log.directory))
 
 
+@pytest.mark.slow
 def test_many_logs_with_batches_keep_few_files_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     logs = [Log(Files(), str(tmp_path / str(number)), 1 << 20) for number in range(200)]

@@ -122,6 +122,7 @@ def test_emptying_a_topic_drops_messages_of_no_channel(topic):
     assert topic.log.first is topic.log.active
 
 
+@pytest.mark.slow
 def test_an_emptied_topic_lets_go_of_all_its_full_segments_in_one_pass(topic, tmp_path):
     channels = [topic.channel(name) for name in "ab"]
     topic.pause(True)

@@ -222,6 +222,7 @@ def test_a_client_that_leaves_and_the_timeouts_after_it(bench):
     assert timed_out == {first: None, second: None, third: ADDRESS}
 
 
+@pytest.mark.slow
 def test_messages_of_clients_that_leave_are_searched_in_slices_and_each_has_one_event(tmp_path):
     bench = Bench(tmp_path)
     scheduler = bench.broker.scheduler

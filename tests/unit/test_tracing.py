@@ -98,6 +98,7 @@ def test_flags_take_effect_while_the_broker_runs(tmp_path):
     broker.close()
 
 
+@pytest.mark.slow
 def test_flags_take_effect_in_slices_and_a_newer_change_wins(tmp_path):
     broker = broker_on(tmp_path)
     for number in range(300):
@@ -153,6 +154,7 @@ def test_sampling_takes_messages_wholly_by_their_ids(tmp_path):
 # Blocks.
 
 
+@pytest.mark.slow
 def test_each_block_can_be_read_alone(tmp_path):
     broker = broker_on(tmp_path, trace_body_bytes=100, **ALL)
     for name in ("t", "u"):
@@ -173,6 +175,7 @@ def test_each_block_can_be_read_alone(tmp_path):
     broker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "stored"), [(256, 256), (257, 0)])
 def test_a_topic_with_very_many_channels_has_no_set(broker, count, stored):
     topic = broker.topic("t")
@@ -213,6 +216,7 @@ def test_consecutive_deliveries_take_no_bytes_of_their_own(tmp_path):
     broker.close()
 
 
+@pytest.mark.slow
 def test_a_batch_over_several_ticks_of_ids_is_traced_whole(tmp_path):
     broker = broker_on(tmp_path, **ALL)
     topic = broker.topic("t")
@@ -226,6 +230,7 @@ def test_a_batch_over_several_ticks_of_ids_is_traced_whole(tmp_path):
     broker.close()
 
 
+@pytest.mark.slow
 def test_a_batch_is_sampled_by_its_ids(tmp_path):
     broker = broker_on(tmp_path, trace_rate=0.5, **ALL)
     topic = broker.topic("t")
@@ -284,6 +289,7 @@ def test_a_block_and_a_page_have_a_limited_number_of_events(broker):
 # Reading.
 
 
+@pytest.mark.slow
 def test_pages_of_any_size_give_all_events_once(broker):
     publish(broker, 20_000)
     whole = events_of(broker)
@@ -293,6 +299,7 @@ def test_pages_of_any_size_give_all_events_once(broker):
     assert events_of(broker, bytes_max=200_000) == whole
 
 
+@pytest.mark.slow
 def test_a_reader_begins_at_any_position(broker):
     publish(broker, 10_000)
     positions = positions_of(events_of(broker))
@@ -328,6 +335,7 @@ def test_a_waiting_reader_is_told_of_the_first_event_of_a_block(broker):
 # Kills, power failures, damage.
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_event(tmp_path):
     broker = broker_on(tmp_path, **ALL)
     broker.topic("t").channel("c")

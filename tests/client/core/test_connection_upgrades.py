@@ -85,6 +85,7 @@ def core_with(certificates: Certificates, *features: str, secret: str | None = "
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece_bytes", PIECES)
 @pytest.mark.parametrize("compression", [(), ("snappy",), ("deflate",)], ids=str)
 @pytest.mark.parametrize("tls", [(), ("tls_v1",)], ids=str)

@@ -209,6 +209,7 @@ class TestAnswers:
         with pytest.raises(LookupFailedError):
             parse(wrapped, headers={})
 
+    @pytest.mark.slow
     @given(JSON_VALUES)
     def test_any_json_gives_brokers_or_the_one_error(self, value):
         for headers in (PLAIN, {}):

@@ -189,6 +189,7 @@ def test_an_answer_without_tls_is_a_lasting_error(certificates):
         layer.receive(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_a_broker_that_wants_a_certificate_refuses_a_client_without_one(tmp_path, certificates):
     flags = ("-https-address=127.0.0.1:0", "-tls-client-auth-policy=require-verify", *certificates.server_flags())
     with running(Daemon(pyqd(), tmp_path, flags)) as daemon:

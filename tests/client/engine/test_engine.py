@@ -142,6 +142,7 @@ class TestWaiting:
 
 
 class TestProducers:
+    @pytest.mark.slow
     def test_close_from_another_thread_while_many_publish(self, address, topic):
         for _ in range(10):
             self.close_while_publishing(Producer(address), topic)
@@ -181,6 +182,7 @@ class TestProducers:
         assert broker.topic(topic)["message_count"] == 3
         wait_until(lambda: not [each for each in threading.enumerate() if each.name == "pyqd producer"], "no thread")
 
+    @pytest.mark.slow
     def test_blocking_and_pipelined_publishes_side_by_side(self, address, topic, broker):
         with Producer(address, max_pending_bytes=200_000) as producer:
 
@@ -202,6 +204,7 @@ class TestProducers:
 
 
 class TestConsumers:
+    @pytest.mark.slow
     def test_many_threads_take_each_message_once(self, address, topic):
         with Producer(address) as producer, Consumer(topic, "c", nsqd=address, max_in_flight=50) as consumer:
             got: list[Any] = []
@@ -254,6 +257,7 @@ class TestConsumers:
             consumer.stop()
             join()
 
+    @pytest.mark.slow
     def test_drain_while_threads_iterate(self, address, topic):
         with Producer(address) as producer:
             producer.publish_many(topic, [b"x"] * 2000)

@@ -29,6 +29,7 @@ def test_a_quantile_is_within_one_percent_of_the_value_at_its_rank(durations: li
     assert counted.latency().count == len(durations)
 
 
+@pytest.mark.slow
 @given(st.lists(DURATIONS, min_size=1, max_size=50), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_share_never_has_a_smaller_quantile(durations: list[int], one: float, other: float) -> None:
     counted = LatencyHistogram()

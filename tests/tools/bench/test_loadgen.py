@@ -140,6 +140,7 @@ def test_a_message_delivered_twice_and_one_never_published_are_counted() -> None
     assert (report.received, report.unique, report.duplicates, report.foreign) == (4, 2, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_lost_message_ends_at_the_deadline() -> None:
     load = Load(messages=2, body_bytes=BODY_BYTES)
     near, far = socket.socketpair()
@@ -169,6 +170,7 @@ def test_a_closed_connection_fails_the_load() -> None:
         consume(1, script)
 
 
+@pytest.mark.slow
 def test_an_idle_connection_answers_heartbeats() -> None:
     load = Load(messages=0, body_bytes=BODY_BYTES)
     near, far = socket.socketpair()
@@ -200,6 +202,7 @@ def test_with_a_rate_messages_are_sent_whatever_is_unanswered_and_latency_begins
     assert report.answers.max_ns >= (count - 1) / rate_per_s * 1e9
 
 
+@pytest.mark.slow
 def test_a_generator_that_does_not_spin_sleeps_between_intended_times() -> None:
     count = 1000
 

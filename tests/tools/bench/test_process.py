@@ -8,6 +8,7 @@ import pytest
 from pyqd.tools.bench.process import inode_between, kernel_forms, owner_of, read_cpu_time, serving_process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_the_process_that_serves_a_connection_is_found(family: int, host: str) -> None:
     try:
@@ -20,6 +21,7 @@ def test_the_process_that_serves_a_connection_is_found(family: int, host: str) -
             assert serving_process(near) == os.getpid()
 
 
+@pytest.mark.slow
 def test_a_client_of_ipv4_is_found_at_a_server_of_ipv6() -> None:
     try:
         listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -31,6 +33,7 @@ def test_a_client_of_ipv4_is_found_at_a_server_of_ipv6() -> None:
             assert serving_process(near) == os.getpid()
 
 
+@pytest.mark.slow
 def test_a_connection_of_another_machine_has_no_process_here() -> None:
     assert inode_between(("192.0.2.1", 4150), ("192.0.2.2", 40_000)) is None
     assert owner_of("0") is None

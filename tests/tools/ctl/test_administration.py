@@ -188,6 +188,7 @@ def test_a_lookup_daemon_that_does_not_answer_is_reported(found: Ctl, lookup: Lo
     assert ran.err.startswith(f"pyqctl: {absent}: GET /nodes: Connection refused")
 
 
+@pytest.mark.slow
 def test_a_lookup_daemon_without_brokers_is_reported(tmp_path: Path) -> None:
     with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), tmp_path / "log")) as empty:
         ctl = Ctl(tmp_path, variable="PYQD_LOOKUPD_HTTP_ADDRESS", address=f"127.0.0.1:{empty.ports['HTTP']}")

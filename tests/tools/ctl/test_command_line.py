@@ -146,11 +146,13 @@ def test_without_a_broker_on_this_machine_the_error_tells_how_to_name_one(bare: 
     assert "`pyqctl context add`" in ran.err
 
 
+@pytest.mark.slow
 def test_a_process_without_a_terminal_prints_json(tmp_path: Path, broker: Daemon) -> None:
     done = run(tmp_path, "topics", "absent", "-a", address_of(broker))
     assert (done.returncode, done.stdout, done.stderr) == (0, '{\n  "topics": []\n}\n', "")
 
 
+@pytest.mark.slow
 def test_at_a_terminal_there_is_a_table(tmp_path: Path, broker: Daemon, topic: str) -> None:
     broker.http("POST", "/topic/create", topic=topic)
     terminal = Terminal(tmp_path, ("topics", topic, "-a", address_of(broker)))
@@ -176,6 +178,7 @@ def test_a_question_at_a_terminal_is_answered_there(tmp_path: Path) -> None:
         assert run(tmp_path, "context", "list").stdout.count('"name"') == left
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_watch_without_an_error(tmp_path: Path, broker: Daemon) -> None:
     terminal = Terminal(tmp_path, ("watch", "-a", address_of(broker), "--interval=100ms"))
     try:
@@ -202,6 +205,7 @@ def test_a_reader_that_goes_away_ends_a_watch(tmp_path: Path, broker: Daemon, fo
         assert process.wait(WAIT_S) == -signal.SIGPIPE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("topics",), ("topics", "--table"), ("watch", "--count=1", "--interval=100ms"),
                                        ("completion", "bash"), ("--version",)], ids=" ".join)  # fmt: skip
 def test_a_full_disk_ends_it_with_1(tmp_path: Path, broker: Daemon, arguments: tuple[str, ...]) -> None:

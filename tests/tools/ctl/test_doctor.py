@@ -71,6 +71,7 @@ def registered(lookup: LookupDaemon, tmp_path_factory: pytest.TempPathFactory) -
         yield started
 
 
+@pytest.mark.slow
 def test_registrations_are_checked_from_both_sides(lookup: LookupDaemon, registered: Daemon, tmp_path: Path) -> None:
     registered.http("POST", "/topic/create", topic="orders")
     wait_until(lambda: "orders" in lookup.ask("GET", "/topics")[1]["topics"], "the topic is registered")
@@ -100,6 +101,7 @@ def test_a_lookup_daemon_that_does_not_answer_is_a_failure(lookup: LookupDaemon,
     assert ("this machine", "mappings") in found(ran)
 
 
+@pytest.mark.slow
 def test_a_missing_token_is_told_apart_from_a_broker_that_is_down(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN} status\n")

@@ -156,6 +156,7 @@ def test_a_burst_of_requests_opens_few_connections_at_a_time() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_a_request_may_wait_for_a_connection_in_vain() -> None:
     async def test(connections: Connections) -> None:
         async with serving([WAIT]) as server:
@@ -236,6 +237,7 @@ def test_a_port_without_a_server_is_an_error() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_finish_the_handshake_is_given_up() -> None:
     async def test(connections: Connections) -> None:
         async with serving([WAIT]) as server:
