@@ -104,8 +104,7 @@ class AdminRoutes:
     def empty_channel(self, request: Request) -> Response:
         """Drop the queued, in-flight and deferred messages. Switches: before and after."""
         channel = requested_channel(self.broker, request.query())
-        end = channel.topic.readable.end
-        with channel.prepared_reset(end, end, poll_sync):
+        with channel.prepared_reset(poll_sync):
             # The channel may have been deleted, or replaced by another of that name, meanwhile.
             channel = requested_channel(self.broker, request.query())
             channel.empty()
@@ -128,14 +127,20 @@ class AdminRoutes:
 
     def make_ledgers_durable(self, channel: Channel) -> None:
         if channel.directory is not None:
-            self.make_durable(targets_of(channel.ledgers()))
+            # A ledger that was reset or has grown may have its name since the last sync.
+            self.make_durable(targets_of(channel.ledgers()), channel.directory)
 
-    def make_durable(self, ranges: list[tuple[Mapping, int]]) -> None:
-        """Wait until the first bytes of these mappings are on stable storage. Switches: yes."""
+    def make_durable(self, ranges: list[tuple[Mapping, int]], directory: str | None = None) -> None:
+        """Wait until the first bytes of these mappings are on stable storage. Switches: yes.
+
+        directory: its names too.
+        """
 
         def sync() -> None:
             for mapping, length_bytes in ranges:
                 self.broker.syncs.sync(mapping, 0, length_bytes)
+            if directory is not None:
+                sync_names(self.broker.files, directory)
 
         self.wait_for(sync)
 

@@ -203,31 +203,37 @@ class Channel(ChannelCore):
                 log.files_moved(moved + log.directory.removeprefix(directory))
 
     @contextlib.contextmanager
-    def prepared_reset(self, target: int, reached: int, wait: Callable[[], object] | None) -> Iterator[None]:
+    def prepared_reset(
+        self, wait: Callable[[], object] | None, target: int | None = None, reached: int = 0
+    ) -> Iterator[None]:
         """Within: a reset to an ordinal blocks for no sync, unless much has changed since; deliveries wait.
 
-        reached: an ordinal that the ledger's ring has to reach afterwards. wait: called until the file of the reset is
-        on stable storage; None: prepare nothing, so the reset blocks. If the disk refuses the file, the reset tries
-        again.
+        wait: called until the file of the reset is on stable storage, or the channel is closed; None: prepare nothing,
+        so the reset blocks. If the disk refuses the file, the reset tries again. target: None for the end, as `empty`
+        needs it. reached: an ordinal that the ledger's ring has to reach afterwards.
         """
-        while wait is not None and self.grows:
+        while wait is not None and self.grows and not self.is_closed():
             wait()
-        if wait is None or self.directory is None or self.exiting:
+        if wait is None or self.directory is None or self.is_closed():
             yield
             return
-        self.begin_reset(target, reached)
+        self.begin_reset(self.readable.end if target is None else target, reached)
         try:
-            while self.prepares_reset:
+            while self.prepares_reset and not self.is_closed():
                 wait()
             yield
         finally:
             self.leave_reset()
 
+    def is_closed(self) -> bool:
+        """Return True if the channel or its topic has been deleted, or the broker stops."""
+        return self.exiting or self.topic.exiting
+
     def leave_reset(self) -> None:
         """Deliver again after `begin_reset`, and remove the prepared file unless the reset was made in it."""
-        if not self.topic.exiting and not self.exiting:
+        if not self.is_closed():
             with contextlib.suppress(StorageError):
-                self.ledger.cancel_growth()
+                self.ledger.cancel_reset()
         self.end_reset()
 
     def empty(self) -> None:

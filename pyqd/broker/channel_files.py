@@ -178,7 +178,12 @@ class ChannelFiles:
             done(True)
             return
         mapping = begun
-        self.topic.broker.in_background(lambda: self.files.sync(mapping, 0, mapping.size_bytes), synced)
+        try:
+            self.topic.broker.in_background(lambda: self.files.sync(mapping, 0, mapping.size_bytes), synced)
+        except BaseException:
+            # Deliveries would wait for it.
+            ledger.forget_growth()
+            raise
 
     def path_of(self, file: str) -> str:
         """Return the path of one of the channel's files."""

@@ -229,7 +229,7 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause
     counted = SeekPlace(channel)
     while True:
         target = counted_target(topic, channel, place, counted, pause)
-        with channel.prepared_reset(target, seek_reach(channel, target), wait):
+        with channel.prepared_reset(wait, target, seek_reach(channel, target)):
             if topic.exiting or channel.exiting:
                 raise TopicGone
             if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):

@@ -157,7 +157,10 @@ cdef class ChannelCore(Scheduled):
                 self.retry_soon()
             self.note_growth_ended()
 
-        self.begin_growth(self.ledger, self.ledger.header.cursor, ended)
+        if self.ledger.path is None:
+            self.retry_soon()
+        else:
+            self.begin_growth(self.ledger, self.ledger.header.cursor, ended)
 
     cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1:
         """Have a ledger grow beside the loop until it reaches an ordinal. `ended` calls `note_growth_ended`."""
@@ -181,7 +184,11 @@ cdef class ChannelCore(Scheduled):
         self.growths += 1
         self.resets = True
         self.prepares_reset = True
-        self.files.prepare_reset(self.ledger, target, self.parking.parked_end(), reached, ended)
+        try:
+            self.files.prepare_reset(self.ledger, target, self.parking.parked_end(), reached, ended)
+        except BaseException:
+            self.end_reset()
+            raise
 
     def end_reset(self):
         """Deliver again after `begin_reset`, with or without a reset."""

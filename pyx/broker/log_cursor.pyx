@@ -21,6 +21,8 @@ from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.wire.record cimport RECORD_VALID, record_verdict
 
+from pyqd.primitives.errors import StorageError
+
 cdef enum:
     SKIPPED_PER_RUN = 10000
 
@@ -72,7 +74,11 @@ cdef class LogCursor:
             if self.ledger.path is not None and not self.ledger.reaches(cursor):
                 self.ledger_full = True
                 return False
-            self.ledger.finish(cursor)
+            try:
+                self.ledger.finish(cursor)
+            except StorageError:
+                self.ledger_full = True
+                return False
         return True
 
     cdef bint next_is_sound(self, const Record* record) except -1:

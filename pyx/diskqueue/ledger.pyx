@@ -495,16 +495,20 @@ cdef class Ledger:
 
         parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
         a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
+        Raises: StorageError if it was prepared for a larger ring (nothing changed).
         """
         cdef LedgerHeader* header = self.header
+        cdef bint prepared = self.is_prepared_for(ordinal, parked_from)
+        cdef bint has_to_grow = prepared and (<LedgerHeader*> self.growing.base).capacity_bits > self.capacity_bits
         try:
-            if self.is_prepared_for(ordinal, parked_from):
+            if prepared:
                 return self.reset_in_prepared(ordinal, parked_from)
             if self.resets_in_new_file():
                 return self.reset_in_new_file(ordinal, parked_from)
         except StorageError:
             # On a full disk, which this may be to relieve: in place, as without --sync-fin.
-            pass
+            if has_to_grow:
+                raise
         header.reset_parked_from = parked_from
         store_barrier()
         header.reset_to = ordinal + 1
@@ -598,6 +602,7 @@ cdef class Ledger:
         return (
             (ordinal == header.floor
              or ordinal > header.floor and self.header.cursor <= header.floor and self.finished_end() <= header.floor)
+            and now.paused == header.paused
             and now.parked_from == header.parked_from
             and now.moved_until == header.moved_until
             and now.origins_unknown_below == header.origins_unknown_below
@@ -732,6 +737,11 @@ cdef class Ledger:
         if self.growing is not None and (mapping is None or self.growing is mapping):
             self.forget_growth()
             self.files.remove(self.path + GROWING)
+
+    def cancel_reset(self):
+        """Remove the file of `begin_reset`, unless it is in use. Raises: StorageError."""
+        if self.reset_begun:
+            self.cancel_growth()
 
     def forget_growth(self):
         """Cancel a growth or reset under way, whose file is gone or is replaced."""

@@ -1,5 +1,6 @@
 """With --sync-fin no finished message comes again after a power cut, except those in flight."""
 
+import contextlib
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import gevent
 import pytest
 
+from pyqd.broker.broker import Broker
 from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.replay import seek
@@ -89,23 +91,37 @@ class Machine:
         gevent.sleep(0)
         assert self.consumer.unsynced_count == 0
 
-    def left(self, written: tuple[Change, ...]) -> list[bytes]:
-        """Return the channel's messages after a power cut now, the kernel having written some of the dirty pages."""
+    @contextlib.contextmanager
+    def after_cut(self, written: tuple[Change, ...]) -> Iterator[Broker]:
+        """Return a broker after a power cut now, the kernel having written some of the dirty pages."""
         self.cut_count += 1
         root = self.directory / f"after {self.cut_count}"
         self.files.cut(root, written)
         files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
         broker = broker_on(root, files, sync_fin=True)
-        found = unfinished(broker)
+        yield broker
         broker.close()
         files.close()
-        return found
 
-    def left_whatever_is_written(self) -> list[list[bytes]]:
-        """Return the same for each subset of the dirty changes, or for some of the subsets if there are many."""
+    def left(self, written: tuple[Change, ...]) -> list[bytes]:
+        """Return the channel's messages after such a power cut."""
+        with self.after_cut(written) as broker:
+            return unfinished(broker)
+
+    def paused_after(self, written: tuple[Change, ...]) -> bool:
+        """Return whether the channel is paused after such a power cut."""
+        with self.after_cut(written) as broker:
+            return broker.topics["t"].channels_by_name["c"].paused
+
+    def subsets(self) -> list[tuple[Change, ...]]:
+        """Return the subsets of the dirty changes, or some if there are many."""
         changes = self.files.changes()
         subsets = [each for size in range(len(changes) + 1) for each in combinations(changes, size)]
-        return [self.left(each) for each in random.Random(1).sample(subsets, min(len(subsets), 32))]
+        return random.Random(1).sample(subsets, min(len(subsets), 32))
+
+    def left_whatever_is_written(self) -> list[list[bytes]]:
+        """Return the channel's messages after a power cut, for each of `subsets`."""
+        return [self.left(each) for each in self.subsets()]
 
 
 @pytest.fixture
@@ -194,6 +210,20 @@ def test_a_channel_emptied_after_preparations_brings_nothing_back_that_was_finis
     assert all(left <= may for left in lefts), lefts
     assert set() in lefts
     jobs.run()
+
+
+def test_a_pause_before_a_channel_is_emptied_after_preparations_stays(machine: Machine) -> None:
+    channel = machine.channel
+    machine.publish([b"%d" % number for number in range(3)])
+    machine.finish(machine.take(3)[b"1"])
+    jobs = Jobs()
+    machine.broker.in_background = jobs.submit
+    with channel.prepared_reset(jobs.run):
+        channel.pause(True)
+        assert Syncer(machine.broker, run_inline).sync_dirty()
+        channel.empty()
+    for written in machine.subsets():
+        assert machine.paused_after(written)
 
 
 class Running:

@@ -119,6 +119,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mpub", "sub", "fin", "jobs", "begin_empty", "jobs", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "jobs", "begin_empty", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
+        ("mpub", "sub", "fin", "jobs", "begin_empty", "pause_channel", "sync", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "begin_empty", "limit", "jobs", "empty_channel", "write_back", "cut"),
     ),
     SPARES: (

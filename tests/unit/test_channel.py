@@ -739,8 +739,7 @@ def emptied(channel, jobs, meanwhile=lambda: None):
         meanwhile()
         jobs.run()
 
-    end = channel.readable.end
-    with channel.prepared_reset(end, end, wait), counting_syncs(channel) as syncs:
+    with channel.prepared_reset(wait), counting_syncs(channel) as syncs:
         channel.empty()
     assert not channel.grows
     assert sorted(os.listdir(channel.directory)) == ["ledger"]
@@ -785,7 +784,7 @@ def test_fins_of_a_channel_that_is_to_be_emptied_need_no_other_sync(half_finishe
     assert emptied(channel, jobs, lambda: channel.ledger.note_finished(7)) == 0
 
 
-@pytest.mark.parametrize("change", ["taken", "cancelled", "settings"])
+@pytest.mark.parametrize("change", ["taken", "cancelled", "settings", "paused"])
 def test_a_channel_that_has_changed_since_it_was_prepared_is_emptied_with_a_sync(half_finished, tmp_path, change):
     channel, jobs = half_finished
     publish(channel.topic, 1, start=100)
@@ -796,6 +795,8 @@ def test_a_channel_that_has_changed_since_it_was_prepared_is_emptied_with_a_sync
             take_all(channel, consumer_on(channel))
         elif change == "cancelled":
             channel.ledger.note_finished(11)
+        elif change == "paused":
+            channel.pause(True)
         else:
             channel.ledger.settings = encode_settings(NO_LIMITS._replace(rate=5.0, burst=5.0))
 
@@ -807,11 +808,42 @@ def test_a_channel_that_has_changed_since_it_was_prepared_is_emptied_with_a_sync
 def test_a_channel_whose_file_cannot_be_synced_ahead_is_emptied_all_the_same(half_finished, tmp_path):
     channel, jobs = half_finished
     failure = StorageError("sync", "ledger", errno.EIO, "Input/output error")
-    end = channel.readable.end
-    with channel.prepared_reset(end, end, lambda: jobs.run(failure)):
+    with channel.prepared_reset(lambda: jobs.run(failure)):
         channel.empty()
     assert counts(channel) == (0, 0, 0)
     assert after_kill(channel, tmp_path) == (0, 0, 0)
+
+
+def test_a_channel_whose_preparations_end_with_an_error_delivers_again(half_finished):
+    channel, jobs = half_finished
+
+    def submit(job, done):
+        raise MemoryError
+
+    channel.topic.broker.in_background = submit
+    with pytest.raises(MemoryError), channel.prepared_reset(jobs.run):
+        channel.empty()
+    assert (channel.grows, channel.ledger.floor) == (False, 0)
+    channel.topic.broker.in_background = jobs.submit
+    assert emptied(channel, jobs) == 0
+    assert counts(channel) == (0, 0, 0)
+
+
+def test_a_growth_that_begins_during_a_reset_goes_on_after_it(half_finished, short_ring):
+    channel, jobs = half_finished
+    with channel.prepared_reset(jobs.run):
+        channel.empty()
+        publish(channel.topic, short_ring)
+        channel.grow_ahead(channel.ledger, 0)
+    assert channel.grows
+    jobs.run()
+    assert (channel.grows, channel.ledger.capacity_bits) == (False, 2 * short_ring)
+
+
+def test_a_channel_that_is_closed_while_it_is_to_be_emptied_waits_no_longer(half_finished):
+    channel, _ = half_finished
+    with channel.prepared_reset(channel.topic.close):
+        assert channel.topic.exiting
 
 
 def test_a_channel_that_is_deleted_while_it_is_to_be_emptied_leaves_nothing(half_finished):
@@ -819,8 +851,7 @@ def test_a_channel_that_is_deleted_while_it_is_to_be_emptied_leaves_nothing(half
     topic = channel.topic
     for consumer in channel.consumers:
         consumer.client = SimpleNamespace(close=lambda: None)
-    end = channel.readable.end
-    with channel.prepared_reset(end, end, lambda: (topic.delete_channel("c"), jobs.run())):
+    with channel.prepared_reset(lambda: (topic.delete_channel("c"), jobs.run())):
         assert channel.exiting
     jobs.run()
     assert "c" not in topic.channels_by_name
@@ -842,7 +873,7 @@ def test_a_channel_is_emptied_by_two_at_a_time(half_finished):
         asked.append(channel.grows)
         jobs.run()
 
-    with channel.prepared_reset(end, end, wait):
+    with channel.prepared_reset(wait):
         channel.empty()
     assert counts(channel) == (0, 0, 0)
     assert asked[0] is False

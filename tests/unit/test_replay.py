@@ -1,5 +1,6 @@
 """Tests of pyqd.hot.broker.replay and pyqd.broker.replay: channels are moved, ranges are read."""
 
+import errno
 import json
 
 import pytest
@@ -9,7 +10,8 @@ from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone, no_pause
 from pyqd.fallback import records
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import broker_on, consumer_on, number_in, publish
+from pyqd.primitives.errors import StorageError
+from tests.support.storage import CountedFiles, Jobs, broker_on, consumer_on, number_in, publish
 
 DONE, NOT_IN_FLIGHT = range(2)
 RING_BITS_MIN = 8 * 4096
@@ -436,6 +438,60 @@ def test_a_cancelled_message_stays_cancelled_when_the_channel_is_moved_back(tmp_
     assert found == [b"finished", b"requeued", b"last"]
     assert channel.deferred_count == 0
     topic.check()
+
+
+@pytest.fixture
+def cancelled_far_ahead(tmp_path, short_ring):
+    """Return a channel whose ledger does not reach from the log's beginning to a cancelled message; and its jobs."""
+    broker = broker_on(tmp_path, CountedFiles())
+    topic = broker.topic("t")
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    for _ in range(4):
+        publish_next(topic, short_ring // 2)
+        take_all(channel, consumer)
+    cancel(topic, channel, topic.publish_body(b"cancelled", wall()))
+    publish_next(topic, 1)
+    assert channel.ledger.capacity_bits == short_ring
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    return channel, jobs
+
+
+def test_a_seek_back_from_a_cancelled_message_grows_the_ledger_beside_the_loop(cancelled_far_ahead, short_ring):
+    channel, jobs = cancelled_far_ahead
+    files = channel.topic.broker.files
+    before, in_jobs = files.syncs, []
+
+    def wait():
+        jobs.run()
+        in_jobs.append(files.syncs - before)
+
+    assert replay.move(channel.topic, channel, EARLIEST, no_pause, wait)["depth"] == 2 * short_ring + 1
+    assert files.syncs - before == in_jobs[-1] == 1
+    assert channel.ledger.capacity_bits == 4 * short_ring
+    channel.check()
+    numbers = [number for number, _ in take_all(channel, consumer_on(channel))]
+    assert numbers == [*range(2 * short_ring), 2 * short_ring + 1]
+
+
+def test_a_seek_changes_nothing_if_the_larger_ledger_cannot_take_its_place(
+    cancelled_far_ahead, short_ring, monkeypatch
+):
+    channel, jobs = cancelled_far_ahead
+    files = channel.topic.broker.files
+
+    def fail(path, target):
+        raise StorageError("rename", path, errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "rename", fail)
+        with pytest.raises(StorageError):
+            replay.move(channel.topic, channel, EARLIEST, no_pause, jobs.run)
+    assert (channel.depth, channel.ledger.capacity_bits, channel.grows) == (1, short_ring, False)
+    channel.check()
+    assert replay.move(channel.topic, channel, EARLIEST, no_pause, jobs.run)["depth"] == 2 * short_ring + 1
 
 
 def test_a_seek_reports_messages_that_were_dropped_ahead_of_the_cursor(tmp_path):
