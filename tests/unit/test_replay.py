@@ -481,9 +481,12 @@ def test_a_seek_changes_nothing_if_the_larger_ledger_cannot_take_its_place(
 ):
     channel, jobs = cancelled_far_ahead
     files = channel.topic.broker.files
+    rename = files.rename
 
     def fail(path, target):
-        raise StorageError("rename", path, errno.EIO, "Input/output error")
+        if target == channel.ledger.path:
+            raise StorageError("rename", path, errno.EIO, "Input/output error")
+        rename(path, target)
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "rename", fail)
