@@ -73,7 +73,7 @@ test: build $(TOOLS) $(SPARK_CLASSES) ## build, then the whole test suite
 test-fast: JOBS := $(shell nproc)
 # Their files lie in memory, if there is space: on a disk, removing those of an earlier run takes as long as the tests.
 test-fast: IN_MEMORY = $(shell [ "$$(df --output=avail /dev/shm | tail -n 1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
-test-fast: build $(TOOLS) ## the tests without slow, interop, browser and spark: a minute or two
+test-fast: build $(TOOLS) ## the tests without slow, interop, browser and spark: about a minute
 	$(IN_MEMORY) $(BIN)/python -m pytest -q -m "not slow and not interop and not browser and not spark" \
 		--hypothesis-profile=quick -o tmp_path_retention_policy=failed $(IN_PARALLEL) $(ARGS)
 
