@@ -193,9 +193,9 @@ class Job:
         self.write(syncs, self.ranges, self.directories, many)
         for topic, end in self.given:
             topic.note_given(end)
-        for (ledger, bits_from, _, reset_count, _), _ in self.headers:
-            # Without the change count: if this job fails, the next one has to write the whole ledger.
-            ledger.note_synced(bits_from, reset_count, 0)
+        for (ledger, bits_from, _, reset_count, _), (mapping, *_) in self.headers:
+            # The mapping that was written: the ledger may have grown into another file since.
+            ledger.trust_bits(mapping, bits_from, reset_count)
         behind = self.states + [header for _, header in self.headers]
         if behind:
             self.write(syncs, behind, [], many)

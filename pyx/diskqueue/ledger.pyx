@@ -285,6 +285,16 @@ cdef class Ledger:
         if reset_count == self.reset_count:
             self.header.trusted_below = max(self.header.trusted_below, bits_from + self.capacity_bits)
 
+    def trust_bits(self, Mapping mapping not None, uint64_t bits_from, uint64_t reset_count):
+        """Let a header say that the bits of its file are on stable storage, as they were at resets.
+
+        mapping: of the ledger's file, or of one that a larger file has replaced since and that may have the name again
+        after a power failure. May be called in a thread, as the interpreter's lock is held.
+        """
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        if reset_count == self.reset_count:
+            header.trusted_below = max(header.trusted_below, bits_from + header.capacity_bits)
+
     def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
         """Clear the bits behind a floor that is on stable storage, as of so many resets."""
         if self.uncleared_from != ALL_CLEARED and reset_count == self.reset_count:

@@ -375,6 +375,9 @@ class Operations(World):
     def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
         """Note that a channel has other messages from now on."""
         channel.note_reset(self.model.tick())
+        if self.is_disturbed:
+            # A disk that refuses a new ledger has the former one reset in place, with FINs that a power cut may undo.
+            channel.kept.clear()
         for number in channel.copies:
             channel.done[number] = channel.reset
         channel.copies = copies

@@ -17,6 +17,22 @@ def test_messages_finished_and_synced_are_not_redelivered(simulate):
     )
 
 
+def test_a_fin_whose_sync_meets_the_end_of_a_ledgers_growth_is_not_undone_by_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 1, 5, 0),
+            ("sub", 1, 0, 16927),
+            ("fin", 0, 1, 60749),
+            ("sub", 1, 0, 52538),
+            ("fin", 0, 8, 11790),
+            ("jobs",),
+            ("cut", 0, 0),
+        ],
+        features=["fins", "resets", "unmapping", "writes"],
+    )
+
+
 def test_a_topic_deleted_before_a_clean_stop_is_not_brought_back_by_a_power_cut(simulate):
     simulate(
         sync_each=False,

@@ -170,6 +170,27 @@ def test_a_full_disk_starts_after_a_power_cut_at_a_call(simulate):
     )
 
 
+def test_fins_before_a_channel_is_emptied_on_a_full_disk_may_be_undone_by_a_power_cut(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("mpub", 0, 5, 0),
+            ("sub", 0, 0, 35360),
+            ("fin", 0, 1, 0),
+            ("jobs",),
+            ("cut", 0, 0),
+            ("fill", 0),
+            ("sub", 0, 1, 0),
+            ("fin", 0, 0, 0),
+            ("jobs",),
+            ("begin_empty", 0),
+            ("empty_channel", 0),
+            ("cut", 2, 17824),
+        ],
+        features=["fins", "resets", "unmapping", "writes"],
+    )
+
+
 def test_a_topic_is_deleted_whole_though_nothing_more_can_be_mapped(simulate):
     simulate(
         sync_each=True,
