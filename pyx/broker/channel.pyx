@@ -173,9 +173,9 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     def begin_reset(self, uint64_t target, uint64_t reached):
-        """Prepare a reset to an ordinal beside the loop: `prepares_reset` ends. Deliveries wait until `end_reset`.
+        """Prepare a reset to an ordinal beside the loop, with `prepares_reset` until that has ended.
 
-        reached: an ordinal that the ledger's ring has to reach afterwards.
+        Deliveries wait until `end_reset`. reached: an ordinal that the ledger's ring has to reach afterwards.
         """
         def ended(_prepared):
             self.prepares_reset = False

@@ -599,9 +599,9 @@ cdef class Ledger:
     cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept:
         """Return True if a reset can continue in the file of `begin_reset` without another sync.
 
-        Until the next sync, a power failure may leave the header as it was prepared. So this one must be as good. It
-        may be of an earlier ordinal if nothing from that on is finished: then what is delivered again was dropped, and
-        nobody has an answer to that yet.
+        Until the next sync, a power failure may leave the header as it was prepared, which has to be as good as that of
+        this reset. The prepared header may name an earlier ordinal if no record from there on is finished: a power
+        failure then brings back only records that a reset without an answer has dropped.
         """
         cdef LedgerHeader now
         cdef LedgerHeader* header
@@ -624,6 +624,12 @@ cdef class Ledger:
         cdef Mapping mapping = self.growing
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         header[0] = self.header_after_reset(ordinal, parked_from, header.capacity_bits)
+        self.continue_in(mapping)
+        self.reset_count += 1
+        return 0
+
+    cdef int continue_in(self, Mapping mapping) except -1:
+        """Continue in the file of `begin_growth` or `begin_reset`. Raises: StorageError (given up)."""
         try:
             self.replace_file(mapping)
         except StorageError:
@@ -631,7 +637,6 @@ cdef class Ledger:
             raise
         self.growing = None
         mapping.unpin()
-        self.reset_count += 1
         return 0
 
     cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept:
@@ -699,13 +704,7 @@ cdef class Ledger:
                 <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), header.capacity_bits, header.absorb_from,
                 header.absorb_to)
             header.absorb_to = 0
-        try:
-            self.replace_file(mapping)
-        except StorageError:
-            self.cancel_growth(mapping)
-            raise
-        self.growing = None
-        mapping.unpin()
+        self.continue_in(mapping)
 
     cdef int update_growing(self) except -1:
         """Bring the file that grows up to date; or give it up if it was copied before a reset, or has become too small.

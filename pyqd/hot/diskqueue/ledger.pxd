@@ -112,6 +112,7 @@ cdef class Ledger:
     cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1
     cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept
     cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept
+    cdef int continue_in(self, Mapping mapping) except -1
     cdef int reset_in_prepared(self, uint64_t ordinal, uint64_t parked_from) except -1
     cdef int sync_and_replace(self, Mapping mapping) except -1
     cdef int count_ahead(self) except -1
