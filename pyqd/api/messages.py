@@ -17,7 +17,7 @@ from pyqd.hot.primitives.guid import from_hex
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
-from pyqd.net.loop_driver import yield_to_loop
+from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
 
@@ -101,7 +101,8 @@ class MessageRoutes:
         except ValueError:
             raise HttpError(400, "INVALID_ARG_ID") from None
         channels = list(topic.channels_by_name.values()) if channel is None else [channel]
-        outcomes = message_lookup.change_message(topic, channels, guid, change_for(topic), yield_to_loop)
+        change = change_for(topic)
+        outcomes = message_lookup.change_message(topic, channels, guid, change, yield_to_loop, poll_sync)
         statuses = [outcome.status for outcome in outcomes]
         if all(status == message_lookup.UNKNOWN for status in statuses):
             raise HttpError(404, "MESSAGE_NOT_FOUND")

@@ -1,7 +1,8 @@
 """Messages changed by their id: cancelled, rescheduled or made due at once, on one channel or on each.
 
 Looking a message up may take long, so it is done in steps; `pause` is called between them and yields to the event loop.
-The message is changed right after the step that found it, so that no consumer comes in between.
+If a ledger has to grow first, `wait` is called until its sync in a thread has ended; it is `pause` unless given. The
+message is changed right after the step that found it, so that no consumer comes in between.
 """
 
 import logging
@@ -64,13 +65,15 @@ def reschedule_to(topic: Topic, due_ns: int, at_once: bool = False) -> Change:
     return lambda lookup: lookup.reschedule(due_ns, topic.reader, at_once)
 
 
-def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change: Change, pause: Pause) -> list[Outcome]:
+def change_message(
+    topic: Topic, channels: Iterable[Channel], guid: int, change: Change, pause: Pause, wait: Pause | None = None
+) -> list[Outcome]:
     """Change a message on channels, one by one. Raises: TopicGone."""
     outcomes: list[Outcome] = []
     for channel in channels:
         if len(outcomes) % CHANNELS_PER_SLICE == CHANNELS_PER_SLICE - 1:
             pause()
-        outcome = change_on_channel(topic, channel, guid, change, pause)
+        outcome = change_on_channel(topic, channel, guid, change, pause, wait or pause)
         if outcome is not None:
             outcomes.append(outcome)
     if not topic.channels_by_name and is_held(topic, guid, pause):
@@ -81,7 +84,9 @@ def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change:
     return outcomes
 
 
-def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause) -> Outcome | None:
+def change_on_channel(
+    topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause, wait: Pause
+) -> Outcome | None:
     """Change a message on one channel. Returns: None if the channel was deleted meanwhile. Raises: TopicGone."""
     lookup = MessageLookup(channel, guid)
     growths_max = 2
@@ -90,12 +95,14 @@ def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change,
         if channel.exiting:
             return None
         if lookup.step(topic.reader):
-            # Of two ledgers at most, once: if one cannot grow, the change gets the reason.
+            # Of two ledgers at most, once: if one cannot grow, the change gets the reason. A growth that goes on for
+            # another reason does not count.
+            is_own = not channel.grows
             if growths_max == 0 or lookup.place not in STATE_OF or not lookup.make_room(change is cancel):
                 break
-            growths_max -= 1
+            growths_max -= is_own
             while channel.grows:
-                pause()
+                wait()
             lookup = MessageLookup(channel, guid)
         pause()
     state = STATE_OF.get(lookup.place)

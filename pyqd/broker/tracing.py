@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
+from pyqd.broker.replay import no_pause
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
@@ -209,7 +210,7 @@ class Tracing:
         channel = None if topic is None else topic.channels_by_name.get(channel_name)
         if topic is None or channel is None or channel.trace is None:
             return
-        outcome = change_on_channel(topic, channel, guid, lambda _: None, lambda: None)
+        outcome = change_on_channel(topic, channel, guid, lambda _: None, no_pause, no_pause)
         # Unknown: the log has trimmed it, as all channels are done with it.
         if outcome is not None and outcome.status in (FINISHED, UNKNOWN):
             channel.trace.place.add_cancel(guid)

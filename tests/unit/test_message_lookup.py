@@ -132,18 +132,44 @@ def test_a_message_that_its_ledger_does_not_reach_is_cancelled_when_the_ledger_h
         run_all_wakes(broker)
     syncs_in_jobs = []
 
-    def turn():
+    def pause():
+        assert not channel.grows, "a thread syncs for longer than a turn of the loop"
+
+    def wait():
         before = files.syncs
         jobs.run()
         syncs_in_jobs.append(files.syncs - before)
 
     before = files.syncs
-    (outcome,) = message_lookup.change_message(topic, [channel], ids[-1], message_lookup.cancel, turn)
+    (outcome,) = message_lookup.change_message(topic, [channel], ids[-1], message_lookup.cancel, pause, wait)
     assert (outcome.status, outcome.was) == ("done", "ready" if place == "queued" else "deferred")
     # Of the ledger that it is finished in, and of the list of cancelled messages.
     assert sum(syncs_in_jobs) == files.syncs - before == 2
     channel.check()
     assert channel.depth + channel.deferred_count == 3 * short_ring - 1
+
+
+def test_a_ledger_that_grows_for_another_reason_meanwhile_leaves_a_cancellation_its_own_growths(tmp_path, short_ring):
+    files = CountedFiles()
+    broker = broker_on(tmp_path, files)
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    ids = publish(topic, 6 * short_ring)
+    before, syncs_in_jobs = files.syncs, []
+    # The first growth reaches too little for the message.
+    channel.grow_ledger(short_ring, lambda: None)
+
+    def wait():
+        before = files.syncs
+        jobs.run()
+        syncs_in_jobs.append(files.syncs - before)
+
+    (outcome,) = message_lookup.change_message(topic, [channel], ids[-1], message_lookup.cancel, lambda: None, wait)
+    assert outcome.status == "done"
+    assert sum(syncs_in_jobs) == files.syncs - before == 3
+    channel.check()
 
 
 def test_a_message_is_cancelled_although_its_ledger_cannot_grow_beside_the_loop(tmp_path, short_ring):
