@@ -15,10 +15,12 @@ from typing import Any
 import gevent
 import pytest
 
+from pyqd.api.admin import AdminRoutes
 from pyqd.broker.broker import Broker
 from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.replay import seek
+from pyqd.http.messages import Request
 from tests.persistence.test_power_cuts import run_now
 from tests.support.nsq import Client, fin, rdy, req
 from tests.support.power import Change, PowerFiles
@@ -224,6 +226,20 @@ def test_a_pause_before_a_channel_is_emptied_after_preparations_stays(machine: M
         channel.empty()
     for written in machine.subsets():
         assert machine.paused_after(written)
+
+
+def test_the_answer_that_a_channel_is_empty_or_paused_leaves_when_no_power_cut_can_undo_that(machine: Machine) -> None:
+    routes = AdminRoutes(machine.broker, run_inline)
+    # A message finished out of order makes each reset continue in a new file, whose name is not durable by itself.
+    machine.publish([b"0", b"1"])
+    machine.finish(machine.take(2)[b"1"])
+    assert routes.empty_channel(Request("POST", "/channel/empty?topic=t&channel=c", "1.1", {})).status == 200
+    assert not any(machine.left_whatever_is_written())
+    machine.publish([b"2", b"3"])
+    machine.finish(machine.take(2)[b"3"])
+    seek(machine.channel, 3)
+    assert routes.pause_channel(Request("POST", "/channel/pause?topic=t&channel=c", "1.1", {}), True).status == 200
+    assert all(machine.paused_after(written) for written in machine.subsets())
 
 
 class Running:
