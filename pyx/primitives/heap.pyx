@@ -22,6 +22,7 @@ timeout of 60 s that is 60 million dead entries).
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memset
 
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
@@ -151,8 +152,12 @@ cdef class DeadlineHeap:
 
     cdef void clear(self) noexcept:
         cdef uint32_t index
-        for index in range(self.count):
-            self.index_of[self.entries[index].slot] = ABSENT
+        if self.count > self.slot_count_max >> 4:
+            # One pass in order. Slots in the order of the heap miss the cache.
+            memset(self.index_of, 0xff, self.slot_count_max * sizeof(uint32_t))
+        else:
+            for index in range(self.count):
+                self.index_of[self.entries[index].slot] = ABSENT
         self.count = 0
 
     cdef int check(self) except -1:

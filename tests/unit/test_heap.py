@@ -124,15 +124,18 @@ def test_the_mark_for_absence_cannot_be_a_slot():
         Heap().reserve(ABSENT)
 
 
-def test_after_clear_there_are_no_entries_and_all_slots_are_free():
-    heap = filled([3, 1, 2])
+@pytest.mark.parametrize("waiting_count", [3, 200, 1000])
+def test_after_clear_there_are_no_entries_and_all_slots_are_free(waiting_count):
+    heap = Heap(1000)
+    for slot in range(waiting_count):
+        heap.push(slot, -slot)
     heap.clear()
     heap.check()
     assert len(heap) == 0
-    assert not any(slot in heap for slot in range(3))
-    for slot in range(3):
+    assert not any(slot in heap for slot in range(1000))
+    for slot in range(1000):
         heap.push(slot, slot)
-    assert [slot for _, slot in drained(heap)] == [0, 1, 2]
+    assert [slot for _, slot in drained(heap)] == list(range(1000))
 
 
 def test_a_slot_cannot_wait_twice():
