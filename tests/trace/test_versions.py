@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pyqd.trace.versions import VERSION_TABLE, Versions
 from tests.support.trace_log import TraceLog
 from tests.support.trace_tables import rows_of
 
+FILES = 60
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
@@ -94,6 +96,23 @@ def test_several_processes_may_make_the_tables_at_once(empty_url: str) -> None:
     assert sorted(made) == [False, False, False, True]
     for database in databases:
         database.close()
+
+
+@pytest.mark.slow
+def test_several_processes_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    # SQLite refused a few of a hundred without waiting.
+    together = threading.Barrier(8)
+
+    def open_it(url: str) -> None:
+        database = Database(url)
+        together.wait()
+        with database.engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        database.close()
+
+    with ThreadPoolExecutor(together.parties) as pool:
+        for number in range(FILES):
+            list(pool.map(open_it, [f"sqlite:///{tmp_path}/{number}.db"] * together.parties))
 
 
 @pytest.mark.slow

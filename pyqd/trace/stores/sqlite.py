@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,8 +22,8 @@ FILE: Final = "file"
 # Rows of one INSERT: a statement with many rows costs 40 % less per row than one with a single row. SQLite allows 32766
 # variables in a statement.
 ROWS: Final = 50
+LOCK_POLL_S: Final = 0.02
 SETTINGS: Final = (
-    "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = NORMAL",
     "PRAGMA cache_size = -65536",
     "PRAGMA temp_store = MEMORY",
@@ -45,9 +46,31 @@ class SqliteStore(Store):
     def engine(self) -> sa.Engine:
         """Return a new engine."""
         engine = sa.create_engine(self.url, connect_args={"timeout": self.answer_s}, hide_parameters=True)
-        sa.event.listen(engine, "connect", _prepare)
+        sa.event.listen(engine, "connect", self._prepare)
         sa.event.listen(engine, "begin", _begin)
         return engine
+
+    def _prepare(self, connection: Any, record: Any) -> None:
+        # The driver would begin transactions by itself, and only for some statements.
+        connection.isolation_level = None
+        self._use_wal(connection)
+        for setting in SETTINGS:
+            connection.execute(setting)
+        _, _, path = connection.execute("PRAGMA database_list").fetchone()
+        record.info[FILE] = (path, _identity(path)) if path else None
+
+    def _use_wal(self, connection: Any) -> None:
+        # If several connections do this to a new file at once, SQLite refuses some of them without waiting: each may
+        # hold what another waits for. Source: SQLite, sqlite3_busy_handler.
+        end_s = time.monotonic() + self.answer_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() >= end_s:
+                    raise
+            time.sleep(LOCK_POLL_S)
 
     def literals(self, connection: sa.Connection) -> Literals:
         """Return the forms of values."""
@@ -75,15 +98,6 @@ def _flat(rows: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
     """Yield the values of ROWS rows at a time."""
     for start in range(0, len(rows), ROWS):
         yield list(chain.from_iterable(rows[start : start + ROWS]))
-
-
-def _prepare(connection: Any, record: Any) -> None:
-    # The driver would begin transactions by itself, and only for some statements.
-    connection.isolation_level = None
-    for setting in SETTINGS:
-        connection.execute(setting)
-    _, _, path = connection.execute("PRAGMA database_list").fetchone()
-    record.info[FILE] = (path, _identity(path)) if path else None
 
 
 def _identity(path: str) -> tuple[int, int] | None:
