@@ -129,6 +129,8 @@ def prepare_cluster(reader: Reader) -> None:
 def prepare_plugin(reader: Reader) -> None:
     """Name pytest's plugins, because the entry points of an environment may be older than the sources."""
     reader.machine.environment |= {
+        # In the usual place, pytest removes at its end the files of earlier runs of the suite, which takes minutes.
+        "PYTEST_DEBUG_TEMPROOT": str(reader.machine.home),
         "PYTEST_ADDOPTS": "-p pyqd.testing.plugin -p no:cacheprovider",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
