@@ -17,7 +17,6 @@ from pyqd.trace.versions import VERSION_TABLE, Versions
 from tests.support.trace_log import TraceLog
 from tests.support.trace_tables import rows_of
 
-FILES = 60
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
@@ -99,7 +98,7 @@ def test_several_processes_may_make_the_tables_at_once(empty_url: str) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+def test_several_connections_may_open_a_new_file_of_sqlite_at_once(tmp_path: Path) -> None:
     # SQLite refused a few of a hundred without waiting.
     together = threading.Barrier(8)
 
@@ -111,7 +110,7 @@ def test_several_processes_may_open_a_new_file_at_once(tmp_path: Path) -> None:
         database.close()
 
     with ThreadPoolExecutor(together.parties) as pool:
-        for number in range(FILES):
+        for number in range(60):
             list(pool.map(open_it, [f"sqlite:///{tmp_path}/{number}.db"] * together.parties))
 
 
