@@ -3,7 +3,7 @@
 import datetime
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pyqd.broker.stats import StatsDict
 from pyqd.primitives.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, format_duration
@@ -17,8 +17,8 @@ def stats_text(
     topics: Iterable[StatsDict],
     memory: dict[str, int] | None,
     producers: Iterable[StatsDict],
-) -> str:
-    """Return the page; the arguments are parts of the JSON form."""
+) -> Iterator[str]:
+    """Yield the page in pieces; the arguments are parts of the JSON form."""
     started = datetime.datetime.fromtimestamp(head["start_time"]).astimezone()
     timestamp = started.isoformat(timespec="seconds").replace("+00:00", "Z")
     lines = [
@@ -33,12 +33,17 @@ def stats_text(
     if memory is not None:
         lines.append("\nMemory:\n")
         lines += [f"   {name:<25}\t{value}\n" for name, value in memory.items()]
+    lines.append("\nTopics:")
+    yield "".join(lines)
     now_s = int(time.time())
-    topic_lines = [line for topic in topics for line in topic_text(topic, now_s)]
-    lines += ["\nTopics:", *topic_lines] if topic_lines else ["\nTopics: None\n"]
+    topic_count = 0
+    for topic in topics:
+        topic_count += 1
+        yield "".join(topic_text(topic, now_s))
     producer_lines = [f"   {client_text(client, now_s)}\n" for client in producers]
+    lines = [] if topic_count else [" None\n"]
     lines += ["\nProducers:\n", *producer_lines] if producer_lines else ["\nProducers: None\n"]
-    return "".join(lines)
+    yield "".join(lines)
 
 
 def topic_text(topic: StatsDict, now_s: int) -> Iterable[str]:

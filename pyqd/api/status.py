@@ -16,7 +16,7 @@ from pyqd.broker.stats import (
     topics_shown,
 )
 from pyqd.broker.topic import Topic
-from pyqd.http.messages import JSON, Request, Response, json_response, text_response, to_json
+from pyqd.http.messages import JSON, TEXT, Request, Response, json_response, text_response, to_json
 from pyqd.http.query import Query
 from pyqd.http.router import Route
 from pyqd.metrics.identity import Identity
@@ -90,9 +90,10 @@ class StatusRoutes:
         if selection.include_clients and topics is not None:
             producers = shown_producers(self.identity.producers(), selection)
         if query.get("format") == "json":
-            return Response(200, stats_json(head, topics, memory, producers), JSON)
+            return Response(200, content_type=JSON, pieces=stats_json(head, topics, memory, producers))
         uptime_ns = time.time_ns() - self.identity.start_ns
-        return text_response(stats_text(head, uptime_ns, topics or [], memory, producers or []))
+        page = stats_text(head, uptime_ns, topics or [], memory, producers or [])
+        return Response(200, content_type=TEXT, pieces=[text.encode(errors="backslashreplace") for text in page])
 
     def topics(self, selection: Selection) -> Iterator[StatsDict] | None:
         """Return the statistics of the selected topics; None if the named topic does not exist."""
@@ -133,8 +134,8 @@ def stats_json(
     topics: Iterable[StatsDict] | None,
     memory: dict[str, int] | None,
     producers: list[StatsDict] | None,
-) -> bytes:
-    """Return the JSON of all statistics, made in slices. Switches: yes."""
+) -> list[bytes]:
+    """Return the JSON of all statistics in pieces. Switches: yes."""
     parts = [to_json(head)[:-1], b',"topics":']
     if topics is None:
         parts.append(b"null")
@@ -148,7 +149,7 @@ def stats_json(
     if memory is not None:
         parts += [b',"memory":', to_json(memory)]
     parts += [b',"producers":', to_json(producers), b"}"]
-    return b"".join(parts)
+    return parts
 
 
 def topic_json(topic: StatsDict) -> Iterator[bytes]:
@@ -179,4 +180,4 @@ class MetricsRoutes:
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text. Switches: yes."""
-        return Response(200, self.metrics.text(), CONTENT_TYPE)
+        return Response(200, content_type=CONTENT_TYPE, pieces=self.metrics.pieces())

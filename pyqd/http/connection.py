@@ -2,8 +2,9 @@
 
 The greenlet waits for the socket before each read, even when more bytes are already there. So every connection gets its
 turn, and one read bounds the work of a pass. All connections read into one shared buffer, which is free again before
-anything may switch. The answers to one read leave in one send, or in several sends when they are large. The short path
-of the connection, if there is one, answers its requests before they reach this module (pyx/http/front.pyx).
+anything may switch. The answers to one read leave in one send; large ones leave in several, with a yield to the event
+loop after each. The short path of the connection, if there is one, answers its requests before they reach this module
+(pyx/http/front.pyx).
 
 A connection that waits for its peer has a deadline, which progress moves. The server's sweep shuts the socket of a
 connection past its deadline, which wakes the greenlet.
@@ -16,6 +17,7 @@ import logging
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +76,7 @@ class HttpConnection(HttpFront):
         self._answer = answer
         self._hub = gevent.get_hub()
         self._writable: Any = None
-        self._unsent: list[bytes] = []
+        self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
 
     def run(self) -> None:
@@ -190,38 +192,58 @@ class HttpConnection(HttpFront):
         response = self._answer(request, self.remote)
         self.deadline_s = deadline_s
         keep_alive = request.keep_alive and request.complete
+        head_only = request.method == "HEAD"
         self._put(
             render(
                 response,
                 self._common_headers,
                 version=request.version,
                 keep_alive=keep_alive,
-                body_left_out=request.method == "HEAD",
+                body_left_out=head_only,
             )
         )
+        if not head_only:
+            for piece in response.pieces:
+                self._put(piece)
 
     def _put(self, data: bytes) -> None:
         self._unsent.append(data)
         self._unsent_bytes += len(data)
 
     def _send(self) -> None:
-        """Send the queued answers. Switches: when the socket is full."""
-        if not self._unsent:
-            return
-        data = memoryview(self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent))
-        self._unsent = []
-        self._unsent_bytes = 0
+        """Send the queued answers. Switches: when the socket is full, and between the sends of large answers."""
+        while self._unsent:
+            self._send_whole(self._take_unsent())
+            if self._unsent:
+                self._extend_deadline()
+                yield_to_loop()
+
+    def _take_unsent(self) -> memoryview:
+        """Return the next queued bytes: many small answers, or a part of a large one."""
+        taken = [self._unsent.popleft()]
+        size_bytes = len(taken[0])
+        while self._unsent and size_bytes + len(self._unsent[0]) <= SENT_AT_ONCE_BYTES:
+            taken.append(self._unsent.popleft())
+            size_bytes += len(taken[-1])
+        self._unsent_bytes -= size_bytes
+        return memoryview(taken[0] if len(taken) == 1 else b"".join(taken))
+
+    def _send_whole(self, data: memoryview) -> None:
+        """Send all bytes. Switches: when the socket is full."""
         while True:
             with contextlib.suppress(BlockingIOError):
                 data = data[self._socket.send(data) :]
+            self._note_buffers(self._reader.held_bytes + self._unsent_bytes + len(data))
             if not data:
-                self._note_buffers(self._reader.held_bytes)
                 return
-            self._note_buffers(self._reader.held_bytes + len(data))
-            self.deadline_s = max(self.deadline_s, time.monotonic() + self.wait_s[State.CUT_SHORT])
+            self._extend_deadline()
             if self._writable is None:
                 self._writable = self._hub.loop.io(self._socket.fileno(), WRITE_EVENT)
             self._hub.wait(self._writable)
+
+    def _extend_deadline(self) -> None:
+        """Give the peer the whole time of a write from now on, as some bytes have been sent."""
+        self.deadline_s = max(self.deadline_s, time.monotonic() + self.wait_s[State.CUT_SHORT])
 
     def _linger(self) -> None:
         """Read and drop the peer's bytes for LINGER_S: closing with unread bytes would reset the connection and could

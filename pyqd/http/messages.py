@@ -6,7 +6,7 @@ Source: docs/nsq/http-api.md, "Conventions".
 import http
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,10 +36,11 @@ class Response:
     """A status, a body and its type.
 
     content_type None: the body is empty. headers: further ones, as (name, value).
-    common_headers: it carries the headers common to the server's responses.
+    common_headers: it carries the headers common to the server's responses. pieces: the rest of the body. A large body
+    comes in pieces, because one copy of it would hold the event loop.
     """
 
-    __slots__ = ("body", "common_headers", "content_type", "headers", "status")
+    __slots__ = ("body", "common_headers", "content_type", "headers", "pieces", "status")
 
     def __init__(
         self,
@@ -48,9 +49,11 @@ class Response:
         content_type: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
         common_headers: bool = True,
+        pieces: Sequence[bytes] = (),
     ) -> None:
         self.status = status
         self.body = body
+        self.pieces = pieces
         self.content_type = content_type
         self.headers = headers
         self.common_headers = common_headers
@@ -159,7 +162,7 @@ def render(
     keep_alive: bool = False,
     body_left_out: bool = False,
 ) -> bytes:
-    """Return the bytes of a response.
+    """Return the bytes of a response, without the pieces that follow.
 
     common_headers: lines for a response that carries them. version: the request's HTTP version.
     body_left_out: for the answer to HEAD, which has headers only.
@@ -174,6 +177,6 @@ def render(
         lines += "Connection: close\r\n"
     elif version == "1.0":
         lines += "Connection: keep-alive\r\n"
-    lines += f"{_date.now()}Content-Length: {len(response.body)}\r\n\r\n"
+    lines += f"{_date.now()}Content-Length: {len(response.body) + sum(map(len, response.pieces))}\r\n\r\n"
     head = lines.encode("latin-1", "replace")
     return head if body_left_out else head + response.body

@@ -91,8 +91,8 @@ class Metrics:
         """Return the number of topics without series of their own in the last scrape."""
         return self._summed_count
 
-    def text(self) -> bytes:
-        """Return all metrics as Prometheus' text, made in slices. Further scrapes wait meanwhile. Switches: yes."""
+    def pieces(self) -> list[bytes]:
+        """Return the pieces of Prometheus' text of all metrics. Further scrapes wait meanwhile. Switches: yes."""
         with self._one_at_a_time:
             writer = SeriesWriter(self._broker)
             parts = list(writer.write())
@@ -100,7 +100,7 @@ class Metrics:
             self._note_summed(writer.summed_count)
             parts.append(generate_latest(self.registry))
             yield_to_loop()
-            return b"".join(parts)
+            return parts
 
     def _note_summed(self, count: int) -> None:
         if count and not self._summed_count:

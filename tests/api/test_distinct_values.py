@@ -109,7 +109,7 @@ def test_every_key_of_the_statistics(tmp_path: Path) -> None:
 def test_every_column_of_the_page_for_people(tmp_path: Path) -> None:
     broker = distinct_broker(tmp_path)
     topics = snapshot(broker, 1, list, COUNTERS_ONLY)["topics"]
-    text = stats_text(head_stats(broker, 1), 10**9, topics, None, [])
+    text = "".join(stats_text(head_stats(broker, 1), 10**9, topics, None, []))
     topic, channel = (re.sub(r" +", " ", line) for line in text.splitlines() if line.lstrip().startswith("*P"))
     assert topic == "*P [orders ] depth: 12 be-depth: 9 msgs: 120 e2e%: "
     assert channel == " *P [email ] depth: 40 be-depth: 31 inflt: 27 def: 11 re-q: 25 timeout: 4 msgs: 108 e2e%: "

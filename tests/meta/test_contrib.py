@@ -34,7 +34,7 @@ def sample_names(tmp_path: Path) -> set[str]:
     broker = Broker(parse_args([f"--data-path={tmp_path}", "--e2e-processing-latency-percentile=0.99"]))
     broker.load()
     broker.topic("t").channel("c")
-    text = Metrics(broker).text().decode()
+    text = b"".join(Metrics(broker).pieces()).decode()
     broker.close()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 

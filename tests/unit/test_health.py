@@ -47,7 +47,7 @@ class Watched:
 
     def ping(self) -> tuple[int, bytes]:
         response = self.routes.ping(Request("GET", "/ping", "1.1", {}))
-        healthy = b"pyqd_healthy 1.0\n" in self.metrics.text()
+        healthy = b"pyqd_healthy 1.0\n" in b"".join(self.metrics.pieces())
         assert healthy == (response.status == 200)
         return response.status, response.body
 
@@ -120,6 +120,6 @@ def test_failures_are_counted_for_prometheus(watched: Watched) -> None:
     watched.files.refuses = True
     watched.fill_a_segment()
     watched.broker.note_failed_sync(StorageError("sync", "orders", errno.EIO, "Input/output error"))
-    text = watched.metrics.text()
+    text = b"".join(watched.metrics.pieces())
     assert b"pyqd_write_failures_total 1.0\n" in text
     assert b"pyqd_sync_failures_total 1.0\n" in text
