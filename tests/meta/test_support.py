@@ -12,7 +12,7 @@ from _pytest.outcomes import Failed, Skipped
 from tests.persistence import stepping
 from tests.support import machine
 from tests.support.needs import skip_outside_ci
-from tests.support.server import Daemon, free_port, listens, pyqd
+from tests.support.server import PORTS_KEPT, Daemon, free_port, listens, pyqd
 
 OUTCOMES = [("true", Failed), ("1", Failed), ("false", Skipped), ("", Skipped)]
 
@@ -105,3 +105,15 @@ def test_a_system_without_namespaces_is_seen(
     monkeypatch.setattr(machine, "WAYS", [("--no-such-namespace",)])
     with pytest.raises(outcome, match=r"no network namespace.*no-such-namespace"):
         machine.Machine(tmp_path)
+
+
+def test_workers_of_a_suite_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    found = []
+    for worker in range(3):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{worker}")
+        found.append({free_port() for _ in range(PORTS_KEPT)})
+    # A daemon binds its port a second after the probe, so a second use of it would collide.
+    assert [len(ports) for ports in found] == [PORTS_KEPT] * 3
+    assert len(set().union(*found)) == 3 * PORTS_KEPT
+    assert len({port % 3 for port in found[0]}) == 1

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ START_COUNT_MAX = 5
 LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PORTS_FROM = 10_000
 PORTS_TRIED = 100
+PORTS_KEPT = 100
 LISTENING = "0A"
 
 # Texts that no log of a healthy daemon contains; the second row is from Go's runtime and the C library.
@@ -47,6 +49,8 @@ SIGNS_OF_A_CRASH = (
     "fatal error:",
     "Segmentation fault",
 )
+
+_given: deque[int] = deque(maxlen=PORTS_KEPT)
 
 
 class DaemonError(AssertionError):
@@ -115,14 +119,21 @@ def free_port() -> int:
     """Return a loopback TCP port that was free when it was probed.
 
     It lies below the range that the system gives to outgoing connections, or one of these could have it whenever the
-    daemon is not running.
+    daemon is not running. Each worker of xdist has its own ports, and gives none twice in PORTS_KEPT calls: a daemon
+    binds its port a second after the probe, and again after each restart.
     """
     first = int(LOCAL_PORTS.read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    step = max(worker + 1, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    ports = range(PORTS_FROM + worker, first if first > 2 * PORTS_FROM else 65536, step)
     for _ in range(PORTS_TRIED):
-        port = random.SystemRandom().randrange(PORTS_FROM, first if first > 2 * PORTS_FROM else 65536)
+        port = random.SystemRandom().choice(ports)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
+            _given.append(port)
             return port
     raise DaemonError("no free ports")
 
