@@ -33,6 +33,7 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport memmove
 
 from pyqd.hot.broker.slots cimport fingerprint
+from pyqd.hot.diskqueue.releases cimport array_release_later
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.debug cimport debug_require
@@ -299,7 +300,7 @@ cdef class ParkedLog:
         if count == done:
             self.origins_gap = 0
             if self.origins_capacity > ORIGINS_KEPT:
-                array_release(&self.origins_memory)
+                array_release_later(&self.origins_memory)
                 self.origins = NULL
                 self.origins_capacity = 0
         elif self.origins_gap > count - done:
@@ -338,8 +339,8 @@ cdef class ParkedLog:
 
     cdef int forget(self) except -1:
         """Forget all parked messages; the files stay as they are."""
-        array_release(&self.records_memory)
-        array_release(&self.fingerprints_memory)
+        array_release_later(&self.records_memory)
+        array_release_later(&self.fingerprints_memory)
         self.records = NULL
         self.fingerprints = NULL
         self.capacity = 0

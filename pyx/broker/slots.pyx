@@ -16,6 +16,7 @@ two. Memory is bounded by the clients' RDY, and for the ring by the messages the
 cimport cython
 from libc.string cimport memcpy
 
+from pyqd.hot.diskqueue.releases cimport array_release_later
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.debug cimport debug_require
 
@@ -89,8 +90,8 @@ cdef class SlotTable:
         """Forget all messages in flight and free the memory."""
         self.ids.clear()
         self.deadlines.clear()
-        array_release(&self.slots_memory)
-        array_release(&self.free_memory)
+        array_release_later(&self.slots_memory)
+        array_release_later(&self.free_memory)
         self.slots = NULL
         self.free_slots = NULL
         self.capacity = 0
@@ -159,7 +160,7 @@ cdef class ReadyRing:
 
     cdef int release(self) noexcept:
         """Free the memory of an empty ring."""
-        array_release(&self.memory)
+        array_release_later(&self.memory)
         self.entries = NULL
         self.capacity = 0
         self.head = 0

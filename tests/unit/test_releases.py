@@ -12,7 +12,9 @@ import pytest
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue import arena, releases
 from pyqd.hot.diskqueue.mapping import Mapping
-from tests.support.storage import broker_on
+from pyqd.hot.primitives.clock import wall
+from pyqd.primitives.durations import HOUR_NS
+from tests.support.storage import broker_on, consumer_on, publish, run_all_wakes
 
 FILE_BYTES = 8192
 MAPPED_MAX = 32
@@ -122,6 +124,32 @@ def test_a_file_mapped_outside_the_arena_is_unmapped_by_the_thread(tmp_path: Pat
     assert mapped(tmp_path) == ["0 (deleted)"]
     run()
     assert mapped(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("held")
+def test_the_arrays_of_many_messages_are_unmapped_by_the_thread(tmp_path: Path) -> None:
+    broker = broker_on(tmp_path, max_bytes_per_file=100 << 20)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 40_000)
+    run_all_wakes(broker)
+    for _ in range(40_000):
+        channel.take_message(consumer)
+    assert channel.in_flight_count == 40_000
+    before = releases.pending_count()
+    channel.empty()
+    assert releases.pending_count() > before
+    publish(topic, 140_000, due_ns=wall() + HOUR_NS)
+    run_all_wakes(broker)
+    assert channel.deferred_count == 140_000
+    before = releases.pending_count()
+    channel.empty()
+    assert releases.pending_count() > before
+    run()
+    assert releases.pending_count() == 0
+    broker.close()
 
 
 @pytest.mark.slow

@@ -50,6 +50,9 @@ cdef extern from *:
         array->bytes = 0;
     }
     """
+    # An array of so many bytes has pages of its own.
+    const size_t ARRAY_MAPPED_MIN "PYQD_ARRAY_MAPPED_MIN"
+
     # Empty when all its bytes are zero.
     ctypedef struct Array "pyqd_array":
         void* base
