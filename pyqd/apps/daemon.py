@@ -39,8 +39,8 @@ from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.housekeeper import Housekeeper
 from pyqd.durability.syncer import Syncer
-from pyqd.hot.diskqueue import releases
 from pyqd.hot.net import buffers
+from pyqd.hot.primitives import releases
 from pyqd.lookupd.channel_query import ChannelQuery
 from pyqd.lookupd.channel_search import ChannelSearch
 from pyqd.lookupd.peer_queries import SILENT_S

@@ -18,11 +18,11 @@ from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.diskqueue.unsynced import Names
 from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
-from pyqd.hot.diskqueue import releases
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.primitives import releases
 from pyqd.hot.wire.trace_events import REASONS
 from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str, is_valid_name_str

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyqd.tcp.connection import Connection
 
 AT_ONCE = 16
-BUDGET_S = 0.003
+BUDGET_S = 0.001
 
 
 class Closing:

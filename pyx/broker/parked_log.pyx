@@ -33,7 +33,7 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport memmove
 
 from pyqd.hot.broker.slots cimport fingerprint
-from pyqd.hot.diskqueue.releases cimport array_release_later
+from pyqd.hot.primitives.releases cimport array_release_later
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.debug cimport debug_require

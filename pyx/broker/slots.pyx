@@ -16,7 +16,7 @@ two. Memory is bounded by the clients' RDY, and for the ring by the messages the
 cimport cython
 from libc.string cimport memcpy
 
-from pyqd.hot.diskqueue.releases cimport array_release_later
+from pyqd.hot.primitives.releases cimport array_release_later
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.debug cimport debug_require
 

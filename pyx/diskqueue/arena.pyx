@@ -33,7 +33,7 @@ signal ends the process, because no reader would check the zeros. A store to suc
 the store would be in no file. The next start finds the damage.
 
 An extent that is freed while it is mapped may hold the last reference to a removed file. The mapping is removed by the
-thread of pyx/diskqueue/releases.pyx, and without the lock, because freeing the file's blocks takes up to 250 ms. The
+thread of pyx/primitives/releases.pyx, and without the lock, because freeing the file's blocks takes up to 250 ms. The
 extent leaves list and table before, and its slots are free afterwards. While a quarter of the budget is *leaving* in
 that way, further extents are unmapped on the spot.
 
@@ -58,7 +58,7 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strdup, strlen
 
-from pyqd.hot.diskqueue.releases cimport Release, close_later, run_later
+from pyqd.hot.primitives.releases cimport Release, close_later, run_later
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require

@@ -9,7 +9,7 @@ kept up to date: code that renames the file calls `moved`, and code that removes
 the caller has mapped stays mapped.
 
 The mapping or the descriptor may be the last reference to a removed file, so an object that goes leaves both to the
-thread of pyx/diskqueue/releases.pyx.
+thread of pyx/primitives/releases.pyx.
 """
 
 from libc.errno cimport EEXIST, ENOENT, errno
@@ -31,7 +31,7 @@ from pyqd.hot.diskqueue.arena cimport (
     extent_unpin,
 )
 
-from pyqd.hot.diskqueue.releases cimport close_later, unmap_later
+from pyqd.hot.primitives.releases cimport close_later, unmap_later
 from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.primitives.errors import CorruptionError, storage_error

@@ -47,7 +47,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from pyqd.hot.primitives.arrays cimport ARRAY_MAPPED_MIN
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG
+from pyqd.hot.primitives.releases cimport free_later
 
 cdef enum:
     CAPACITY_MIN = 16
@@ -95,6 +97,13 @@ cdef inline void close_gap(Cell* cells, uint64_t mask, uint32_t shift, uint64_t 
             cells[gap] = cells[index]
             gap = index
     cells[gap].guid = 0
+
+
+cdef inline void free_cells(Cell* cells, uint64_t capacity) noexcept nogil:
+    if capacity * sizeof(Cell) < ARRAY_MAPPED_MIN:
+        free(cells)
+    else:
+        free_later(cells, capacity * sizeof(Cell))
 
 
 @cython.final
@@ -195,7 +204,7 @@ cdef class IdTable:
         if cells == NULL:
             memset(self.cells, 0, self.capacity * sizeof(Cell))
         else:
-            free(self.cells)
+            free_cells(self.cells, self.capacity)
             self.cells = cells
             self.capacity = CAPACITY_MIN
             self.shift = shift_of(CAPACITY_MIN)
@@ -250,7 +259,7 @@ cdef class IdTable:
         return self.drop_old()
 
     cdef int drop_old(self) noexcept:
-        free(self.old_cells)
+        free_cells(self.old_cells, self.old_capacity)
         self.old_cells = NULL
         self.old_capacity = self.moved = 0
         return 0

@@ -1,7 +1,7 @@
 # Address range in which files are mapped on demand. Design notes: pyx/diskqueue/arena.pyx.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from pyqd.hot.diskqueue.releases cimport Release
+from pyqd.hot.primitives.releases cimport Release
 from pyqd.hot.primitives.debug cimport debug_require
 
 cdef enum ExtentState:

@@ -1,4 +1,4 @@
-# Thread that drops references to removed files, and unmaps large arrays. Design notes: pyx/diskqueue/releases.pyx.
+# Thread that drops references to removed files, and frees large memory. Design notes: pyx/primitives/releases.pyx.
 
 from pyqd.hot.primitives.arrays cimport Array
 
@@ -10,4 +10,5 @@ cdef struct Release:
 cdef void run_later(Release* release) noexcept nogil
 cdef void close_later(int fd) noexcept nogil
 cdef void unmap_later(void* base, size_t size_bytes) noexcept nogil
+cdef void free_later(void* block, size_t size_bytes) noexcept nogil
 cdef void array_release_later(Array* array) noexcept nogil
