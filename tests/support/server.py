@@ -124,8 +124,8 @@ def free_port() -> int:
     """
     first = int(LOCAL_PORTS.read_text().split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    step = max(worker + 1, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-    ports = range(PORTS_FROM + worker, first if first > 2 * PORTS_FROM else 65536, step)
+    worker_count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = range(PORTS_FROM + worker, first if first > 2 * PORTS_FROM else 65536, worker_count)
     for _ in range(PORTS_TRIED):
         port = random.SystemRandom().choice(ports)
         if port in _given:
