@@ -6,6 +6,7 @@ those of the table in docs/performance.md; a smoke run divides them.
 
 import contextlib
 import json
+import os
 import selectors
 import socket
 import ssl
@@ -133,13 +134,19 @@ class Bench:
         consumers.send(b"RDY 0\n")
         return consumers
 
-    def restart(self, *, kill: bool) -> None:
-        """End the server and start it on the same data."""
+    def restart(self, *, kill: bool, drop_cache: bool = False) -> None:
+        """End the server and start it on the same data. drop_cache: the data is not in memory then."""
         if kill:
             self.server.process.kill()
             self.server.process.wait()
         else:
             self.server.stop()
+        if drop_cache:
+            for path in self.server.data_path.rglob("*"):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self.server.start()
         wait_until_listening(self.server, START_WITHIN_S)
 
@@ -256,6 +263,16 @@ def many_consumers(bench: Bench) -> Step:
     consumers = bench.consumers(bench.count(400))
     yield
     consumers.take(RDY)
+    consumers.read_until_quiet()
+
+
+def read_from_disk(bench: Bench) -> Step:
+    bench.make_channels(1)
+    bench.publish(bench.count(1_000_000), body=b"x" * 1000)
+    bench.restart(kill=False, drop_cache=True)
+    consumers = bench.consumers(10)
+    yield
+    consumers.take(bench.count(100_000))
     consumers.read_until_quiet()
 
 
@@ -573,6 +590,7 @@ SITUATIONS = (
     Situation("first SUB on a topic that holds 3,000,000 deferred messages", first_sub_deferred),
     Situation("a paused topic with 500,000 deferred messages and 10 channels goes on", unpause_deferred),
     Situation("400 consumers with RDY 2500 on 1 GB of messages", many_consumers),
+    Situation("1 GB of messages is read from the disk", read_from_disk, ("-max-rdy-count=100000",)),
     Situation("400 consumers with 2500 messages in flight each leave", consumers_leave),
     Situation("the same, with traced messages", consumers_leave, TRACED),
     Situation("1,000,000 messages of 400 consumers time out", timeouts),

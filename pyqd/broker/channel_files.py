@@ -185,6 +185,16 @@ class ChannelFiles:
             ledger.forget_growth()
             raise
 
+    def read_in(self, mapping: Mapping, start_bytes: int, end_bytes: int, done: Callable[[], None]) -> None:
+        """Bring whole pages of the topic's log into memory and into the page table, in a thread.
+
+        done: called on the event loop when that has ended. A failure shows when the range is used.
+        """
+        self.topic.broker.in_background(
+            lambda: self.files.read_in(mapping, start_bytes, end_bytes - start_bytes),
+            lambda _result, _error: done(),
+        )
+
     def path_of(self, file: str) -> str:
         """Return the path of one of the channel's files."""
         assert self.directory is not None, "an ephemeral channel has no files"

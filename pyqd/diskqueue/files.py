@@ -34,6 +34,8 @@ NO_CLAIM: AbstractContextManager[object] = contextlib.nullcontext()
 PROT_READ_WRITE = 0x1 | 0x2
 MAP_PRIVATE = 0x02
 MAP_ANONYMOUS = 0x20
+MADV_WILLNEED = 3
+MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
 MS_SYNC = 4
 # Not among the constants of Python 3.11.
@@ -285,6 +287,22 @@ class Files:
         with _pinned(mapping) as found:
             if found:
                 _populate(mapping, start_bytes, length_bytes)
+
+    def is_present(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> bool:
+        """Return whether a page-aligned range is in memory, so that no load of it waits for the disk."""
+        return mapping.is_present(start_bytes, length_bytes)
+
+    def read_in(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Bring a page-aligned range into memory before it is read; blocks, with the interpreter's lock released.
+
+        Pages that cannot be read are left to the load that meets them. Kernels before 5.14 only begin to read.
+        """
+        with _pinned(mapping) as found:
+            if found:
+                address = _ffi.cast("void *", mapping.address + start_bytes)
+                # In one piece also where the mapping is read page by page.
+                _libc.madvise(address, length_bytes, MADV_WILLNEED)
+                _libc.madvise(address, length_bytes, MADV_POPULATE_READ)
 
     def check_reserving(self, directory: str) -> None:
         """Check that the file system can reserve blocks. A full disk is not an error here. Raises: StorageError."""

@@ -57,6 +57,7 @@ from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport FINISHED, REASON_COPY, REASON_EPHEMERAL, REASON_SAMPLED, TOUCHED
@@ -108,6 +109,8 @@ cdef class ChannelCore(Scheduled):
         while True:
             record = self.cursor.next_record()
             if record == NULL:
+                if self.cursor.absent_end != 0 and not self.waits_for_disk():
+                    continue
                 if self.cursor.ledger_full and self.ledger.growing is None and not self.held_up:
                     self.grow_to_finish_lost()
                 return NULL
@@ -121,6 +124,38 @@ cdef class ChannelCore(Scheduled):
                 continue
             self.cursor.pass_over(record)
             return record
+
+    cdef bint waits_for_disk(self) except -1:
+        """Have the pages at the cursor read beside the loop. Returns: False if they are there already."""
+        if not self.reads_in and self.cursor.find_absent():
+            self.read_in()
+        return self.reads_in
+
+    cdef int read_ahead(self) except -1:
+        """Have pages mapped that the cursor comes to soon, so that no delivery waits for them."""
+        if self.cursor.ahead_due and not self.reads_in and self.cursor.find_unmapped():
+            self.read_in()
+        return 0
+
+    def read_in(self):
+        """Have the pages that the cursor has found absent or unmapped read in a thread."""
+        cdef Segment segment = self.cursor.unmapped
+        cdef uint64_t start = self.cursor.unmapped_start
+        cdef uint64_t end = self.cursor.unmapped_end
+
+        def ended():
+            self.reads_in = False
+            self.cursor.note_read(segment, start, end)
+            if not self.exiting:
+                self.readable.scheduler.request_wake(self)
+
+        self.cursor.unmapped = None
+        self.reads_in = True
+        try:
+            self.files.read_in(segment.mapping, start, end, ended)
+        except BaseException:
+            self.reads_in = False
+            raise
 
     cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1:
         """Have a record's ledger grow beside the loop before the record is handed out, if the ring's end is near.
@@ -461,6 +496,7 @@ cdef class ChannelCore(Scheduled):
         if outcome == NONE_READY:
             return 0
         self.cursor.note_finished_ahead()
+        self.read_ahead()
         # The depth alone is no measure of progress: delivering a deferred message that could not be parked leaves the
         # depth as it is.
         if outcome == OUT_OF_WORK or (
@@ -731,6 +767,7 @@ cdef class ChannelCore(Scheduled):
         cdef Delivery delivery
         if not self.take(consumer, mono_ns(), &delivery):
             return None
+        self.read_ahead()
         self.cursor.save_place()
         self.set_next_timer(mono_ns())
         return (delivery.record.guid, delivery.attempts, delivery.record.timestamp_ns,

@@ -8,23 +8,54 @@ channel then hands the record out or, if the record is deferred, leaves it to it
 
 The ledger stores the cursor's ordinal and, as a hint that recovery checks, the place of its record.
 
+A load from a page that is not in memory would hold the event loop until the disk has read it. Where the page is in
+memory, but not in the page table, the load waits for the page's lock, which write-back holds for tens of milliseconds
+on a busy disk. Both waits belong to a thread:
+
+    pages not in memory             the cursor asks the kernel about each MiB that it comes to
+    written by pwrite(2), backlog   put into the page table before the cursor comes there, some MiB ahead
+
+`next_record` returns nothing while the pages at the cursor are being read. Messages that are read soon after they were
+written are left to the load: write-back comes later.
+
 Invariant: `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client".
 """
 
 cimport cython
+from libc.stdint cimport UINT64_MAX
 
 from pyqd.hot.diskqueue.ledger cimport LedgerHeader
 from pyqd.hot.diskqueue.log cimport Position
-from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
-from pyqd.hot.wire.record cimport RECORD_VALID, record_verdict
+from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, record_verdict
 
 from pyqd.primitives.errors import StorageError
 
 cdef enum:
     SKIPPED_PER_RUN = 10000
+    PAGE_BYTES = 4096
+
+cdef uint64_t LOOKED_AT_ONCE_BYTES = 1 << 20
+cdef uint64_t READ_AT_ONCE_BYTES = 4 << 20
+cdef uint64_t AHEAD_BYTES = 8 << 20
+# Of a log's last segment that is at least so much behind the cursor, or it is no backlog.
+cdef uint64_t BACKLOG_BYTES_MIN = 8 << 20
+
+
+cdef uint64_t page_below(uint64_t offset) noexcept:
+    return offset & ~<uint64_t> (PAGE_BYTES - 1)
+
+
+cdef uint64_t page_above(uint64_t offset) noexcept:
+    return page_below(offset + PAGE_BYTES - 1)
+
+
+cdef bint is_backlog(Segment segment, uint64_t offset) noexcept:
+    """Return whether the messages from an offset on were published some time ago."""
+    return segment.next is not None or segment.tail - offset > BACKLOG_BYTES_MIN
 
 
 @cython.final
@@ -42,6 +73,7 @@ cdef class LogCursor:
         """Do as `next_record`, which comes here unless the record at the cursor is the next one."""
         cdef const Record* record
         self.ledger_full = False
+        self.absent_end = 0
         while self.ledger.header.cursor < self.readable.end:
             self.leave_drained()
             if self.ledger.header.cursor < self.segment.first_ordinal:
@@ -50,6 +82,8 @@ cdef class LogCursor:
                     return NULL
                 self.ledger.skip()
                 continue
+            if not self.is_present():
+                return NULL
             record = <const Record*> (self.segment.base + self.offset)
             if self.segment.unverified and not self.next_is_sound(record):
                 continue
@@ -63,6 +97,78 @@ cdef class LogCursor:
                 continue
             return record
         return NULL
+
+    cdef bint is_present(self) except -1:
+        """Return whether the record at the cursor is in memory. If it is not, `absent_end` is set."""
+        cdef uint64_t span
+        if self.offset + RECORD_HEADER_BYTES > self.present_end and not self.look_ahead(LOOKED_AT_ONCE_BYTES):
+            return False
+        # Of a damaged record the size may be wrong.
+        span = min(
+            record_span((<const Record*> (self.segment.base + self.offset)).size_bytes),
+            self.segment.tail - self.offset)
+        return self.offset + span <= self.present_end or self.look_ahead(max(span, LOOKED_AT_ONCE_BYTES))
+
+    cdef bint look_ahead(self, uint64_t length) except -1:
+        """Ask whether the pages of the next `length` bytes are in memory, and set `present_end` or `absent_end`.
+
+        Bytes behind the log's end count as present: they are about to be written.
+        """
+        cdef Mapping mapping = self.segment.mapping
+        cdef uint64_t start = page_below(self.offset)
+        cdef uint64_t end = page_above(self.offset + length)
+        cdef uint64_t asked_end = min(end, min(page_above(self.segment.tail), mapping.size_bytes))
+        if mapping.path is None:
+            self.present_end = UINT64_MAX
+            return True
+        if (self.segment.mapped_end < asked_end and is_backlog(self.segment, self.offset)) or (
+                not self.readable.log.files.is_present(mapping, start, asked_end - start)):
+            self.absent_end = end
+            return False
+        self.present_end = end
+        self.ahead_due = True
+        return True
+
+    cdef bint find_absent(self) except -1:
+        """Find the pages that `next_record` waits for, as `unmapped`, and some more. Returns: whether it waits."""
+        if self.absent_end == 0:
+            return False
+        self.set_unmapped(self.segment, self.offset, max(self.absent_end, self.offset + READ_AT_ONCE_BYTES))
+        return True
+
+    cdef bint find_unmapped(self) except -1:
+        """Find pages of a backlog that the cursor comes to next and that are not in the page table, as `unmapped`.
+
+        Returns: whether there are any. Cost: O(segments within AHEAD_BYTES).
+        """
+        cdef Segment segment = self.segment
+        cdef uint64_t at = self.offset
+        cdef uint64_t distance = 0
+        cdef uint64_t start
+        self.ahead_due = False
+        while segment is not None and distance < AHEAD_BYTES:
+            start = max(segment.mapped_end, at)
+            if start < segment.tail and distance + (start - at) < AHEAD_BYTES and is_backlog(segment, start):
+                self.set_unmapped(segment, start, start + READ_AT_ONCE_BYTES)
+                return True
+            distance += segment.tail - at
+            segment = segment.next
+            at = SEGMENT_HEADER_BYTES
+        return False
+
+    cdef int set_unmapped(self, Segment segment, uint64_t start, uint64_t end) except -1:
+        self.unmapped = segment
+        self.unmapped_start = page_below(start)
+        self.unmapped_end = min(page_above(end), min(page_above(segment.tail), segment.mapping.size_bytes))
+        return 0
+
+    cdef int note_read(self, Segment segment, uint64_t start, uint64_t end) except -1:
+        """Go on after the pages of a range were read. If that failed, the load that meets them shows it."""
+        segment.note_mapped(end)
+        self.ahead_due = True
+        if segment is self.segment and start <= self.offset and self.absent_end != 0:
+            self.present_end = max(self.present_end, end)
+        return 0
 
     cdef bint try_finish_next(self) except -1:
         """Finish the record at the cursor, which cannot be handed out, if it is not finished yet.
@@ -113,8 +219,7 @@ cdef class LogCursor:
     cdef int leave_drained(self) except -1:
         """Move on from a segment that has been read to its end; it is recycled when all of it is finished."""
         while self.offset == self.segment.tail and self.segment.next is not None:
-            self.segment = self.segment.next
-            self.offset = SEGMENT_HEADER_BYTES
+            self.move_to(self.segment.next, SEGMENT_HEADER_BYTES)
         return 0
 
     cdef int move_to(self, Segment segment, uint64_t offset) except -1:
@@ -122,6 +227,7 @@ cdef class LogCursor:
         assert SEGMENT_HEADER_BYTES <= offset <= segment.tail
         self.segment = segment
         self.offset = offset
+        self.present_end = 0
         return 0
 
     cdef int save_place(self) except -1:

@@ -101,7 +101,10 @@ cdef class BatchWriter:
                 # Too many open files, for example: records are then stored through the mapping.
                 mapping.fd_refused = True
                 return False
-        return staging.begin(mapping.fd, mapping.path, self.tail)
+        if not staging.begin(mapping.fd, mapping.path, self.tail):
+            return False
+        self.segment.note_staged(self.tail)
+        return True
 
     cdef char* append(
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,

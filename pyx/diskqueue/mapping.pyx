@@ -15,7 +15,7 @@ thread of pyx/primitives/releases.pyx.
 from libc.errno cimport EEXIST, ENOENT, errno
 from libc.stdint cimport uint32_t, uintptr_t
 from libc.stdlib cimport free
-from libc.string cimport memset
+from libc.string cimport memchr, memset
 
 import os
 
@@ -40,6 +40,7 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t length)
     int madvise(void* address, size_t length, int advice) noexcept
+    int mincore(void* address, size_t length, unsigned char* found) noexcept
     enum:
         MADV_NORMAL
         MADV_RANDOM
@@ -103,6 +104,7 @@ cdef uint64_t PAGE_BYTES = 4096
 cdef uint64_t READ_AHEAD_BYTES_MAX = 256 << 10
 cdef enum:
     DESCRIPTORS_MAX = 64
+    PAGES_ASKED_AT_ONCE = 256
     # A segment has two extents unless the file system is fragmented: pages that were written, and reserved ones.
     PIECES_MAX = 8
 
@@ -334,6 +336,27 @@ cdef class Mapping:
         debug_require(length <= self.size_bytes - start)
         if self.alone:
             madvise(self.base + start, length, MADV_WILLNEED)
+
+    def is_present(self, uint64_t start, uint64_t length):
+        """Return whether a page-aligned range is in memory, so that no load of it waits for the disk.
+
+        Returns: True also if that cannot be found out. Source: mincore(2).
+        """
+        cdef unsigned char[PAGES_ASKED_AT_ONCE] found
+        cdef uint64_t end = start + length
+        cdef uint64_t piece
+        cdef bint present = True
+        assert start % PAGE_BYTES == 0 and start <= end <= self.size_bytes, "no range of pages"
+        if self.path is None or (self.extent != NULL and extent_pin(self.extent) != 0):
+            return True
+        while start < end and present:
+            piece = min(end - start, PAGES_ASKED_AT_ONCE * PAGE_BYTES)
+            if mincore(self.base + start, piece, found) == 0:
+                present = memchr(found, 0, (piece + PAGE_BYTES - 1) // PAGE_BYTES) == NULL
+            start += piece
+        if self.extent != NULL:
+            extent_unpin(self.extent)
+        return present
 
     def require_readable(self):
         """Read a byte of each page, for a small file that is of use as a whole. Raises: CorruptionError."""

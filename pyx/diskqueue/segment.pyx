@@ -11,6 +11,7 @@ Invariants:
 """
 
 cimport cython
+from libc.stdint cimport UINT64_MAX
 from libc.string cimport memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport store_barrier
@@ -68,6 +69,7 @@ cdef class Segment:
         self.file_bytes = self.capacity_bytes = mapping.size_bytes & ~<uint64_t> 7
         self.tail = SEGMENT_HEADER_BYTES
         self.limit_bytes = self.checked_bytes = self.file_bytes
+        self.mapped_end = UINT64_MAX
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1:
         """Make a spare the log's last segment."""
@@ -97,6 +99,7 @@ cdef class Segment:
         self.count = 0
         self.tail = SEGMENT_HEADER_BYTES
         self.journaled_bytes = 0
+        self.mapped_end = UINT64_MAX
         self.next = None
         return self.set_checked(self.checked_bytes)
 
@@ -175,6 +178,17 @@ cdef class Segment:
                 found = (record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)) + 1
             offset += record_span(record.size_bytes)
         return found
+
+    cdef int note_staged(self, uint64_t start) except -1:
+        """Record that bytes from there on are written by pwrite(2), which puts no page into the page table."""
+        self.mapped_end = min(self.mapped_end, start)
+        return 0
+
+    cdef int note_mapped(self, uint64_t end) except -1:
+        """Record that the pages before there, those that a reader comes to next, are in the page table."""
+        if self.mapped_end != UINT64_MAX:
+            self.mapped_end = max(self.mapped_end, end)
+        return 0
 
     cdef int note_journaled(self, uint64_t end_bytes) except -1:
         """Record that the journal holds the bytes up to `end_bytes`; a number beyond the tail means all of them."""

@@ -36,6 +36,7 @@ from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.unreadable import UnreadablePages
 
 WITHOUT_LIMIT = 1 << 40
+ABSENT_CHANCE = 0.3
 SPACE, SYNC, OPEN, MAP, READ = "space", "sync", "open", "map", "read"
 # In the middle of writing a small file; at calls that change or list names.
 REST, BROKEN, NAMES = "rest", "broken", "names"
@@ -262,6 +263,8 @@ class SimulatedFiles(Files):
         self.die_at = 0
         self.mappings: dict[int, tuple[Mapping, Inode, str]] = {}
         self.unreadable = UnreadablePages()
+        # Decides which pages are not in memory; None: all are.
+        self.absent: random.Random | None = None
         library.deaths_forget()
 
     @property
@@ -400,6 +403,12 @@ class SimulatedFiles(Files):
         with _pinned(mapping):
             if self.unreadable.are_within(mapping, start_bytes, length_bytes):
                 raise self._refuse("read", mapping.path or "memory", errno.EIO)
+
+    def is_present(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> bool:
+        return self.absent is None or self.absent.random() >= ABSENT_CHANCE
+
+    def read_in(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Nothing: pages that cannot be read are left to the load that meets them."""
 
     def check_reserving(self, directory: str) -> None:
         self._call("create", directory, OPEN)

@@ -21,6 +21,8 @@ JOURNAL = "journal"
 FINS = "fins"
 # Channels are prepared to be emptied, and emptied some operations later: beside FINS.
 RESETS = "resets"
+# Pages of segments that are not in memory when a channel comes to them.
+ABSENT = "absent"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
@@ -41,6 +43,8 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (85_000_000, frozenset({TRACE, BODILESS})),
     (90_000_000, frozenset({TRACE, WRITES, UNMAPPING, UNREADABLE})),
     (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
+    (120_000_000, frozenset({ABSENT, WRITES, UNMAPPING, UNREADABLE})),
+    (130_000_000, frozenset({ABSENT, FINS, RESETS, JOURNAL})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -50,6 +54,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     JOURNAL: (),
     FINS: (),
     RESETS: (),
+    ABSENT: (),
     TRACE: (),
     BODILESS: (),
 }
@@ -59,6 +64,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     FINS: {},
     RESETS: {"begin_empty": (1, (0,))},
+    ABSENT: {"newest_job": (2, ())},
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),

@@ -18,7 +18,7 @@ from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import AGAIN, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
 from tests.simulation.facts import TraceFacts
-from tests.simulation.features import BODILESS, FINS, TRACE, UNMAPPING, WRITES, Features
+from tests.simulation.features import ABSENT, BODILESS, FINS, TRACE, UNMAPPING, WRITES, Features
 from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.model import (
     DEFERRED,
@@ -263,6 +263,8 @@ class World:
         arena.refuse(0, 0)
         files = SimulatedFiles(self.disk, self.lib, in_parts=WRITES in self.features)
         self.files = files
+        if ABSENT in self.features:
+            files.absent = random.Random(self.disk.used_pages)
         if UNMAPPING in self.features:
             self.lib.deaths_follow(*arena.hooks())
             files.mirror = Mirror(self.disk.root)
@@ -424,8 +426,8 @@ class World:
         expect(found.deferred_count >= not_due or unsure, f"deferred in {channel.name}", counts, not_due)
         expect(found.paused == channel.paused, f"pause of {channel.name}", found.paused)
         expect(0 <= found.message_count <= self.number_count, f"message count of {channel.name}", found.message_count)
-        if found.grows:
-            # It may have come to the end of its ring, where messages wait for the background job.
+        if found.grows or found.reads_in:
+            # It may have come to the end of its ring, or to pages on the disk: messages wait for the background job.
             return
         if found.depth > found.dead_letters_pending + channel.lost and not found.paused and found.rate_limit is None:
             for consumer in found.consumers:

@@ -38,6 +38,7 @@ cdef class ChannelCore(Scheduled):
     cdef Dispatcher dispatcher
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
+    cdef readonly bint reads_in          # the pages at the cursor are being read from the disk, beside the loop
     cdef uint32_t growths                # of its ledgers, under way beside the loop; the end of each wakes the channel
     cdef bint resets                     # deliveries wait for a reset
     cdef readonly bint prepares_reset    # whose file is being synced in a thread
@@ -59,6 +60,8 @@ cdef class ChannelCore(Scheduled):
 
     cdef uint64_t available(self) noexcept
     cdef const Record* take_fresh(self) except? NULL
+    cdef bint waits_for_disk(self) except -1
+    cdef int read_ahead(self) except -1
     cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1
     cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1
     cdef int note_growth_ended(self) except -1

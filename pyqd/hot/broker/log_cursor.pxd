@@ -11,6 +11,12 @@ cdef class LogCursor:
     cdef Ledger ledger                   # its header holds the cursor's ordinal
     cdef Segment segment                 # of the record at the cursor
     cdef uint64_t offset                 # of that record in the segment
+    cdef uint64_t present_end            # records of the segment up to there can be read without waiting for the disk
+    cdef uint64_t absent_end             # `next_record` waits for the pages from the cursor up to there; 0: it does not
+    cdef bint ahead_due                  # `find_unmapped` may find something
+    cdef Segment unmapped                # what it has found, and the range in it
+    cdef uint64_t unmapped_start
+    cdef uint64_t unmapped_end
     cdef bint ledger_full                # `next_record` found a record to finish, and the ledger has to grow first
 
     cdef inline uint64_t ordinal(self) noexcept:
@@ -18,14 +24,18 @@ cdef class LogCursor:
 
     cdef inline const Record* next_record(self) except? NULL:
         # Return the record at the cursor, which is not finished, after skipping records that are. Returns: NULL at the
-        # end of the readable part, or with `ledger_full` set: the ledger has to grow.
+        # end of the readable part, or with `ledger_full` set: the ledger has to grow; or with `absent_end` set: pages
+        # have to be read from the disk.
         cdef const Record* record
         if (
             self.ledger.header.cursor < self.readable.end and self.ledger.ahead == 0
-            and self.offset < self.segment.tail and not self.segment.unverified
+            and self.offset < self.segment.tail and self.offset < self.present_end and not self.segment.unverified
         ):
             record = <const Record*> (self.segment.base + self.offset)
-            if record_ordinal(record) == self.ledger.header.cursor and not record.flags & RECORD_LOST:
+            if (
+                record_ordinal(record) == self.ledger.header.cursor and not record.flags & RECORD_LOST
+                and self.offset + record_span(record.size_bytes) <= self.present_end
+            ):
                 return record
         return self.find_next_record()
 
@@ -41,6 +51,12 @@ cdef class LogCursor:
         return self.readable.note_floor(self.ledger.header.floor)
 
     cdef const Record* find_next_record(self) except? NULL
+    cdef bint is_present(self) except -1
+    cdef bint look_ahead(self, uint64_t end) except -1
+    cdef bint find_absent(self) except -1
+    cdef bint find_unmapped(self) except -1
+    cdef int set_unmapped(self, Segment segment, uint64_t start, uint64_t end) except -1
+    cdef int note_read(self, Segment segment, uint64_t start, uint64_t end) except -1
     cdef bint try_finish_next(self) except -1
     cdef bint next_is_sound(self, const Record* record) except -1
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1

@@ -27,6 +27,8 @@ cdef class Segment:
     cdef readonly uint64_t checked_bytes  # its pages up to there are no unreadable ones of an earlier run
     cdef readonly uint64_t tail          # offset of the next record, relative to base
     cdef public uint64_t prepared        # its pages up to there have been asked for, or were used before
+    # Pages up to there are in the page table as far as known, the others were written by pwrite(2).
+    cdef readonly uint64_t mapped_end
     cdef readonly uint64_t first_ordinal
     cdef readonly uint64_t count         # records
     cdef readonly uint64_t number
@@ -60,6 +62,8 @@ cdef class Segment:
     cdef bint check_next_pages(self, files, uint64_t span_bytes) except -1
     cdef bint read_to(self, files, uint64_t end) except -1
     cdef uint64_t deferred_end(self) noexcept
+    cdef int note_staged(self, uint64_t start) except -1
+    cdef int note_mapped(self, uint64_t end) except -1
     cdef int note_journaled(self, uint64_t end_bytes) except -1
     cdef int seal(self) except -1
     cdef int vacate(self) noexcept
