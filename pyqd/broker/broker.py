@@ -7,6 +7,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
+from pyqd.diskqueue.files_ahead import FilesAhead
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.redo import JournaledTopic, Redo
@@ -124,7 +126,7 @@ class Broker:
     ) -> None:
         self.options = options
         self.capacity = capacity or Capacity()
-        self.files = files or Files()
+        self.files = files or FilesAhead()
         self.in_background = in_background
         self.scheduler = Scheduler()
         self.topics: dict[str, Topic] = {}
@@ -222,16 +224,25 @@ class Broker:
 
     def load_topics(self, directory: str) -> None:
         """Open every topic that an earlier run left. Raises: StorageError, CorruptionError."""
-        for entry in sorted(self.files.list_directory(directory)):
-            name = topic_of_dir(entry)
-            path = f"{directory}/{entry}"
-            found = None if name is None else self.files.entries_of(path)
-            if name is None or found is None:
-                logger.warning("skipping %s in %s: not a topic", entry, directory)
-                continue
-            topic = Topic(self, name, path, found=found)
-            self.add_topic(topic)
-            topic.load_channels(found)
+        names = {entry: topic_of_dir(entry) for entry in sorted(self.files.list_directory(directory))}
+        with self.load_ahead(directory, [entry for entry, name in names.items() if name is not None]) as begin_next:
+            for entry, name in names.items():
+                if name is not None:
+                    begin_next()
+                path = f"{directory}/{entry}"
+                found = None if name is None else self.files.entries_of(path)
+                if name is None or found is None:
+                    logger.warning("skipping %s in %s: not a topic", entry, directory)
+                    continue
+                topic = Topic(self, name, path, found=found)
+                self.add_topic(topic)
+                topic.load_channels(found)
+
+    def load_ahead(self, directory: str, entries: list[str]) -> AbstractContextManager[Callable[[], object]]:
+        """Prepare to load topics in this order, if nothing changes their files meanwhile."""
+        # After a power failure the journal restores segments, and files seen before that would be out of date.
+        files = Files() if self.power_failed else self.files
+        return files.load_ahead(directory, entries)
 
     def empty_discarded(self) -> None:
         """Remove the leftovers of deletions in an earlier run, and keep the directory: so a deletion needs no space

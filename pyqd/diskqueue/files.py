@@ -160,6 +160,10 @@ def no_rest(_written_bytes: int) -> None:
     """Do not rest between two writes."""
 
 
+def no_preparation() -> None:
+    """Prepare nothing for the load of a directory."""
+
+
 def _fill_with_zeros(fd: int, size_bytes: int, path: str, rest: Callable[[int], None]) -> None:
     """Fill a file with zeros and sync it, so that later writes change only its content, not its metadata.
 
@@ -446,6 +450,14 @@ class Files:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
             raise
+
+    def load_ahead(self, _directory: str, _entries: list[str]) -> AbstractContextManager[Callable[[], object]]:
+        """Prepare to load entries of a directory, which are directories themselves, in the order given.
+
+        Yields: a function that the caller calls before it loads the next entry. Within, only the load of an entry
+        changes the files of this entry.
+        """
+        return contextlib.nullcontext(no_preparation)
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that this user may still use in a path's file system. Source: statvfs(3)."""

@@ -64,9 +64,10 @@ cdef extern from "<sys/stat.h>" nogil:
     int fstat(int fd, stat_of* found)
 
 cdef extern from "<fcntl.h>" nogil:
-    int open(const char* path, int flags)
+    int openat(int directory, const char* path, int flags)
     int fallocate(int fd, int mode, long offset, long length)
     enum:
+        AT_FDCWD
         O_RDWR
         O_CLOEXEC
 
@@ -175,6 +176,25 @@ cdef bint is_reserved(int fd, uint64_t size_bytes) noexcept nogil:
     return end >= size_bytes
 
 
+cdef Extent* extent_existing(int directory, const char* name, const char* path, bint reserves) noexcept nogil:
+    """Open and map a file that an earlier run left, with all its blocks reserved.
+
+    directory: descriptor that the name is relative to. path: of the file. reserves: reserve missing blocks; otherwise
+    such a file is not mapped. Returns: its extent; NULL if any call fails.
+    """
+    cdef Extent* extent = NULL
+    cdef stat_of found
+    cdef int fd = openat(directory, name, O_RDWR | O_CLOEXEC)
+    if fd < 0:
+        return NULL
+    if fstat(fd, &found) == 0 and found.st_size > 0 and (
+            is_reserved(fd, <uint64_t> found.st_size)
+            or (reserves and fallocate(fd, 0, 0, found.st_size) == 0)):
+        extent = extent_of(fd, <uint64_t> found.st_size, path, found.st_dev, found.st_ino)
+    close(fd)
+    return extent
+
+
 def map_existing(str path not None):
     """Open and map a file that an earlier run left, with all its blocks reserved.
 
@@ -183,16 +203,9 @@ def map_existing(str path not None):
     """
     cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
     cdef const char* name = encoded
-    cdef Extent* extent = NULL
-    cdef stat_of found
-    cdef int fd
+    cdef Extent* extent
     with nogil:
-        fd = open(name, O_RDWR | O_CLOEXEC)
-        if fd >= 0:
-            if fstat(fd, &found) == 0 and found.st_size > 0 and (
-                    is_reserved(fd, <uint64_t> found.st_size) or fallocate(fd, 0, 0, found.st_size) == 0):
-                extent = extent_of(fd, <uint64_t> found.st_size, name, found.st_dev, found.st_ino)
-            close(fd)
+        extent = extent_existing(AT_FDCWD, name, name, True)
     return None if extent == NULL else over_extent(extent, path)
 
 

@@ -60,3 +60,6 @@ cdef class Mapping:
     cdef void read_ahead(self) noexcept
     cdef void advise(self, bint alone) noexcept
     cdef void prefetch(self, uint64_t start, uint64_t length) noexcept
+
+cdef Extent* extent_existing(int directory, const char* name, const char* path, bint reserves) noexcept nogil
+cdef Mapping over_extent(Extent* extent, str path)
