@@ -13,11 +13,11 @@ there, because any call has failed or a topic has too many files, is opened by t
 which finds and reports the reason. So this thread reports nothing, and it changes no file: it does not even reserve
 missing blocks.
 
-If the loading thread comes to a topic that this thread has not begun, the loading thread opens that topic itself, and
-this thread goes on with the one behind.
+If the loading thread comes to a topic that is not ready, it opens topics as well until that one is, in the same way:
+the calls take longer than the rest of a load.
 
 Invariants:
-1. The thread changes a FoundTopic only while it is not ready. The loading thread reads it only while it is ready.
+1. A FoundTopic that is not ready is changed by the thread that has begun it. The loading thread reads ready ones only.
 2. `taken <= next <= taken + TOPICS_AHEAD_MAX`.
 3. No extent of a topic outlives the load of that topic, unless the loading thread has taken it.
 
@@ -240,40 +240,47 @@ cdef void forget_topic(FoundTopic* topic) noexcept nogil:
     topic.count = 0
 
 
+cdef bint may_begin(const Ahead* ahead) noexcept nogil:
+    """Return whether there is a next topic, and space for it. Under the mutex."""
+    return ahead.next < ahead.count and ahead.next - ahead.taken < TOPICS_AHEAD_MAX
+
+
+cdef void find_next(Ahead* ahead) noexcept nogil:
+    """Find the next topic in either thread, under the mutex, which is released meanwhile."""
+    cdef FoundTopic* topic = &ahead.topics[ahead.next % TOPICS_AHEAD_MAX]
+    cdef const char* entry = ahead.entries[ahead.next]
+    debug_require(not topic.ready)
+    ahead.next += 1
+    pthread_mutex_unlock(&ahead.mutex)
+    find_topic(topic, ahead.directory, ahead.path, entry)
+    pthread_mutex_lock(&ahead.mutex)
+    topic.ready = True
+    pthread_cond_signal(&ahead.has_topic)
+
+
 cdef void* work(void* argument) noexcept nogil:
     """Run in the thread."""
     cdef Ahead* ahead = <Ahead*> argument
-    cdef FoundTopic* topic
-    cdef const char* entry
     pthread_mutex_lock(&ahead.mutex)
     while not ahead.stopping and ahead.next < ahead.count:
-        if ahead.next - ahead.taken >= TOPICS_AHEAD_MAX:
+        if may_begin(ahead):
+            find_next(ahead)
+        else:
             ahead.waiting = True
             pthread_cond_wait(&ahead.has_space, &ahead.mutex)
             ahead.waiting = False
-            continue
-        topic = &ahead.topics[ahead.next % TOPICS_AHEAD_MAX]
-        entry = ahead.entries[ahead.next]
-        ahead.next += 1
-        pthread_mutex_unlock(&ahead.mutex)
-        debug_require(not topic.ready)
-        find_topic(topic, ahead.directory, ahead.path, entry)
-        pthread_mutex_lock(&ahead.mutex)
-        topic.ready = True
-        pthread_cond_signal(&ahead.has_topic)
     pthread_mutex_unlock(&ahead.mutex)
     return NULL
 
 
 cdef FoundTopic* await_topic(Ahead* ahead, uint64_t index) noexcept nogil:
-    """Return a topic when it is ready; NULL if the thread has not begun it, and skips it then."""
-    cdef FoundTopic* topic = NULL
+    """Return a topic when it is ready, and find later ones until then."""
+    cdef FoundTopic* topic = &ahead.topics[index % TOPICS_AHEAD_MAX]
     pthread_mutex_lock(&ahead.mutex)
-    if ahead.next <= index:
-        ahead.next = ahead.taken = index + 1
-    else:
-        topic = &ahead.topics[index % TOPICS_AHEAD_MAX]
-        while not topic.ready:
+    while not topic.ready:
+        if may_begin(ahead):
+            find_next(ahead)
+        else:
             pthread_cond_wait(&ahead.has_topic, &ahead.mutex)
     pthread_mutex_unlock(&ahead.mutex)
     return topic
@@ -353,8 +360,6 @@ cdef class LoadAhead:
         self.mappings.clear()
         with nogil:
             topic = await_topic(self.ahead, index)
-        if topic == NULL:
-            return
         for place in range(topic.count):
             found = &topic.found[place]
             path = PyUnicode_DecodeFSDefaultAndSize(found.path, <Py_ssize_t> found.path_bytes)

@@ -40,8 +40,8 @@ cdef struct Ahead:
     pthread_mutex_t mutex
     pthread_cond_t has_space             # the thread waits for the loading thread
     pthread_cond_t has_topic             # the loading thread waits for the thread
-    uint64_t next                        # topic that the thread begins next
-    uint64_t taken                       # topics before are taken or skipped
+    uint64_t next                        # topic that is begun next
+    uint64_t taken                       # topics before are taken
     bint waiting                         # the thread waits
     bint stopping
     FoundTopic[TOPICS_AHEAD_MAX] topics  # topic i at i modulo the size
