@@ -87,6 +87,12 @@ cdef extern from *:
         O_DIRECTORY
         O_RDONLY
 
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* address, size_t length, int advice) noexcept
+    enum:
+        MADV_NORMAL
+        MADV_RANDOM
+
 cdef extern from "pthread.h" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
     int pthread_mutex_destroy(pthread_mutex_t* mutex)
@@ -178,14 +184,21 @@ cdef void find_file(
     cdef Found* found = begin_found(topic, path, name)
     cdef uint64_t offset = 0
     cdef char seen = 0
+    cdef bint is_large
     if found == NULL:
         return
     found.extent = extent_existing(directory, name, found.path, False)
     if found.extent == NULL:
         return
+    is_large = found.extent.size_bytes > TOUCHED_BYTES_MAX
+    # The first page of a segment would bring in as much as the device reads ahead. Source: madvise(2).
+    if is_large:
+        madvise(found.extent.base, found.extent.size_bytes, MADV_RANDOM)
     while offset < min(found.extent.size_bytes, pages * PAGE_BYTES):
         seen |= (<touched_char*> found.extent.base)[offset]
         offset += PAGE_BYTES
+    if is_large:
+        madvise(found.extent.base, found.extent.size_bytes, MADV_NORMAL)
     topic.count += 1
 
 

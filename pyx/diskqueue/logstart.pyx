@@ -77,7 +77,10 @@ cdef class FoundSegments:
             self.file_counter = max(self.file_counter, min(int(number), <uint64_t> 1 << 63) + 1)
         try:
             segment = Segment(self.files.open_mapped(path))
+            # The header would bring in as much as the device reads ahead.
+            segment.mapping.stop_read_ahead()
             segment.load()
+            segment.mapping.read_ahead()
         except LaterFormatError:
             raise
         except CorruptionError as error:

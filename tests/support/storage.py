@@ -1,6 +1,7 @@
 """Shared helpers for tests of the disk queue and the broker: a full disk, small options, self-describing bodies."""
 
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from pyqd.config.options import Options, build
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.consumer import Consumer
-from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping, map_existing
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.diskqueue.segmentpool import SegmentPool
 from pyqd.hot.primitives.clock import wall
@@ -111,6 +112,26 @@ def body_of(number: int, size_bytes: int = 16) -> bytes:
 def number_in(body: bytes) -> int:
     """Return the number of a body made by `body_of`."""
     return int.from_bytes(body[:8], "little")
+
+
+def drop_from_cache(directory: Path) -> bool:
+    """Write all files back and drop their pages, but those that are mapped. Returns: False for files in memory only."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+    dropped = directory / "dropped"
+    dropped.write_bytes(bytes(4096))
+    with dropped.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    mapping = map_existing(str(dropped))
+    dropped.unlink()
+    return mapping is not None and not mapping.is_present(0, 4096)
 
 
 def publish(topic: Any, count: int = 1, size_bytes: int = 16, start: int = 0, due_ns: int = 0) -> list[int]:

@@ -15,7 +15,7 @@ from pyqd.diskqueue.files_ahead import FilesAhead
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.loadahead import LoadAhead
 from pyqd.primitives.errors import StartupError
-from tests.support.storage import broker_on, publish
+from tests.support.storage import broker_on, drop_from_cache, publish
 
 TOPIC_COUNT = 40
 FILES_PER_TOPIC = 3
@@ -24,6 +24,7 @@ FILES_AHEAD = 16 * FILES_PER_TOPIC
 # Such a topic has more files than the thread finds of one topic.
 MANY_CHANNELS = 70
 WAIT_S = 10.0
+MIB = 1 << 20
 
 
 def thread_count() -> int:
@@ -168,6 +169,28 @@ def test_a_start_maps_again_the_files_that_a_small_budget_has_unmapped(tmp_path:
     finally:
         arena.configure(budget)
     assert found == {f"t{number:03}": [1] for number in range(TOPIC_COUNT)}
+
+
+@pytest.mark.parametrize("files", [Files(), FilesAhead()])
+def test_a_start_reads_the_header_of_a_full_segment_and_not_the_segment(tmp_path: Path, files: Files) -> None:
+    broker = broker_on(tmp_path, max_bytes_per_file=MIB)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for _ in range(40):
+        publish(topic, 1, size_bytes=100_000)
+    broker.close()
+    del broker, topic
+    gc.collect()
+    if not drop_from_cache(tmp_path):
+        pytest.skip("this file system keeps all files in memory")
+    found = broker_on(tmp_path, files, max_bytes_per_file=MIB)
+    segment = found.topics["t"].log.first
+    while segment.file_bytes < MIB:
+        segment = segment.next
+    assert segment.next is not None
+    middle = segment.file_bytes // 2
+    assert not files.is_present(segment.mapping, middle, middle)
+    found.close()
 
 
 @pytest.mark.parametrize("name", ["state", "c0.channel/ledger", "log/*.seg"])
