@@ -96,9 +96,12 @@ class Daemon:
         self.restarts = Restarts(self.shared, self.stop_wanted.set)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
-        self.background.on_failure = self.commit_background.on_failure = self.on_internal_error
+        self.read_background = Background(self.hub, THREADS)
+        for background in (self.background, self.commit_background, self.read_background):
+            background.on_failure = self.on_internal_error
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
+        self.broker.read_in_background = self.read_background.run
         self.broker.scheduler.on_error = self.on_turn_error
         self.loop_driver = LoopDriver(self.hub, self.broker.scheduler)
         self.direct = DirectWriter(self.hub)
@@ -330,6 +333,7 @@ class Daemon:
         self.loop_driver.stop_timer()
         # Before the lock is released and another daemon may take the directory.
         self.background.stop()
+        self.read_background.stop()
         self.commit_background.stop()
         self.fin_background.stop()
         self.direct.stop()

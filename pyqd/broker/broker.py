@@ -128,6 +128,8 @@ class Broker:
         self.capacity = capacity or Capacity()
         self.files = files or FilesAhead()
         self.in_background = in_background
+        # For reads of messages: on a slow disk they take long, and other jobs must not queue behind them.
+        self.read_in_background = in_background
         self.scheduler = Scheduler()
         self.topics: dict[str, Topic] = {}
         # The keys of `topics` in order: sorting 100,000 names for each listing would hold the loop for 100 ms.

@@ -190,7 +190,7 @@ class ChannelFiles:
 
         done: called on the event loop when that has ended. A failure shows when the range is used.
         """
-        self.topic.broker.in_background(
+        self.topic.broker.read_in_background(
             lambda: self.files.read_in(mapping, start_bytes, end_bytes - start_bytes),
             lambda _result, _error: done(),
         )

@@ -58,7 +58,7 @@ def jobs():
 def channel(tmp_path, files, jobs):
     """Return a channel that reads pages in `jobs`."""
     broker = broker_on(tmp_path, files)
-    broker.in_background = jobs.submit
+    broker.read_in_background = jobs.submit
     return broker.topic("t").channel("c")
 
 
