@@ -51,7 +51,7 @@ from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
-from pyqd.net.greenlets import isolate_native_stacks, spawn
+from pyqd.net.greenlets import isolate_native_stacks, spawn, start_threads
 from pyqd.net.listener import Listener
 from pyqd.net.loop_driver import LoopDriver, yield_to_loop
 from pyqd.net.shedding import Shedder
@@ -65,6 +65,8 @@ from pyqd.tcp.drain import Drain
 from pyqd.tcp.server import TcpServer
 
 THREADS = 4
+# A disk does no more in the same time for several.
+READ_THREADS = 1
 COMMIT_THREADS = 1
 # Before the connections are closed for a successor.
 ACCEPTED_S = 0.05
@@ -96,9 +98,13 @@ class Daemon:
         self.restarts = Restarts(self.shared, self.stop_wanted.set)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
-        self.read_background = Background(self.hub, THREADS)
+        self.read_background = Background(self.hub, READ_THREADS)
         for background in (self.background, self.commit_background, self.read_background):
             background.on_failure = self.on_internal_error
+            # Later they could take the memory that the broker keeps free for its topics.
+            start_threads(background.pool, background.thread_count)
+        # The periodic sync.
+        start_threads(self.hub.threadpool, 1)
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.read_in_background = self.read_background.run

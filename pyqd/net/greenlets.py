@@ -1,6 +1,8 @@
 """Greenlets whose native stacks end at their first frame, so that profilers do not mix them: `native_stack`."""
 
+import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +14,7 @@ from greenlet import greenlet
 from pyqd.hot.net.native_stack import call_at_root
 
 RESTART_S = 1.0
+STARTED_WITHIN_S = 1.0
 
 _R = TypeVar("_R")
 
@@ -71,6 +74,23 @@ class Pool(ThreadPool):
     """gevent's thread pool with isolated native stacks."""
 
     _WorkerGreenlet = Worker
+
+
+def start_threads(pool: ThreadPool, count: int) -> None:
+    """Start threads of a pool before they are needed, and wait until they run. On a hub that does not run.
+
+    A thread takes 72 MiB of addresses for stack and heap. One that cannot be started now may be started for a job.
+    """
+    barrier = threading.Barrier(count + 1)
+    with contextlib.suppress(threading.BrokenBarrierError, RuntimeError):
+        for _ in range(count):
+            pool.spawn(_meet, barrier)
+        barrier.wait(STARTED_WITHIN_S)
+
+
+def _meet(barrier: threading.Barrier) -> None:
+    with contextlib.suppress(threading.BrokenBarrierError):
+        barrier.wait(STARTED_WITHIN_S)
 
 
 def isolate_native_stacks(hub: Any) -> None:

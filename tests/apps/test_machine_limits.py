@@ -115,6 +115,18 @@ def test_without_memory_topics_are_refused_until_there_is_some(start: Callable[.
     wait_until(lambda: daemon.http("GET", "/ping").status == 200, "health is good again", WAIT_S)
 
 
+def test_all_threads_run_when_the_daemon_listens_so_that_none_takes_memory_later(start: Callable[..., Daemon]) -> None:
+    daemon = start(limited(f"-v {ADDRESS_SPACE_KB}"), "--sync-timeout=100ms")
+    threads = len(os.listdir(f"/proc/{daemon.pid}/task"))
+    with Client(daemon.tcp_address) as client:
+        client.expect_alive()
+        fill_and_drain(client, "t")
+    wait_until(lambda: daemon.http("GET", "/ping").status == 200, "it answers", WAIT_S)
+    synced = b"pyqd_sync_duration_seconds_count"
+    wait_until(lambda: synced in daemon.http("GET", "/metrics").body, "a sync has ended", WAIT_S)
+    assert len(os.listdir(f"/proc/{daemon.pid}/task")) == threads
+
+
 def test_idle_connections_leave_descriptors_for_storage(start: Callable[..., Daemon]) -> None:
     daemon = start(limited("-n 160"))
     with contextlib.ExitStack() as held:
