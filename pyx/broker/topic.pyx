@@ -243,6 +243,14 @@ cdef class TopicCore(Scheduled):
 
         Raises: StorageError, MemoryError.
         """
+        try:
+            return self.try_prepare_park(span_bytes, count)
+        except BaseException:
+            # The log may have gone on in another segment for these messages. Nothing else would trim the former one.
+            self.readable.request_trim()
+            raise
+
+    cdef int try_prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
         cdef ChannelCore channel
         cdef uint64_t later_bytes = <uint64_t> len(self.channels) * span_bytes
         if count == 0:

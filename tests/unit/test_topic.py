@@ -6,7 +6,16 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, finish_all, frames_of, publish
+from tests.support.storage import (
+    FullFiles,
+    body_of,
+    broker_on,
+    consumer_on,
+    finish_all,
+    frames_of,
+    publish,
+    run_all_wakes,
+)
 
 
 @pytest.fixture
@@ -266,6 +275,20 @@ def test_a_deferred_message_that_cannot_be_parked_at_the_cursor_is_delivered_ear
 
     topic.broker.files = topic.files = NoParking()
     assert numbers(topic.channel("c")) == [0, 1, 2]
+
+
+def test_a_refused_deferred_message_keeps_no_segment_that_all_channels_have_finished(topic):
+    topic.channel("c")
+    publish(topic, 1, size_bytes=50_000)
+    assert finish_all(topic.channel("c")) == [0]
+    run_all_wakes(topic.broker)
+    finished = topic.log.first
+    topic.broker.files.room = 0
+    with pytest.raises(DiskFull):
+        topic.publish_body(body_of(1, 50_000), wall(), wall() + HOUR_NS)
+    assert topic.log.active is not finished
+    run_all_wakes(topic.broker)
+    assert topic.log.first is topic.log.active
 
 
 def test_the_error_of_one_channel_keeps_no_message_from_the_others(topic):

@@ -88,6 +88,7 @@ cdef class TopicCore(Scheduled):
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
+    cdef int try_prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
     cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
     cdef int restore(self, bytes journaled, bint fresh) except -1
