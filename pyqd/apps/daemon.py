@@ -65,7 +65,7 @@ from pyqd.tcp.drain import Drain
 from pyqd.tcp.server import TcpServer
 
 THREADS = 4
-# A disk does no more in the same time for several.
+# Each read is of MiB, which keep the disk busy: several threads would wait for one another.
 READ_THREADS = 1
 COMMIT_THREADS = 1
 # Before the connections are closed for a successor.
@@ -101,9 +101,9 @@ class Daemon:
         self.read_background = Background(self.hub, READ_THREADS)
         for background in (self.background, self.commit_background, self.read_background):
             background.on_failure = self.on_internal_error
-            # Later they could take the memory that the broker keeps free for its topics.
+            # A thread that starts later could take the memory that the broker keeps free for its topics.
             start_threads(background.pool, background.thread_count)
-        # The periodic sync.
+        # For the periodic sync.
         start_threads(self.hub.threadpool, 1)
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)

@@ -7,7 +7,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
-from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, no_preparation
 from pyqd.diskqueue.files_ahead import FilesAhead
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.placeholders import Placeholders
@@ -243,8 +243,7 @@ class Broker:
     def load_ahead(self, directory: str, entries: list[str]) -> AbstractContextManager[Callable[[], object]]:
         """Prepare to load topics in this order, if nothing changes their files meanwhile."""
         # After a power failure the journal restores segments, and files seen before that would be out of date.
-        files = Files() if self.power_failed else self.files
-        return files.load_ahead(directory, entries)
+        return nullcontext(no_preparation) if self.power_failed else self.files.load_ahead(directory, entries)
 
     def empty_discarded(self) -> None:
         """Remove the leftovers of deletions in an earlier run, and keep the directory: so a deletion needs no space

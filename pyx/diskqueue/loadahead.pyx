@@ -184,20 +184,20 @@ cdef void find_file(
     cdef Found* found = begin_found(topic, path, name)
     cdef uint64_t offset = 0
     cdef char seen = 0
-    cdef bint is_large
+    cdef bint is_alone
     if found == NULL:
         return
     found.extent = extent_existing(directory, name, found.path, False)
     if found.extent == NULL:
         return
-    is_large = found.extent.size_bytes > TOUCHED_BYTES_MAX
-    # The first page of a segment would bring in as much as the device reads ahead. Source: madvise(2).
-    if is_large:
+    # Of a segment the start reads one page, which would bring in as much as the device reads ahead. Source: madvise(2).
+    is_alone = pages == 1 and found.extent.size_bytes > PAGE_BYTES
+    if is_alone:
         madvise(found.extent.base, found.extent.size_bytes, MADV_RANDOM)
     while offset < min(found.extent.size_bytes, pages * PAGE_BYTES):
         seen |= (<touched_char*> found.extent.base)[offset]
         offset += PAGE_BYTES
-    if is_large:
+    if is_alone:
         madvise(found.extent.base, found.extent.size_bytes, MADV_NORMAL)
     topic.count += 1
 
