@@ -23,13 +23,18 @@ Source: docs/storage.md, "Batch".
 
 cimport cython
 
+from libc.string cimport memcpy, memset
+
 from pyqd.hot.diskqueue.mapping cimport Mapping
 from pyqd.hot.diskqueue.staging cimport STAGED_RECORD_MAX, Staging, shared_staging
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG
 from pyqd.hot.wire.record cimport (
     RECORD_ALIGN_BYTES,
+    RECORD_HEADER_BYTES,
     RECORD_VALID,
     Record,
+    checksum_of,
+    header_fill,
     record_fill,
     record_span,
     record_verdict,
@@ -119,17 +124,16 @@ cdef class BatchWriter:
         cdef char* at
         cdef uint64_t word
         assert self.is_open and body_bytes > 0
-        if self.is_staged and span <= STAGED_RECORD_MAX:
-            return self.append_staged(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+        if self.is_staged:
+            if span <= STAGED_RECORD_MAX:
+                return self.append_staged(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+            return self.append_large(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
         assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         at = self.segment.base + self.tail
         word = record_fill(at, self.seq, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
         if self.segment.capacity_bytes - self.tail > span:
             # A record of a batch that a kill tore may follow, and have the sequence number that comes next.
             store_word(at + span, 0)
-        if self.is_staged:
-            staging.flush()
-            staging.skip(span)
         if self.first == NULL:
             self.first = at
             self.first_word = word
@@ -156,6 +160,33 @@ cdef class BatchWriter:
             self.first_word = word
         else:
             store_word(staged, word)
+        self.tail += span
+        self.seq += 1
+        self.staged_bytes += span
+        return at
+
+    cdef char* append_large(
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+        const char* body, uint32_t body_bytes,
+    ) except NULL:
+        """Append a record of any size to a staged batch. Returns, raises: as `append`."""
+        cdef uint64_t span = record_span(body_bytes)
+        cdef uint64_t padding = span - RECORD_HEADER_BYTES - body_bytes
+        cdef char* at = self.segment.base + self.tail
+        cdef Record header
+        cdef uint64_t word
+        assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
+        header_fill(&header, self.seq, guid, timestamp_ns, due_ns, attempts)
+        word = body_bytes | <uint64_t> checksum_of(&header, body, body_bytes) << 32
+        if self.first == NULL:
+            self.first = at
+            self.first_word = word
+        else:
+            store_word(<char*> &header, word)
+        memcpy(staging.take(RECORD_HEADER_BYTES), &header, RECORD_HEADER_BYTES)
+        staging.put(body, body_bytes)
+        if padding:
+            memset(staging.take(padding), 0, padding)
         self.tail += span
         self.seq += 1
         self.staged_bytes += span

@@ -7,6 +7,8 @@ what the records themselves cost. A write of many pages at once clears nothing, 
 A mapping of the same file shows what was written at once, as both are the page cache: so readers go on as they are, and
 single messages are stored through the mapping as ever, which is cheaper for a few hundred bytes than a call.
 
+A body of more than a block is written from where it lies, as copying it to the buffer would gain nothing.
+
 The alignment of the writes matters as much: a page of which a part is written is zeroed and looked up again for the
 rest, and what is asked for piecemeal comes in small folios. So a batch is followed by zeros up to the end of a block of
 BLOCK_BYTES, and what does not fit the buffer is written in whole blocks. Larger blocks cost more again
@@ -65,6 +67,23 @@ cdef class Staging:
         self.offset = offset
         self.start = self.end = offset % BLOCK_BYTES
         return True
+
+    cdef int put(self, const char* data, uint64_t size_bytes) except -1:
+        """Stage bytes of any number. Whole blocks are written from where they lie. Raises: StorageError."""
+        cdef uint64_t piece = min(size_bytes, BLOCK_BYTES - self.end % BLOCK_BYTES)
+        memcpy(self.take(piece), data, piece)
+        data += piece
+        size_bytes -= piece
+        if size_bytes >= BLOCK_BYTES:
+            self.flush_blocks()
+            piece = size_bytes - size_bytes % BLOCK_BYTES
+            self.write(data, piece, self.offset)
+            self.skip(piece)
+            data += piece
+            size_bytes -= piece
+        if size_bytes > 0:
+            memcpy(self.take(size_bytes), data, size_bytes)
+        return 0
 
     cdef int flush(self) except -1:
         """Write the buffer. Raises: StorageError."""

@@ -86,7 +86,7 @@ def test_a_large_batch_is_read_as_it_was_given_now_and_by_the_next_start(log, fi
 @pytest.mark.parametrize(
     "end", [*range(2 * BLOCK - 16, 2 * BLOCK + 24, 8), *range(FIRST_SEGMENT - 32, FIRST_SEGMENT + 8, 8)]
 )
-@pytest.mark.parametrize("record", [200, 2000, RECORD_MAX])
+@pytest.mark.parametrize("record", [200, 2000, RECORD_MAX, 1 << 20])
 def test_a_batch_may_end_wherever_blocks_and_segments_do(log, files, end, record):
     sizes = [record - 48] * ((end - HEADER) // record - 1)
     sizes.append(end - HEADER - record * len(sizes) - 48)
@@ -111,6 +111,20 @@ def test_a_batch_is_followed_by_zeros_up_to_the_end_of_a_block_and_no_further(lo
         found = file.read()
     assert BLOCK < tail < 2 * BLOCK
     assert found[tail:] == bytes(2 * BLOCK - tail) + rest[: FIRST_SEGMENT - 2 * BLOCK]
+
+
+@pytest.mark.parametrize("sizes", [[50_000], [100, BLOCK - 200, 100], [100, 3 * BLOCK, 100], [100, 200_000] * 2])
+def test_records_of_any_size_are_written_and_not_stored_through_the_mapping(log, files, tmp_path, sizes):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    files.instead = str(elsewhere)
+    log.append_batch(batch(sizes))
+    (segment,) = set(files.opened)
+    with open(segment, "rb") as file:
+        stored = file.read()
+    for _guid, body in batch(sizes):
+        assert body in elsewhere.read_bytes()
+        assert body not in stored
 
 
 def test_a_small_batch_is_stored_through_the_mapping(log, files):

@@ -18,7 +18,7 @@ cdef class BatchWriter:
     cdef uint64_t tail                   # offset in the segment behind the batch's last record
     cdef uint64_t start_seq              # sequence number of the batch's first record
     cdef uint64_t seq                    # sequence number of the next record
-    cdef bint is_staged                  # small records are written by pwrite(2), by way of `Staging`
+    cdef bint is_staged                  # records are written by pwrite(2), by way of `Staging`
     cdef bint was_staged                 # the same of the batch that is set aside
     cdef uint64_t staged_bytes           # bytes of the batch that were written that way
     cdef uint64_t segment_staged_bytes   # the same of all committed batches of the log's active segment
@@ -33,6 +33,9 @@ cdef class BatchWriter:
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes) except NULL
     cdef char* append_staged(
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+        const char* body, uint32_t body_bytes) except NULL
+    cdef char* append_large(
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes) except NULL
     cdef const char* append_frames(self, const char* at, uint32_t count, int64_t now_ns, GuidFactory guids) except NULL

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 cimport cython
 
 cdef enum:
-    STAGED_RECORD_MAX = 16 << 10         # bytes; a larger one gains nothing from another copy
+    STAGED_RECORD_MAX = 16 << 10         # bytes that are copied in one piece; more are written from where they lie
     STAGING_BYTES = 128 << 10            # fits into a second-level cache together with its source bytes
 
 @cython.final
@@ -28,6 +28,7 @@ cdef class Staging:
         self.end += span_bytes
         return at
 
+    cdef int put(self, const char* data, uint64_t size_bytes) except -1
     cdef int flush(self) except -1
     cdef int flush_blocks(self) except -1
     cdef int flush_last(self, uint64_t file_bytes) except -1

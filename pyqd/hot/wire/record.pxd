@@ -45,22 +45,21 @@ cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
 cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
     cdef Record header = record[0]
     header.handed_out = 0
-    return crc32c(
-        crc32c(record.size_bytes, <const char*> &header + 8, RECORD_HEADER_BYTES - 8),
-        record_body(record), record.size_bytes)
+    return checksum_of(&header, record_body(record), record.size_bytes)
+
+# Checksum of a record whose header and body lie apart.
+cdef inline uint32_t checksum_of(const Record* header, const char* body, uint32_t body_bytes) noexcept nogil:
+    return crc32c(crc32c(body_bytes, <const char*> header + 8, RECORD_HEADER_BYTES - 8), body, body_bytes)
 
 # Number of deliveries of the message, as far as the record knows.
 cdef inline uint16_t record_attempts(const Record* record) noexcept nogil:
     return max(record.attempts, record.handed_out)
 
-# Fills all of a record but its first word, and returns that word: storing it makes the record valid.
-cdef inline uint64_t record_fill(
-    char* at, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-    const char* body, uint32_t body_bytes,
+# Fills a header; its first word is 0.
+cdef inline void header_fill(
+    Record* record, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
 ) noexcept nogil:
-    cdef Record* record = <Record*> at
-    cdef uint64_t span = record_span(body_bytes)
-    store_word(at, 0)
+    store_word(<char*> record, 0)
     record.seq = seq
     record.guid = guid
     record.timestamp_ns = timestamp_ns
@@ -69,6 +68,14 @@ cdef inline uint64_t record_fill(
     record.flags = 0
     record.handed_out = 0
     record.reserved = 0
+
+# Fills all of a record but its first word, and returns that word: storing it makes the record valid.
+cdef inline uint64_t record_fill(
+    char* at, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+    const char* body, uint32_t body_bytes,
+) noexcept nogil:
+    cdef uint64_t span = record_span(body_bytes)
+    header_fill(<Record*> at, seq, guid, timestamp_ns, due_ns, attempts)
     (<uint64_t*> (at + span - 8))[0] = 0
     memcpy(at + RECORD_HEADER_BYTES, body, body_bytes)
     return body_bytes | <uint64_t> crc32c(
