@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -67,11 +68,20 @@ class Worker(ThreadPool._WorkerGreenlet):  # type: ignore[misc, name-defined]
     @property
     def run(self) -> Callable[[], None]:
         """Function of the greenlet."""
-        return partial(call_at_root, super().run)
+        return partial(call_at_root, _run_in_batch, super().run)
+
+
+def _run_in_batch(run: Callable[[], None]) -> None:
+    # A job that the loop has just handed over would otherwise take the loop's core at once, for 5 ms and more, if there
+    # is no other. It keeps its share of the core: syncs must go on. See sched(7).
+    with contextlib.suppress(OSError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    run()
 
 
 class Pool(ThreadPool):
-    """gevent's thread pool with isolated native stacks."""
+    """gevent's thread pool with isolated native stacks, and threads that do not preempt the loop when they wake."""
 
     _WorkerGreenlet = Worker
 

@@ -1,5 +1,6 @@
-"""Tests of pyqd.net.greenlets: services that end."""
+"""Tests of pyqd.net.greenlets: services that end, threads."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,3 +76,12 @@ def test_a_failing_syncer_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
     syncer.stop()
     broker.close()
+
+
+def test_a_thread_of_a_pool_does_not_preempt_the_thread_that_gives_it_work() -> None:
+    pool = greenlets.Pool(1)
+    try:
+        assert pool.apply(os.sched_getscheduler, (0,)) == os.SCHED_BATCH
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    finally:
+        pool.kill()
