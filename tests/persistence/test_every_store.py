@@ -174,10 +174,10 @@ def test_publishing_so_much_at_once_that_it_is_written_and_not_stored(bench, siz
 @pytest.mark.parametrize("size_bytes", [100, 1000])
 @pytest.mark.parametrize("due", [False, True])
 def test_publishing_in_slices(bench, size_bytes, due):
-    frames = frames_of([body_of(number, size_bytes) for number in range(100, 112)])
+    frames = frames_of([body_of(number, size_bytes) for number in range(100, 106)])
 
     def store():
-        former = set_limits_for_tests(1000, 4 * size_bytes)
+        former = set_limits_for_tests(500, 2 * size_bytes)
         enqueue_frames(bench.topic, frames, wall(), far() if due else 0)
         # The turns in which the channels park are no part of it.
         for _ in range(4):
