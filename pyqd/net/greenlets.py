@@ -87,15 +87,18 @@ class Pool(ThreadPool):
 
 
 def start_threads(pool: ThreadPool, count: int) -> None:
-    """Start threads of a pool before they are needed, and wait until they run. On a hub that does not run.
+    """Start threads of a pool before they are needed, and wait until they are free again. Switches: yes.
 
     A thread takes 72 MiB of addresses for stack and heap. One that cannot be started now may be started for a job.
     """
     barrier = threading.Barrier(count + 1)
+    meetings = []
     with contextlib.suppress(threading.BrokenBarrierError, RuntimeError):
         for _ in range(count):
-            pool.spawn(_meet, barrier)
+            meetings.append(pool.spawn(_meet, barrier))
         barrier.wait(STARTED_WITHIN_S)
+    # The hub has to run once: the pool counts a thread as busy until then, and the next `spawn` would switch.
+    gevent.wait(meetings, STARTED_WITHIN_S)
 
 
 def _meet(barrier: threading.Barrier) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
+from greenlet import settrace
 
 from pyqd.net.background import Background
+from pyqd.net.greenlets import start_threads
 
 LONG_S = 30
 
@@ -74,6 +76,21 @@ def test_giving_more_jobs_than_there_are_threads_never_switches(hub, background)
     let_go.set()
     until_done(background)
     assert sorted(ended) == [(number, None) for number in range(20)]
+
+
+def test_threads_that_were_started_before_take_jobs_without_a_switch(hub, background):
+    start_threads(background.pool, background.thread_count)
+    switches: list[str] = []
+    ended: list[int] = []
+    before = settrace(lambda event, _greenlets: switches.append(event))
+    try:
+        for _ in range(2 * background.thread_count):
+            background.run(lambda: 7, lambda result, _error: ended.append(result))
+    finally:
+        settrace(before)
+    assert switches == []
+    until_done(background)
+    assert ended == [7] * 2 * background.thread_count
 
 
 def test_no_thread_is_made_before_there_is_a_job_nor_more_than_there_are_jobs(background):
