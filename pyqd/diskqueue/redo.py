@@ -5,8 +5,9 @@ file. The last commit of all determines the generation from which on files count
 order, before its log is opened. The bytes of an entry return to their offset in the segment's file:
 
     found                           action
-    the file is missing             create it, if the entry holds the segment's beginning: the name was not durable.
-                                    Otherwise the file was removed, because all of its records were finished
+    the file is missing             create it, if the entry holds the segment's beginning: the name was not durable, and
+                                    the file's space is free again. Otherwise, and if there is no space although a later
+                                    file is there, it was removed, because all of its records were finished
     the file is in damaged/         nothing: an earlier start moved it there, and later records took its ordinals
     a later segment                 nothing: the file was reused
     an earlier segment, or none     write the segment's beginning; an entry without the beginning is skipped
@@ -34,7 +35,7 @@ from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
 from pyqd.hot.diskqueue.logstart import SUFFIX
 from pyqd.hot.primitives import crc32c
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, StorageError
 
 READ_AT_ONCE_BYTES = 1 << 20
 
@@ -212,7 +213,13 @@ class JournaledTopic:
         if theirs > mine or (theirs < mine and entry.start != 0):
             return
         if not there:
-            self._files.new_mapped(path, entry.file_bytes, False)
+            try:
+                self._files.new_mapped(path, entry.file_bytes, False)
+            except DiskFull:
+                if not self._was_removed(entry, os.path.dirname(path)):
+                    raise
+                logger.warning("%s is not restored: there is no space, and all of its messages were finished", path)
+                return
         skipped = SEGMENT_HEADER_BYTES if theirs == mine and entry.start == 0 else 0
         content = self._files.read_range(entry.path, entry.at + skipped, entry.length - skipped)
         try:
@@ -237,6 +244,21 @@ class JournaledTopic:
                 # The log finds and bridges the damage, as with any unreadable page.
                 logger.error("%s; %d bytes of acknowledged messages are not restored", error, len(part))
             at += length
+
+    def _was_removed(self, entry: Entry, log_directory: str) -> bool:
+        """Return whether a missing file was removed, and not lost with its name. Raises: StorageError.
+
+        Names in a directory become durable in the order in which they were made. So the name was durable if a file that
+        was made later is there. Two threads may make files against the order of their numbers by milliseconds: the
+        one with the later number is then used at once, and has the earlier segment.
+        """
+        for name in self._files.list_directory(log_directory):
+            number = name.removesuffix(SUFFIX)
+            if number.isdigit() and int(number) > entry.file_number:
+                header = self._header_of(os.path.join(log_directory, name))
+                if header is not None and header.number > entry.segment_number:
+                    return True
+        return False
 
     def _is_set_aside(self, path: str) -> bool:
         """Return whether an earlier start has moved a segment out of the log as damaged.

@@ -303,3 +303,21 @@ def test_a_write_that_fails_removes_the_leftover_of_an_earlier_process(simulate)
         ],
         features=["journal", "unmapping", "writes"],
     )
+
+
+def test_a_full_disk_starts_a_journal_with_the_beginning_of_a_segment_that_was_drained_and_removed(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("fill_segment",),
+            ("jobs",),
+            ("pub", 0, 5),
+            ("fill_segment",),
+            ("empty_first",),
+            ("job", 18174, 0),
+            ("fill", 0),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+        features=["absent", "fins", "journal", "resets"],
+    )

@@ -24,7 +24,7 @@ from pyqd.hot.diskqueue.journal import (
     CommitBuffer,
 )
 from pyqd.hot.primitives import crc32c
-from pyqd.primitives.errors import LaterFormatError, StartupError, StorageError, storage_error
+from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError, storage_error
 from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
 
 FILE_BYTES = 16 * BLOCK_SIZE
@@ -406,6 +406,34 @@ def test_a_full_disk_refuses_the_start(place):
     place.journal_file(1, commit(1, 0, BEGINNING))
     with pytest.raises(StorageError):
         place.restore(files=FailingFiles(path, number=errno.ENOSPC, unwritable=True))
+
+
+class FullFiles(Files):
+    """A disk without space for another file."""
+
+    def new_mapped(self, path, size_bytes, populate):
+        raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
+
+
+def test_on_a_full_disk_a_file_that_was_removed_is_not_re_created(place, caplog):
+    later = place.segment(segment_header(2, 5), file_number=3)
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    assert place.restore(files=FullFiles()) is not None
+    assert list(place.log.iterdir()) == [later]
+    assert "0.seg is not restored: there is no space, and all of its messages were finished" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, (segment_header(2, 5), 1), (segment_header(1), 3), (segment_header(0), 3), (b"no header", 3)],
+    ids=["none", "made before", "an earlier segment", "a spare", "damaged"],
+)
+def test_on_a_full_disk_a_file_whose_name_may_have_been_lost_refuses_the_start(place, found):
+    if found is not None:
+        place.segment(*found)
+    place.journal_file(1, commit(1, 0, Entry(segment_header(1) + b"first record", file_number=2)))
+    with pytest.raises(DiskFull):
+        place.restore(files=FullFiles())
 
 
 # Whose entries they are.
