@@ -669,3 +669,18 @@ def test_a_new_message_does_not_get_the_id_of_one_that_a_lost_ledger_brings_back
         ],
         features=["bodiless", "trace", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_message_that_may_come_twice_may_wait_for_its_page_when_all_others_are_finished(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("create_channel_at", 0, 0, 0),
+            ("spoil", 2, 0, 0),
+            ("spoil", 0, 0, 5),
+            ("pause_topic", 0, 1),
+            ("spoil", 1, 4, 0),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )
