@@ -237,7 +237,8 @@ class Daemon:
         watch_collections()
         FullCollections.stop_automatic()
         import_on_start(self.broker.files, self.broker.root, self.options)
-        with loading():
+        # A channel that runs in the middle of its own load would find half a change.
+        with loading(), self.loop_driver.held():
             self.broker.load()
         take = self.inherited.take
         for listener in self.listeners().values():

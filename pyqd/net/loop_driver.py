@@ -3,8 +3,9 @@
 Runs are scheduled once per pass; one timer is armed at the earliest deadline of all.
 """
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import gevent
@@ -34,6 +35,9 @@ class LoopDriver:
         self.scheduler = scheduler
         scheduler.time_max_ns = TURN_NS
         self.running = False
+        self.is_held = False
+        # Runs that came meanwhile.
+        self.held_back: list[Callable[[], None]] = []
         self.after_poll = hub.loop.timer(0)
         self.timer: Any = None
         scheduler.on_wake_wanted = self.want_wakes
@@ -48,11 +52,26 @@ class LoopDriver:
 
     def run_wakes(self) -> None:
         """Run the scheduled wakes."""
+        if self.is_held:
+            self.held_back.append(self.run_wakes)
+            return
         self.running = True
         try:
             self.scheduler.run_wakes()
         finally:
             self.running = False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no wake and no timer run meanwhile, even if the body switches to the loop: they run afterwards."""
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+            for run in self.held_back:
+                self.hub.loop.run_callback(run)
+            self.held_back.clear()
 
     def want_timer(self, due_ns: int) -> None:
         """Arm the timer for a monotonic time earlier than the one armed."""
@@ -62,6 +81,9 @@ class LoopDriver:
 
     def run_timers(self) -> None:
         """Run the timers that are due, and arm for the next."""
+        if self.is_held:
+            self.held_back.append(self.run_timers)
+            return
         next_ns = self.scheduler.run_timers(mono())
         if next_ns is not None:
             self.want_timer(next_ns)
