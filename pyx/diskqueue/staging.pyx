@@ -69,7 +69,10 @@ cdef class Staging:
         return True
 
     cdef int put(self, const char* data, uint64_t size_bytes) except -1:
-        """Stage bytes of any number. Whole blocks are written from where they lie. Raises: StorageError."""
+        """Stage bytes of any number. Whole blocks are written from where they lie.
+
+        data: not in the arena (pyx/diskqueue/arena.pyx), where a system call may find no mapping. Raises: StorageError.
+        """
         cdef uint64_t piece = min(size_bytes, BLOCK_BYTES - self.end % BLOCK_BYTES)
         memcpy(self.take(piece), data, piece)
         data += piece
