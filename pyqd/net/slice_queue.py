@@ -9,7 +9,7 @@ A timer runs after the loop has polled, so the queue uses a timer.
 """
 
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +25,8 @@ class SliceQueue:
     def __init__(self, hub: Any, clock: Callable[[], float] = time.thread_time) -> None:
         self._hub = hub
         self._clock = clock
-        self._waiting: deque[Any] = deque()
+        # In the order in which they came. Each looks for itself when it is woken, so 500 in a list would be quadratic.
+        self._waiting: OrderedDict[Any, None] = OrderedDict()
         self._timer = hub.loop.timer(0)
         self._pass_s = 0.0
         self._end_s = 0.0
@@ -48,13 +49,12 @@ class SliceQueue:
         current = getcurrent()
         if not self._waiting:
             self._timer.start(self._run)
-        self._waiting.append(current)
+        self._waiting[current] = None
         try:
             while current in self._waiting:
                 self._hub.switch()
         except BaseException:
-            if current in self._waiting:
-                self._waiting.remove(current)
+            self._waiting.pop(current, None)
             raise
 
     def _run(self) -> None:
@@ -63,7 +63,8 @@ class SliceQueue:
         for _ in range(len(self._waiting)):
             if not self._waiting:
                 return
-            self._waiting.popleft().switch()
+            current, _ = self._waiting.popitem(last=False)
+            current.switch()
             if self._clock() >= end_s:
                 break
         if self._waiting:
