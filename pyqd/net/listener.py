@@ -22,8 +22,8 @@ from pyqd.primitives.errors import StartupError
 
 # The kernel takes net.core.somaxconn if that is less: the queue holds the clients that connect during a restart.
 BACKLOG_MAX = 65_535
-ACCEPTED_PER_PASS_MAX = 64
-ACCEPTING_S = 0.002
+ACCEPTED_PER_PASS_MAX = 16
+ACCEPTING_S = 0.001
 RETRY_S = 0.1
 UNIX_REMOTE = "@"
 
