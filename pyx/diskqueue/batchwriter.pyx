@@ -134,13 +134,7 @@ cdef class BatchWriter:
         if self.segment.capacity_bytes - self.tail > span:
             # A record of a batch that a kill tore may follow, and have the sequence number that comes next.
             store_word(at + span, 0)
-        if self.first == NULL:
-            self.first = at
-            self.first_word = word
-        else:
-            store_word(at, word)
-        self.tail += span
-        self.seq += 1
+        self.count(at, at, word, span)
         return at
 
     cdef char* append_staged(
@@ -155,13 +149,7 @@ cdef class BatchWriter:
         assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         staged = staging.take(span)
         word = record_fill(staged, self.seq, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
-        if self.first == NULL:
-            self.first = at
-            self.first_word = word
-        else:
-            store_word(staged, word)
-        self.tail += span
-        self.seq += 1
+        self.count(at, staged, word, span)
         self.staged_bytes += span
         return at
 
@@ -178,17 +166,11 @@ cdef class BatchWriter:
         assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         header_fill(&header, self.seq, guid, timestamp_ns, due_ns, attempts)
         word = body_bytes | <uint64_t> checksum_of(&header, body, body_bytes) << 32
-        if self.first == NULL:
-            self.first = at
-            self.first_word = word
-        else:
-            store_word(<char*> &header, word)
+        self.count(at, <char*> &header, word, span)
         memcpy(staging.take(RECORD_HEADER_BYTES), &header, RECORD_HEADER_BYTES)
         staging.put(body, body_bytes)
         if padding:
             memset(staging.take(padding), 0, padding)
-        self.tail += span
-        self.seq += 1
         self.staged_bytes += span
         return at
 
