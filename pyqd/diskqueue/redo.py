@@ -6,8 +6,9 @@ order, before its log is opened. The bytes of an entry return to their offset in
 
     found                           action
     the file is missing             create it, if the entry holds the segment's beginning: the name was not durable, and
-                                    the file's space is free again. Otherwise, and if there is no space although a later
-                                    file is there, it was removed, because all of its records were finished
+                                    the file's space is free again. If less is free, it gets as much as its entries
+                                    need. Otherwise, and if there is no space although a later file is there, it was
+                                    removed, because all of its records were finished
     the file is in damaged/         nothing: an earlier start moved it there, and later records took its ordinals
     a later segment                 nothing: the file was reused
     an earlier segment, or none     write the segment's beginning; an entry without the beginning is skipped
@@ -214,7 +215,7 @@ class JournaledTopic:
             return
         if not there:
             try:
-                self._files.new_mapped(path, entry.file_bytes, False)
+                self._create(entry, path)
             except DiskFull:
                 if not self._was_removed(entry, os.path.dirname(path)):
                     raise
@@ -228,6 +229,18 @@ class JournaledTopic:
             if error.errno != errno.EIO:
                 raise
             self._put_back_by_page(path, entry.start + skipped, content)
+
+    def _create(self, entry: Entry, path: str) -> None:
+        """Make a missing file again, as large as it was or as its entries need. Raises: StorageError."""
+        try:
+            self._files.new_mapped(path, entry.file_bytes, False)
+        except DiskFull:
+            end = max(each.start + each.length for each in self._entries if each.file_number == entry.file_number)
+            needed = -(-end // PAGE_BYTES) * PAGE_BYTES
+            if needed >= entry.file_bytes:
+                raise
+            # What others have taken meanwhile, such as a file that was set aside, may be less than the segment's rest.
+            self._files.new_mapped(path, needed, False)
 
     def _put_back_by_page(self, path: str, start: int, content: bytes) -> None:
         """Write page by page, except to unreadable pages: one of these fails a write of all pages."""

@@ -684,3 +684,27 @@ def test_a_message_that_may_come_twice_may_wait_for_its_page_when_all_others_are
         ],
         features=["absent", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_segment_whose_name_was_lost_returns_where_node_json_that_was_set_aside_takes_of_its_space(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("http_pub", 0, 0, 0, 2),
+            ("spoil", 0, 0, 0),
+            ("mpub", 0, 0, 0),
+            ("spoil", 0, 0, 0),
+            ("sync",),
+            ("sub", 0, 0, 2),
+            ("jobs",),
+            ("fin", 0, 0, 1),
+            ("begin_sync",),
+            ("pub", 1, 0),
+            ("pub", 0, 0),
+            ("fill", 0),
+            ("jobs",),
+            ("fill", 0),
+            ("spoil", 1, 0, 0),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )

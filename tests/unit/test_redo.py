@@ -409,10 +409,32 @@ def test_a_full_disk_refuses_the_start(place):
 
 
 class FullFiles(Files):
-    """A disk without space for another file."""
+    """A disk with so much space for other files."""
+
+    def __init__(self, space_bytes=0):
+        self.space_bytes = space_bytes
 
     def new_mapped(self, path, size_bytes, populate):
-        raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
+        if size_bytes > self.space_bytes:
+            raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
+        return super().new_mapped(path, size_bytes, populate)
+
+
+def test_a_missing_segment_is_restored_in_less_space_than_it_had(place):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    assert place.restore(files=FullFiles(space_bytes=SEGMENT_BYTES - 1)) is not None
+    [path] = place.log.iterdir()
+    assert path.read_bytes() == (BEGINNING.content + BEHIND.content).ljust(4096, b"\0")
+
+
+def test_a_missing_segment_gets_all_pages_that_its_entries_need(place):
+    beginning = BEGINNING._replace(content=BEGINNING.content.ljust(4096, b"x"))
+    place.journal_file(1, commit(1, 0, beginning), commit(1, 2 * BLOCK_SIZE, BEHIND._replace(start=4096)))
+    with pytest.raises(DiskFull):
+        place.restore(files=FullFiles(space_bytes=4096))
+    place.restore(files=FullFiles(space_bytes=8192))
+    [path] = place.log.iterdir()
+    assert path.read_bytes() == (beginning.content + BEHIND.content).ljust(8192, b"\0")
 
 
 def test_on_a_full_disk_a_file_that_was_removed_is_not_re_created(place, caplog):
