@@ -27,7 +27,7 @@ from pyqd.diskqueue.files_ahead import FilesAhead
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.redo import JournaledTopic, Redo
-from pyqd.diskqueue.reliable_sync import SYNC_FAILED, ReliableSync
+from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.diskqueue.segment_jobs import BackgroundJobs, Done, Job, log_failure
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve
 from pyqd.hot.diskqueue import arena
@@ -201,7 +201,8 @@ class Broker:
             self.files.make_directory(topics)
             self.files.check_reserving(self.root)
             self.load_node()
-            self.files.distrusted = self.files.exists(os.path.join(self.root, SYNC_FAILED))
+            self.files.distrusted = self.syncs.has_failure_note()
+            self.syncs.reserve_failure_note()
             if not self.names_durable:
                 # A topic that a killed run moved away, or made, must not come back, or go, with the power.
                 self.files.sync_directory(topics)
@@ -627,7 +628,7 @@ class Broker:
                 sync_names(self.files, os.path.dirname(directory))
             # A deletion is not to be undone by a power failure: the job that makes it durable may not have run.
             self.files.sync_directory(os.path.join(self.root, TOPICS_DIRECTORY))
-            self.files.remove_tree(os.path.join(self.root, SYNC_FAILED))
+            self.syncs.withdraw_failure_note()
             self.journal.close()
             self.write_node(clean=True)
         except StorageError as error:

@@ -9,7 +9,8 @@ syncfs(2) does not report whose pages were lost. After its first failure each fi
 reports an error of the file's pages even if they were written by another call.
 
 The next process on the same boot must not believe clean pages either. The empty directory SYNC_FAILED in the data path
-says so.
+says so. It is made beforehand under another name, as the disk may be full when a sync fails, and a rename takes no
+space.
 
 Invariant: when `sync` returns, the bytes that the range had at its call are on stable storage, whatever failed before.
 
@@ -27,6 +28,7 @@ from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 SYNC_FAILED = "sync-failed"
+RESERVED = "sync-failed.reserved"
 
 
 class Range(NamedTuple):
@@ -48,6 +50,8 @@ class ReliableSync:
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
+        self._note = os.path.join(path, SYNC_FAILED)
+        self._reserved = os.path.join(path, RESERVED)
         self._path = path
         # Syncs that have ended, also those that failed.
         self.done_count = 0
@@ -100,8 +104,31 @@ class ReliableSync:
 
     def leave_failure_note(self) -> None:
         """Leave a note for the next process that a sync has failed."""
+        if self.has_failure_note():
+            return
         with suppress(StorageError):
-            self.files.make_directory(os.path.join(self._path, SYNC_FAILED))
+            self.files.rename(self._reserved, self._note)
+            return
+        with suppress(StorageError):
+            self.files.make_directory(self._note)
+
+    def has_failure_note(self) -> bool:
+        """Return whether a sync has failed since the last clean stop."""
+        return self.files.exists(self._note)
+
+    def reserve_failure_note(self) -> None:
+        """Make the note beforehand, if the disk has space for it."""
+        with suppress(StorageError):
+            self.files.make_directory(self._reserved)
+
+    def withdraw_failure_note(self) -> None:
+        """Take the note back, at a clean stop. Raises: StorageError."""
+        if not self.has_failure_note():
+            return
+        if self.files.exists(self._reserved):
+            self.files.remove_tree(self._note)
+        else:
+            self.files.rename(self._note, self._reserved)
 
     def _are_sound(self, ranges: Sequence[Range]) -> bool:
         """Return whether no sync of the ranges' files has failed since they were gathered and none is under way."""

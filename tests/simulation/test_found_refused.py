@@ -321,3 +321,19 @@ def test_a_full_disk_starts_a_journal_with_the_beginning_of_a_segment_that_was_d
         ],
         features=["absent", "fins", "journal", "resets"],
     )
+
+
+def test_a_sync_that_fails_at_a_stop_on_a_full_disk_is_not_believed_by_the_next_process(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 0, 0, 0, 0),
+            ("commit", 1, 0),
+            ("fill", 0),
+            ("fail_commit", 1),
+            ("stop",),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+        features=["absent", "fins", "journal", "resets"],
+    )

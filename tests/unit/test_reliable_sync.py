@@ -1,12 +1,13 @@
 """Tests of pyqd.diskqueue.reliable_sync: a sync that returns may be believed, whatever failed before or beside it."""
 
+import errno
 import threading
 
 import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.reliable_sync import ReliableSync, dirty_range
-from pyqd.primitives.errors import StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.forgetful import ForgetfulFiles
 
 SIZE_BYTES = 4 * 4096
@@ -120,3 +121,23 @@ def test_a_failure_beside_a_sync_of_the_file_system_takes_its_word_away(tmp_path
     mapping = files.new_mapped(str(tmp_path / "file"), SIZE_BYTES, True)
     gathered = dirty_range(mapping, 0, SIZE_BYTES)
     assert not syncs.sync_file_system([gathered])
+
+
+def test_a_failure_on_a_full_disk_is_noted_for_the_next_process_until_a_clean_stop(
+    files, tmp_path, mapping, monkeypatch
+):
+    syncs = ReliableSync(files, str(tmp_path))
+    syncs.reserve_failure_note()
+    assert not syncs.has_failure_note()
+
+    def refuse(path):
+        raise DiskFull("create", path, errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "make_directory", refuse)
+    for _ in range(2):
+        files.failing = ["file"]
+        with pytest.raises(StorageError):
+            syncs.sync(mapping, 0, SIZE_BYTES)
+        assert ReliableSync(files, str(tmp_path)).has_failure_note()
+        syncs.withdraw_failure_note()
+        assert not ReliableSync(files, str(tmp_path)).has_failure_note()
