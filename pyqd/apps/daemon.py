@@ -108,6 +108,7 @@ class Daemon:
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.read_in_background = self.read_background.run
+        self.broker.read_and_wait = self.read_background.run_and_wait
         self.broker.scheduler.on_error = self.on_turn_error
         self.loop_driver = LoopDriver(self.hub, self.broker.scheduler)
         self.direct = DirectWriter(self.hub)

@@ -109,6 +109,12 @@ def sync_names(files: Files, directory: str) -> None:
             raise
 
 
+def try_now(job: Job) -> None:
+    """Do a job on the spot, whose failure shows later."""
+    with contextlib.suppress(StorageError):
+        job()
+
+
 class Broker:
     """All topics of one data directory.
 
@@ -130,6 +136,8 @@ class Broker:
         self.in_background = in_background
         # For reads of messages: on a slow disk they take long, and other jobs must not queue behind them.
         self.read_in_background = in_background
+        # The same for a caller that waits: returns when the job has ended, in whatever way. Switches: it may.
+        self.read_and_wait: Callable[[Job], None] = try_now
         self.scheduler = Scheduler()
         self.topics: dict[str, Topic] = {}
         # The keys of `topics` in order: sorting 100,000 names for each listing would hold the loop for 100 ms.

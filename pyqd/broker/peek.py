@@ -11,7 +11,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.replay import Pause, TopicGone, prepare_in_steps
+from pyqd.broker.replay import Pause, TopicGone, give_way, prepare_in_steps
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
 from pyqd.hot.primitives.clock import wall
@@ -22,7 +22,7 @@ DEFERRED: Final = "deferred"
 DEAD_LETTER: Final = "dead_letter"
 STATES: Final = (READY, IN_FLIGHT, DEFERRED, DEAD_LETTER)
 # Slices of a walk over a queue; after these the page is returned as it is.
-TURNS_MAX: Final = 25
+TURNS_MAX: Final = 100
 
 _CURSOR = re.compile(r"([rql])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,10})\.(\d{1,20})", re.ASCII)
 _INT64_MAX = 2**63 - 1
@@ -137,8 +137,7 @@ def queue_page(
     for turn in range(TURNS_MAX):
         if turn:
             pause()
-        if channel is None or walk.ordinal != channel.ledger.cursor:
-            prepare_in_steps(topic, lambda: reader.prepare(walk.ordinal), pause)
+        prepare_in_steps(topic, lambda: walk.prepare(reader, body_bytes_max), pause)
         if topic.exiting or (channel is not None and channel.exiting):
             raise TopicGone
         if walk.walk(reader, count_max - len(before), body_bytes_max):
@@ -155,8 +154,9 @@ def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_m
         due_ns, slot, of_run = cursor.numbers
         after = (due_ns, slot if of_run == run else -1)
     search = DeferredSearch(channel, after, count_max)
-    while not search.step():
-        pause()
+    presence = channel.topic.reader.presence
+    while not (search.step() and search.has_page(presence, body_bytes_max)):
+        give_way(channel.topic.broker, presence, pause)
         if channel.exiting:
             raise TopicGone
     rows, (due_ns, slot), at_end = search.page(body_bytes_max)

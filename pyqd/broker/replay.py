@@ -4,8 +4,8 @@ A position is a record's sequence number. Readers see the kept records that, wit
 so no reader has seen a record that a power failure then removes.
 
 Finding a place may need a walk over a segment, which is done in slices: `pause` is called between them and yields to
-the event loop. Afterwards the topic may be deleted, and the place may be trimmed; so the last step is always one
-without a pause.
+the event loop. Where the next pages are not in memory, a thread reads them instead. Afterwards the topic may be
+deleted, and the place may be trimmed; so the last step is always one without a pause.
 
 Source: docs/storage.md, "Reading by position".
 """
@@ -13,12 +13,16 @@ Source: docs/storage.md, "Reading by position".
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_reach, seek_target
+from pyqd.hot.diskqueue.presence import Presence
 from pyqd.primitives.timestamps import parse_timestamp
+
+if TYPE_CHECKING:
+    from pyqd.broker.broker import Broker
 
 FORMAT: Final = 1
 EARLIEST: Final = "earliest"
@@ -130,9 +134,21 @@ def prepare_in_steps(topic: Topic, prepare: Callable[[], bool], pause: Pause) ->
 
     Raises: TopicGone."""
     while not prepare():
-        pause()
+        give_way(topic.broker, topic.reader.presence, pause)
         if topic.exiting:
             raise TopicGone
+
+
+def give_way(broker: "Broker", presence: Presence, pause: Pause) -> None:
+    """Yield to the event loop between two steps; if pages were found absent, until a thread has read them."""
+    segment = presence.absent
+    if segment is None:
+        pause()
+        return
+    mapping, start, end = segment.mapping, presence.absent_start, presence.absent_end
+    if pause is not no_pause:
+        broker.read_and_wait(lambda: broker.files.read_in(mapping, start, end - start))
+    presence.note_read(segment, start, end)
 
 
 def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pause) -> Range:
@@ -142,23 +158,31 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
     and the answer to the next request names the gap.
     """
     reader, log = topic.reader, topic.log
-    prepare_in_steps(topic, lambda: reader.prepare(find(topic, place, pause)), pause)
+    part_bytes = min(bytes_max, BYTES_PER_SLICE)
+    prepare_in_steps(topic, lambda: reader.prepare(find(topic, place, pause), part_bytes), pause)
     ordinal = find(topic, place, no_pause)
     first = max(place.position or 0, reader.position_of(ordinal))
     parts: list[bytes] = []
-    following, count, left = first, 0, bytes_max
+    following, count, left, turn_left = first, 0, bytes_max, BYTES_PER_SLICE
     while True:
         until = min(readable_end(topic), reader.ordinal_of(stop))
-        data, found, behind = reader.read_raw(ordinal, until, min(left, BYTES_PER_SLICE))
+        # The part ends with its segment: the pages of the next one were not asked for.
+        part_end = min(until, log.end_of_segment(ordinal))
+        data, found, behind = reader.read_raw(ordinal, part_end, min(left, BYTES_PER_SLICE))
         if parts and len(data) > left:
             break
         parts.append(data)
         count += found
         ordinal, following = behind, max(first, reader.position_of(behind))
-        if left <= BYTES_PER_SLICE or ordinal >= until:
-            break
+        is_full = left <= BYTES_PER_SLICE and behind < part_end
         left -= len(data)
-        pause()
+        turn_left -= len(data)
+        if is_full or left <= 0 or ordinal >= until:
+            break
+        if turn_left <= 0:
+            pause()
+            turn_left = BYTES_PER_SLICE
+        prepare_in_steps(topic, partial(reader.prepare, ordinal, part_bytes), pause)
         if topic.exiting:
             raise TopicGone
         if log.first.first_ordinal > ordinal:
@@ -245,7 +269,7 @@ def counted_target(topic: Topic, channel: Channel, place: Place, counted: SeekPl
             raise TopicGone
         if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
             return target
-        pause()
+        give_way(topic.broker, topic.reader.presence, pause)
 
 
 def move_now(topic: Topic, channel: Channel, target: int, counted: SeekPlace) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
-from pyqd.broker.replay import no_pause
+from pyqd.broker.replay import Pause, give_way, no_pause
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
@@ -45,8 +45,6 @@ ORDINAL_MASK: Final = (1 << 48) - 1
 _RECORD = struct.Struct("<IIQQ")
 _BLOCK = struct.Struct("<HHIq")
 _BLOCK_AT: Final = 48
-
-Pause = Callable[[], None]
 
 logger = logging.getLogger(__name__)
 
@@ -342,11 +340,15 @@ class Tracing:
             log.seal()
             if position >= log.sealed_position:
                 return Page(b"", log.sealed_position, log.sealed_position, log.oldest_position)
-        while not reader.prepare_guid(position):
-            pause()
+
+        def place() -> int:
+            # The block before that one may have the event.
+            return max(log.log.first.first_ordinal, reader.ordinal_after_guid(position) - 1)
+
+        while not (reader.prepare_guid(position) and reader.prepare(place(), bytes_max)):
+            give_way(self._broker, reader.presence, pause)
         oldest = log.oldest_position
-        # The block before that one may have the event.
-        ordinal = max(log.log.first.first_ordinal, reader.ordinal_after_guid(position) - 1)
+        ordinal = place()
         data, count, following = reader.read_raw(ordinal, log.log.end, bytes_max)
         if count == 0:
             return Page(b"", log.sealed_position, log.sealed_position, oldest)

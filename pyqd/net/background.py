@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gevent.event import Event
+
 from pyqd.net.greenlets import Pool
 
 Job = Callable[[], Any]
@@ -51,6 +53,13 @@ class Background:
             return
         self.waiting.append((job, done))
         self.start_some()
+
+    def run_and_wait(self, job: Job) -> None:
+        """Run job() in a thread and return when it has ended, in whatever way; at once after `stop`. Switches: yes."""
+        ended = Event()
+        if not self.stopped:
+            self.run(job, lambda _result, _error: ended.set())
+            ended.wait()
 
     def start_some(self) -> None:
         """Start waiting jobs while threads are free."""

@@ -49,7 +49,15 @@ from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
 from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.parking cimport MORE_TO_PARK, NO_SPACE_TO_PARK, RING_TOO_SMALL, Parking, Progress
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.parking cimport (
+    MORE_TO_PARK,
+    NO_SPACE_TO_PARK,
+    PAGES_ABSENT,
+    RING_TOO_SMALL,
+    Parking,
+    Progress,
+)
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
@@ -57,6 +65,7 @@ from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
@@ -127,13 +136,13 @@ cdef class ChannelCore(Scheduled):
 
     cdef bint waits_for_disk(self) except -1:
         """Have the pages at the cursor read beside the loop. Returns: False if they are there already."""
-        if not self.reads_in and self.cursor.find_absent():
+        if not self.reads_at_cursor and self.cursor.find_absent():
             self.read_in()
-        return self.reads_in
+        return self.reads_at_cursor
 
     cdef int read_ahead(self) except -1:
         """Have pages mapped that the cursor comes to soon, so that no delivery waits for them."""
-        if self.cursor.ahead_due and not self.reads_in and self.cursor.find_unmapped():
+        if self.cursor.ahead_due and not self.reads_at_cursor and self.cursor.find_unmapped():
             self.read_in()
         return 0
 
@@ -144,18 +153,60 @@ cdef class ChannelCore(Scheduled):
         cdef uint64_t end = self.cursor.unmapped_end
 
         def ended():
-            self.reads_in = False
+            self.reads_at_cursor = False
             self.cursor.note_read(segment, start, end)
             if not self.exiting:
                 self.readable.scheduler.request_wake(self)
 
         self.cursor.unmapped = None
-        self.reads_in = True
+        self.reads_at_cursor = True
         try:
             self.files.read_in(segment.mapping, start, end, ended)
         except BaseException:
-            self.reads_in = False
+            self.reads_at_cursor = False
             raise
+
+    def read_absent(self, Presence presence not None):
+        """Have the pages that were found absent read in a thread; what waits for them goes on afterwards."""
+        cdef Segment segment = presence.absent
+        cdef uint64_t start = presence.absent_start
+        cdef uint64_t end = presence.absent_end
+
+        def ended():
+            presence.reads = False
+            presence.note_read(segment, start, end)
+            if not self.exiting:
+                # The timer of due messages was not set meanwhile.
+                self.reads_ended = True
+                self.readable.scheduler.request_wake(self)
+
+        presence.absent = None
+        presence.reads = True
+        try:
+            self.files.read_in(segment.mapping, start, end, ended)
+        except BaseException:
+            presence.reads = False
+            raise
+
+    cdef bint can_return(self) except -1:
+        """Return whether the ring has a message and its oldest is in memory; if it is not, have it read."""
+        cdef Presence presence = self.returned_presence
+        cdef const ReadyEntry* entry
+        if self.ready.count == 0:
+            return False
+        if presence is None:
+            presence = self.returned_presence = Presence(self.readable.log.files)
+        entry = self.ready.at(self.ready.first)
+        if not presence.reads and not presence.has_record_at(self.parking.log_of(entry.source), entry.record):
+            self.read_absent(presence)
+        return not presence.reads
+
+    cdef bint is_due_present(self) except -1:
+        """Return whether the parked message that is due first is in memory; if it is not, have it read."""
+        cdef ParkedLog parked = self.parking.parked
+        if (parked.presence is None or not parked.presence.reads) and not parked.is_next_present():
+            self.read_absent(parked.presence)
+        return not parked.presence.reads
 
     cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1:
         """Have a record's ledger grow beside the loop before the record is handed out, if the ring's end is near.
@@ -248,12 +299,12 @@ cdef class ChannelCore(Scheduled):
         cdef int held_back_count = 0
         while True:
             record = NULL
-            if self.ready.count == 0 or not (self.ready_next or self.ready.count > RING_FIRST):
+            if not (self.ready_next or self.ready.count > RING_FIRST) or not self.can_return():
                 record = self.take_fresh()
                 entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
                 self.ready_next = True
             if record == NULL:
-                if self.ready.count == 0:
+                if not self.can_return():
                     return 0
                 self.ready_next = False
                 entry = self.ready.pop()
@@ -449,6 +500,10 @@ cdef class ChannelCore(Scheduled):
         cdef bint began_without_tokens = False
         if self.exiting:
             return 0
+        if self.reads_ended:
+            self.reads_ended = False
+            self.release_due(wall_ns())
+            self.set_next_timer(mono_ns())
         if self.trace is not None and self.trace.has_gone():
             self.note_gone()
         if self.dispatcher.rate_limit is not None:
@@ -521,7 +576,7 @@ cdef class ChannelCore(Scheduled):
         """Set the timer to the next timeout, due time, token or retry of dead letters."""
         cdef int64_t due = self.slots.next_deadline()
         cdef int64_t wait_ns
-        if self.parking.waiting_count() != 0:
+        if self.parking.waiting_count() != 0 and not self.parking.parked.is_being_read():
             wait_ns = self.parking.parked.next_due() - wall_ns()
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
         if self.throttled:
@@ -565,10 +620,10 @@ cdef class ChannelCore(Scheduled):
         cdef const Record* record
         if self.parking.parked is None:
             return 0
-        while count == 0 or self.readable.scheduler.spend(DUE_WORK):
-            record = self.parking.parked.pop_due(wall_now_ns)
-            if record == NULL:
+        while self.parking.parked.has_due(wall_now_ns) and self.is_due_present():
+            if count != 0 and not self.readable.scheduler.spend(DUE_WORK):
                 break
+            record = self.parking.parked.pop_due(wall_now_ns)
             self.dead_letters.add_returned(record, record_attempts(record), FROM_PARKED)
             count += 1
         if count:
@@ -603,11 +658,15 @@ cdef class ChannelCore(Scheduled):
         cdef Progress progress
         if not self.parking.lags() or (self.ledger.growing is not None and not whole):
             return 0
+        if self.parking.presence is not None and self.parking.presence.reads and not whole:
+            return 0
         progress = self.parking.catch_up(whole)
         if progress == MORE_TO_PARK:
             self.readable.scheduler.request_wake(self)
         elif progress == NO_SPACE_TO_PARK:
             self.retry_soon()
+        elif progress == PAGES_ABSENT:
+            self.read_absent(self.parking.presence)
         elif progress == RING_TOO_SMALL:
             self.begin_growth(self.ledger, self.parking.beyond, self.note_grown)
         return self.after_parking()
@@ -870,6 +929,14 @@ cdef class ChannelCore(Scheduled):
     @property
     def paused(self) -> bool:
         return bool(self.ledger.header.paused)
+
+    @property
+    def reads_in(self) -> bool:
+        """True while pages that a delivery, or parking, waits for are being read from the disk, beside the loop."""
+        return (
+            self.reads_at_cursor or (self.returned_presence is not None and self.returned_presence.reads)
+            or (self.parking.presence is not None and self.parking.presence.reads)
+            or (self.parking.parked is not None and self.parking.parked.is_being_read()))
 
     @property
     def depth(self) -> int:

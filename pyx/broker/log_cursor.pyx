@@ -8,9 +8,8 @@ channel then hands the record out or, if the record is deferred, leaves it to it
 
 The ledger stores the cursor's ordinal and, as a hint that recovery checks, the place of its record.
 
-A load from a page that is not in memory would hold the event loop until the disk has read it. Where the page is in
-memory, but not in the page table, the load waits for the page's lock, which write-back holds for tens of milliseconds
-on a busy disk. Both waits belong to a thread:
+A load from a page that is not in memory, or not in the page table, may hold the event loop for as long as the disk
+takes (see pyx/diskqueue/presence.pyx). Both waits belong to a thread:
 
     pages not in memory             the cursor asks the kernel about each MiB that it comes to
     written by pwrite(2), backlog   put into the page table before the cursor comes there, some MiB ahead
@@ -29,6 +28,7 @@ from libc.stdint cimport UINT64_MAX
 from pyqd.hot.diskqueue.ledger cimport LedgerHeader
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
+from pyqd.hot.diskqueue.presence cimport is_backlog, page_above, page_below
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, record_verdict
 
@@ -36,27 +36,10 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     SKIPPED_PER_RUN = 10000
-    PAGE_BYTES = 4096
 
 cdef uint64_t LOOKED_AT_ONCE_BYTES = 1 << 20
 cdef uint64_t READ_AT_ONCE_BYTES = 4 << 20
 cdef uint64_t AHEAD_BYTES = 8 << 20
-# Of a log's last segment that is at least so much behind the cursor, or it is no backlog.
-cdef uint64_t BACKLOG_BYTES_MIN = 8 << 20
-
-
-cdef uint64_t page_below(uint64_t offset) noexcept:
-    return offset & ~<uint64_t> (PAGE_BYTES - 1)
-
-
-cdef uint64_t page_above(uint64_t offset) noexcept:
-    return page_below(offset + PAGE_BYTES - 1)
-
-
-cdef bint is_backlog(Segment segment, uint64_t offset) noexcept:
-    """Return whether the messages from an offset on were published some time ago."""
-    return segment.next is not None or segment.tail - offset > BACKLOG_BYTES_MIN
-
 
 @cython.final
 cdef class LogCursor:

@@ -8,7 +8,8 @@ it is cheapest:
     deferred       2 bytes of the id's fingerprint for each slot, read through: 10 million are 20 MB
     returned       the fingerprints in the ring's entries, 16 bytes each, read through
 
-The last two are read in steps, and the caller yields to the event loop between them. Slots stay, and entries of the
+The last two are read in steps, and the caller yields to the event loop between them, or has pages read that the step
+found absent. Slots stay, and entries of the
 ring keep their numbers or get higher ones, so the search misses only a message that moves meanwhile. A message that
 moves to the ring's end is met there. A message that is parked again may get a slot that the search has passed: another
 round finds it, which follows whenever something was parked meanwhile, and the last round is one step. The place that
@@ -72,13 +73,15 @@ cdef class MessageLookup:
     def step(self, LogReader reader not None):
         """Continue the search, in a bounded step. reader: of the topic's log, prepared for the id.
 
-        Returns: True if the place is known, until the loop runs; if not, another step is to follow.
+        The presence of the reader names pages that the step has found absent. Returns: True if the place is known,
+        until the loop runs; if not, another step is to follow.
         """
+        cdef Presence presence = reader.begin()
         if self.channel.slots.find(self.guid) >= 0:
             return self.found(IN_FLIGHT, NULL, 0)
         if self.step_in_log(reader):
             return True
-        if self.step_in_parked() or self.step_in_ring():
+        if self.step_in_parked(presence) or self.step_in_ring():
             return True
         if self.next_slot < self.slots_end() or self.next_number < self.channel.ready.end():
             return False
@@ -109,20 +112,24 @@ cdef class MessageLookup:
         """Return the number of slots to search."""
         return 0 if self.channel.parking.parked is None else self.channel.parking.parked.capacity
 
-    cdef bint step_in_parked(self) except -1:
+    cdef bint step_in_parked(self, Presence presence) except -1:
         """Search some slots of the parked log. Returns: True if the message is there."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef const Record* record
         cdef uint64_t end, slot
+        cdef bint asks = self.round_count < ROUNDS_MAX
         if parked is None:
             return False
         end = parked.capacity
-        if self.round_count < ROUNDS_MAX:
+        if asks:
             end = min(end, self.next_slot + self.slots_per_step)
         while self.next_slot < end:
             slot = parked.find_fingerprint(self.guid, self.next_slot, end)
             if slot < end:
                 record = parked.waiting_in(<uint32_t> slot)
+                if asks and record != NULL and not presence.has_record_at(parked.log, record):
+                    self.next_slot = slot
+                    return False
                 if record != NULL and record.guid == self.guid:
                     return self.found(DEFERRED, record, slot)
             self.next_slot = min(slot + 1, end)

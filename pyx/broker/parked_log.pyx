@@ -315,13 +315,19 @@ cdef class ParkedLog:
             self.trim()
         return 0
 
+    cdef bint has_due(self, int64_t wall_now_ns) noexcept:
+        """Return whether a record is due."""
+        return self.dues.peek_due() <= wall_now_ns
+
+    cdef bint is_next_present(self) except -1:
+        """Return whether the record that is due first, which there is, is in memory."""
+        if self.presence is None:
+            self.presence = Presence(self.log.files)
+        return self.presence.has_record_at(self.log, self.records[self.dues.peek_slot()])
+
     cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL:
         """Take the record that is due first, if it is due. Returns: NULL when none is."""
-        cdef uint32_t slot
-        if self.dues.peek_due() > wall_now_ns:
-            return NULL
-        slot = self.dues.peek_slot()
-        return self.take(slot)
+        return self.take(self.dues.peek_slot()) if self.has_due(wall_now_ns) else NULL
 
     cdef const Record* take(self, uint32_t slot) except NULL:
         """Take the record of a slot out of `dues`, whether it is due or not."""

@@ -47,6 +47,9 @@ cdef enum:
     SETTLE_WORK = 20
     SETTLED_AT_ONCE = 1000
 
+# Asked for ahead of the walk.
+cdef uint64_t WALKED_AHEAD_BYTES = 256 << 10
+
 
 @cython.final
 cdef class Parking:
@@ -304,19 +307,24 @@ cdef class Parking:
     cdef Progress catch_up(self, bint whole) except *:
         """Continue to park lagging messages, as far as the work budget of this pass goes. whole: all of them.
 
-        If there is no space to park, the messages count as queued. If the ledger has to grow first, the caller grows it
-        beside the loop.
+        If there is no space to park, the messages count as queued. If the ledger has to grow first, or pages are not in
+        memory, the caller grows it or has them read beside the loop.
         """
         cdef const Record* record
         assert self.lags()
+        if self.presence is None:
+            self.presence = Presence(self.readable.log.files)
+        self.presence.absent = None
         if self.walk_segment is None or self.walk_ordinal <= self.ledger.header.cursor:
             self.cursor.leave_drained()
             self.walk_to(self.cursor.segment, self.cursor.offset, self.ledger.header.cursor)
         while self.pending() != 0 or self.walk_ordinal < self.uncounted_end:
             if not whole and not self.readable.scheduler.has_work():
                 return MORE_TO_PARK
-            record = self.next_walked()
+            record = self.next_walked(whole)
             if record == NULL:
+                if self.presence.absent is not None:
+                    return PAGES_ABSENT
                 break
             self.readable.scheduler.spend(WALK_WORK)
             if record.due_ns != 0:
@@ -336,8 +344,11 @@ cdef class Parking:
         self.forget_lag()
         return CAUGHT_UP
 
-    cdef const Record* next_walked(self) except? NULL:
-        """Return the record at which parking goes on; NULL at the readable end."""
+    cdef const Record* next_walked(self, bint whole) except? NULL:
+        """Return the record at which parking goes on; NULL at the readable end, or if its pages are absent.
+
+        whole: do not ask for the pages.
+        """
         cdef Segment segment
         cdef const Record* record
         cdef Position position
@@ -349,6 +360,9 @@ cdef class Parking:
                 self.walk_to(segment.next, SEGMENT_HEADER_BYTES, segment.next.first_ordinal)
                 continue
             record = <const Record*> (segment.base + self.walk_offset)
+            if not whole and not self.presence.covers_record(record) and not self.presence.has_record(
+                    segment, self.walk_offset, WALKED_AHEAD_BYTES):
+                return NULL
             if segment.unverified:
                 if not self.cursor.is_sound(segment, self.walk_offset, self.walk_ordinal):
                     self.readable.log.mend(segment)

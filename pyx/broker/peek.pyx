@@ -14,6 +14,9 @@ records; long runs of finished records are skipped by their bits, and the walk i
 entries in order from the earliest only: a page within the first some thousands is taken from the top, without changing
 the heap; a later one reads through all slots, in slices, and keeps the best.
 
+Records that are not in memory are read by a thread before the page is made. Those in flight or returned are not asked
+for: they were delivered.
+
 Shown messages are copied in the slice that reads them. A record of an earlier run that was never verified is verified
 before it is shown.
 """
@@ -29,11 +32,12 @@ from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
-from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.bitmap cimport ring_next_zero
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.heap cimport Entry
 from pyqd.hot.wire.record cimport (
+    RECORD_HEADER_BYTES,
     RECORD_LOST,
     RECORD_VALID,
     record_attempts,
@@ -45,7 +49,8 @@ from pyqd.hot.wire.record cimport (
 
 cdef enum:
     PAGE_BYTES_MAX = 4 << 20             # of bodies; a page ends with the one that goes beyond
-    RECORDS_PER_SLICE = 20000             # walked over in one part
+    RECORDS_PER_SLICE = 20000             # walked over in one part ...
+    BYTES_PER_SLICE = 1 << 20             # ... and bytes, or one record
     RUN_TO_SKIP = 1000                   # finished records that are skipped rather than walked over
     ENTRIES_FROM_TOP_MAX = 5000          # taken from a heap in order
     SLOTS_PER_SLICE = 50000
@@ -132,10 +137,11 @@ cdef class DeferredSearch:
         """Continue the search, in a bounded step. Returns: whether the page is found."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t cost = 0
-        if parked is None:
+        if parked is None or self.is_found:
             return True
         if not self.reading_slots:
             if self.step_near():
+                self.is_found = True
                 return True
             self.reading_slots = True
             self.worst_due_ns = INT64_MAX
@@ -146,6 +152,19 @@ cdef class DeferredSearch:
         if self.next_slot < parked.capacity:
             return False
         self.best = sorted([(-due_ns, -slot) for due_ns, slot in self.best])
+        self.is_found = True
+        return True
+
+    def has_page(self, Presence presence not None, uint64_t body_bytes_max):
+        """Return whether the page can be made without waiting for the disk, once it is found."""
+        cdef ParkedLog parked = self.channel.parking.parked
+        cdef const Record* record
+        presence.absent = None
+        while parked is not None and self.present_count < <uint64_t> len(self.best):
+            record = parked.waiting_in(self.best[self.present_count][1])
+            if record != NULL and not presence.has_bytes_at(parked.log, record, RECORD_HEADER_BYTES + body_bytes_max):
+                return False
+            self.present_count += 1
         return True
 
     cdef bint step_near(self) except -1:
@@ -254,16 +273,35 @@ cdef class QueueWalk:
         return self.channel is not None and (
             self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.parking.is_origin_ahead(record))
 
-    def walk(self, LogReader reader not None, uint64_t count_max, uint64_t body_bytes_max):
-        """Continue the walk over a bounded part. reader: of the log, prepared for `ordinal`. Returns: whether the page
-        is full.
+    cdef bint is_at_cursor(self, Segment segment) noexcept:
+        """Return whether the walk goes on at the channel's cursor, which knows the place of its record."""
+        return (
+            self.channel is not None and self.channel.cursor.segment is segment
+            and max(self.ordinal, segment.first_ordinal) == self.channel.ledger.header.cursor)
 
-        The cursor may have advanced meanwhile. Records at the cursor need no preparation.
+    def prepare(self, LogReader reader not None, uint64_t body_bytes_max):
+        """Prepare the next part of the walk, as LogReader.prepare does. Returns: whether it can be walked at once."""
+        cdef uint64_t start = self.readable.end if self.channel is None else self.channel.ledger.header.cursor
+        cdef Segment segment
+        self.ordinal = self.next_unfinished(max(self.ordinal, start))
+        reader.begin()
+        if self.at_end:
+            return True
+        segment = self.readable.log.segment_of(self.ordinal)
+        if self.is_at_cursor(segment):
+            return reader.asked.has_record(segment, self.channel.cursor.offset, BYTES_PER_SLICE + body_bytes_max)
+        return reader.prepare(self.ordinal, BYTES_PER_SLICE + body_bytes_max)
+
+    def walk(self, LogReader reader not None, uint64_t count_max, uint64_t body_bytes_max):
+        """Continue the walk over a bounded part. reader: of the log, after `prepare`. Returns: whether the page is
+        full.
+
+        The part ends with its segment. The cursor may have advanced meanwhile.
         """
         cdef Log log = self.readable.log
         cdef uint64_t start = self.readable.end if self.channel is None else self.channel.ledger.header.cursor
         cdef uint64_t left = RECORDS_PER_SLICE
-        cdef uint64_t offset, ordinal, unfinished
+        cdef uint64_t offset, limit, ordinal, unfinished
         cdef Segment segment
         cdef const Record* record
         self.ordinal = self.next_unfinished(max(self.ordinal, start))
@@ -271,22 +309,20 @@ cdef class QueueWalk:
             return True
         segment = log.segment_of(self.ordinal)
         ordinal = max(self.ordinal, segment.first_ordinal)
-        if self.channel is not None and ordinal == start and self.channel.cursor.segment is segment:
+        if self.is_at_cursor(segment):
             offset = self.channel.cursor.offset
         else:
             offset = reader.offset_of(segment, ordinal, &ordinal)
+        limit = offset + BYTES_PER_SLICE
         while left and ordinal < self.end():
             left -= 1
             record = record_at(segment, offset, ordinal) if offset < segment.tail else NULL
             if record == NULL:
                 # The segment's end, or damage: the records after it cannot be found.
-                ordinal = segment.end_ordinal()
-                segment = segment.next
-                if segment is None:
-                    break
-                ordinal = segment.first_ordinal
-                offset = SEGMENT_HEADER_BYTES
-                continue
+                ordinal = segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
+                break
+            if offset + record_span(record.size_bytes) > limit and offset + BYTES_PER_SLICE != limit:
+                break
             ordinal = record_ordinal(record) + 1
             offset += record_span(record.size_bytes)
             if self.skips(record):

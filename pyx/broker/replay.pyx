@@ -26,12 +26,14 @@ from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.reset cimport start_over
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.bitmap cimport ring_count
-from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record_span
 
 cdef enum:
-    RECORDS_PER_SLICE = 100000
+    RECORDS_PER_SLICE = 100000            # walked over in one step ...
+    BYTES_PER_SLICE = 8 << 20             # ... and bytes, at most to the segment's end
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
@@ -123,10 +125,13 @@ cdef class SeekPlace:
     def step(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
         """Continue to count, in a bounded step. reader: of the topic's log, prepared for the target.
 
-        Returns: whether all is counted, as of now.
+        The presence of the reader names pages that the step has found absent. Returns: whether all is counted, as of
+        now.
         """
         cdef const Record* record
+        cdef Presence presence = reader.begin()
         cdef uint64_t left = RECORDS_PER_SLICE
+        cdef uint64_t limit
         cdef uint64_t end = min(topic.readable.end, topic.state.deferred_below)
         cdef uint64_t found = 0
         cdef uint64_t change_count = 0 if self.channel.cancelled is None else self.channel.cancelled.change_count
@@ -146,7 +151,10 @@ cdef class SeekPlace:
             self.number = self.segment.number
             self.first_number = self.number
             self.count = 0
-        while self.ordinal < end and left:
+        if self.ordinal < end and not presence.has(self.segment, self.offset, BYTES_PER_SLICE):
+            return False
+        limit = self.offset + BYTES_PER_SLICE - RECORD_HEADER_BYTES
+        while self.ordinal < end and left and self.offset <= limit:
             left -= 1
             record = record_at(self.segment, self.offset, self.ordinal) if self.offset < self.segment.tail else NULL
             if record == NULL:
@@ -157,7 +165,7 @@ cdef class SeekPlace:
                 self.offset = SEGMENT_HEADER_BYTES
                 self.ordinal = self.segment.first_ordinal
                 self.number = self.segment.number
-                continue
+                break
             self.count += record.due_ns != 0 and not self.is_left_out(record_ordinal(record))
             self.offset += record_span(record.size_bytes)
             self.ordinal = record_ordinal(record) + 1

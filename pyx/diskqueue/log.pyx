@@ -339,6 +339,10 @@ cdef class Log:
             segment = segment.next
         return segment
 
+    def end_of_segment(self, uint64_t ordinal):
+        """Return the ordinal behind the last record of the segment that holds one, or of the first behind it."""
+        return self.segment_of(ordinal).end_ordinal()
+
     def locate(self, uint64_t ordinal):
         """Return the Position of an ordinal (clamped to the kept records). Cost: walks the headers of one segment."""
         cdef Segment segment = self.segment_of(min(ordinal, self.end))

@@ -9,6 +9,9 @@ one copy, no decoding. Segments have no index on disk, so a segment is walked on
 would hold the loop for milliseconds, or for a read of all of it from disk. So it is done in slices (`prepare`), and the
 caller yields to the loop in between.
 
+Pages that are not in memory are for a thread to read. A walk that comes to such pages ends there and names them in
+`presence`; the caller has them read and calls again. Look-ups at a place that was prepared just before do not ask.
+
 Between two calls anything may be trimmed or recycled. So only numbers are kept from one call to the next, and every
 call starts from the log's first segment. An index knows its segment by number, and a number is never given to two
 segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's blocks
@@ -34,6 +37,7 @@ and of no use to one that begins in the middle).
 cimport cython
 from libc.stdlib cimport free, realloc
 
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, RECORD_LOST, record_ordinal, record_span
@@ -41,6 +45,8 @@ from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, RECORD_LOST
 cdef uint64_t MARK_BYTES = 64 << 10
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 WALK_BYTES_PER_SLICE = 4 << 20
+
+cdef uint64_t WALK_BYTES = WALK_BYTES_PER_SLICE
 
 
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
@@ -53,6 +59,11 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
     ):
         return NULL
     return record
+
+
+cdef uint64_t record_span_at(Segment segment, uint64_t offset) noexcept:
+    """Return the bytes of the record there; of a damaged one too many perhaps, at the segment's end 0."""
+    return record_span((<const Record*> (segment.base + offset)).size_bytes) if offset < segment.tail else 0
 
 
 cdef int64_t first_timestamp(Segment segment) noexcept:
@@ -168,6 +179,19 @@ cdef class LogReader:
     def __init__(self, Log log not None):
         self.log = log
 
+    @property
+    def presence(self):
+        """Presence of the log's pages: what the last step has found absent is to be read before the next one."""
+        if self.asked is None:
+            self.asked = Presence(self.log.files)
+        return self.asked
+
+    cdef Presence begin(self):
+        """Begin a step."""
+        cdef Presence presence = self.presence
+        presence.absent = None
+        return presence
+
     cdef SegmentIndex index_of(self, Segment segment):
         cdef SegmentIndex index = self.log.indexes.get(segment.number)
         # A broken one is begun again: a channel that came across the damage may have had it mended.
@@ -198,16 +222,44 @@ cdef class LogReader:
         segment = self.log.segment_of(ordinal)
         return (segment.header().first_seq & ~ORDINAL_MASK) | max(ordinal, segment.first_ordinal)
 
-    def prepare(self, uint64_t ordinal):
-        """Walk some of the segment that holds an ordinal. Returns: whether the record can be found at once now."""
+    cdef bint extend(self, SegmentIndex index, Segment segment) except -1:
+        """Index some more of a segment. Returns: False if its pages there are not in memory, and it is as it was."""
+        if not self.asked.has(segment, index.offset, WALK_BYTES):
+            return False
+        index.extend(segment, WALK_BYTES)
+        return True
+
+    def prepare(self, uint64_t ordinal, uint64_t length=0):
+        """Walk some of the segment that holds an ordinal.
+
+        length: bytes from the record on, as far as the segment goes, that are to be in memory, beside the record.
+        Returns: whether the record can be found and read at once now.
+        """
         cdef Segment segment = self.log.segment_of(ordinal)
         cdef SegmentIndex index
-        if ordinal <= segment.first_ordinal or ordinal >= segment.end_ordinal():
+        self.begin()
+        if ordinal >= segment.end_ordinal():
             return True
-        index = self.index_of(segment)
-        if index.ordinal <= ordinal and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_SLICE)
-        return index.ordinal > ordinal or index.complete(segment)
+        if ordinal > segment.first_ordinal:
+            index = self.index_of(segment)
+            if index.ordinal <= ordinal and not index.complete(segment) and not self.extend(index, segment):
+                return False
+            if index.ordinal <= ordinal and not index.complete(segment):
+                return False
+        return self.has_place(segment, ordinal, length)
+
+    cdef bint has_place(self, Segment segment, uint64_t ordinal, uint64_t length) except -1:
+        """Return whether a record that is indexed is in memory, `length` bytes from there on, and the way to it."""
+        cdef uint64_t start = SEGMENT_HEADER_BYTES
+        cdef uint64_t offset, found
+        if ordinal > segment.first_ordinal and self.index_of(segment).count:
+            start = self.index_of(segment).mark_before(ordinal).offset
+        if not self.asked.has(segment, start, MARK_BYTES + RECORD_HEADER_BYTES + length):
+            return False
+        offset = self.offset_of(segment, max(ordinal, segment.first_ordinal), &found)
+        # The whole range again: once it was read, no part of it is asked for on its own.
+        length = max(length, record_span_at(segment, offset))
+        return self.asked.has(segment, start, max(offset - start + length, MARK_BYTES))
 
     cdef uint64_t offset_of(self, Segment segment, uint64_t ordinal, uint64_t* found) except 0:
         """Return the offset of a record of the segment, or of the first behind it, or of the segment's end."""
@@ -222,7 +274,7 @@ cdef class LogReader:
         if ordinal > at:
             index = self.index_of(segment)
             while index.ordinal <= ordinal and not index.complete(segment):
-                index.extend(segment, WALK_BYTES_PER_SLICE)
+                index.extend(segment, WALK_BYTES)
             if index.count:
                 mark = index.mark_before(ordinal)
                 offset, at = mark.offset, mark.ordinal
@@ -295,9 +347,12 @@ cdef class LogReader:
         """Walk some of the segment that a time lies in. Returns: whether `ordinal_at` finds it at once now."""
         cdef Segment segment = self.segment_at_time(time_ns)
         cdef SegmentIndex index = self.index_of(segment)
-        if not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_SLICE)
-        return index.complete(segment)
+        self.begin()
+        if not index.complete(segment) and not self.extend(index, segment):
+            return False
+        return index.complete(segment) and (
+            index.count == 0
+            or self.asked.has(segment, index.mark_before_time(time_ns).offset, MARK_BYTES + RECORD_HEADER_BYTES))
 
     def ordinal_at(self, int64_t time_ns):
         """Return the ordinal of the first record at or after a time (Unix), or the log's end."""
@@ -306,7 +361,7 @@ cdef class LogReader:
         cdef const Record* record
         cdef uint64_t offset, ordinal
         while not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_SLICE)
+            index.extend(segment, WALK_BYTES)
         if index.count:
             offset = index.mark_before_time(time_ns).offset
             ordinal = index.mark_before_time(time_ns).ordinal
@@ -339,12 +394,15 @@ cdef class LogReader:
         """Walk some of the segment that an id lies in. Returns: whether `find` finds it at once now."""
         cdef Segment segment = self.segment_of_guid(guid)
         cdef SegmentIndex index
+        self.begin()
         if segment is None:
             return True
         index = self.index_of(segment)
-        if index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_SLICE)
-        return index.guid > guid or index.complete(segment)
+        if index.guid <= guid and not index.complete(segment) and not self.extend(index, segment):
+            return False
+        return (index.guid > guid or index.complete(segment)) and (
+            index.count == 0
+            or self.asked.has(segment, index.mark_before_guid(guid).offset, MARK_BYTES + RECORD_HEADER_BYTES))
 
     cdef const Record* find(self, uint64_t guid) except? NULL:
         """Return the record with that id; NULL if none is kept. Cost: O(64 KiB), once prepared."""
@@ -356,7 +414,7 @@ cdef class LogReader:
             return NULL
         index = self.index_of(segment)
         while index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_SLICE)
+            index.extend(segment, WALK_BYTES)
         offset = index.mark_before_guid(guid).offset
         ordinal = index.mark_before_guid(guid).ordinal
         while offset < min(index.offset, segment.tail):
@@ -379,7 +437,7 @@ cdef class LogReader:
             return self.log.first.first_ordinal
         index = self.index_of(segment)
         while index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_SLICE)
+            index.extend(segment, WALK_BYTES)
         offset = index.mark_before_guid(guid).offset
         ordinal = index.mark_before_guid(guid).ordinal
         while offset < min(index.offset, segment.tail):

@@ -17,7 +17,7 @@ from pyqd.hot.diskqueue.segmentpool import SegmentPool
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.wire.bodies import Frames
 from pyqd.primitives.durations import MINUTE_NS
-from pyqd.primitives.errors import DiskFull
+from pyqd.primitives.errors import DiskFull, StorageError
 
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENT_HEADER_BYTES = 128
@@ -62,6 +62,28 @@ class Jobs:
         while self.waiting:
             job, done = self.waiting.pop(0)
             done(None if error else job(), error)
+
+
+class AbsentFiles(Files):
+    """Files with pages that are not in memory until they are read in. fails: reading them fails."""
+
+    def __init__(self):
+        self.is_cold = True
+        self.fails = False
+        self.ranges = []
+
+    def is_present(self, mapping, start_bytes, length_bytes):
+        present = any(
+            read is mapping and start <= start_bytes and start_bytes + length_bytes <= end
+            for read, start, end in self.ranges
+        )
+        return present or not self.is_cold
+
+    def read_in(self, mapping, start_bytes, length_bytes):
+        if self.fails:
+            raise StorageError("map", mapping.path, 12, "Cannot allocate memory")
+        super().read_in(mapping, start_bytes, length_bytes)
+        self.ranges.append((mapping, start_bytes, start_bytes + length_bytes))
 
 
 class NotedJobs(SegmentJobs):

@@ -8,6 +8,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import StorageError
 from tests.support.storage import (
+    AbsentFiles,
     Jobs,
     broker_on,
     consumer_on,
@@ -22,31 +23,9 @@ MIB = 1 << 20
 TAKEN_AT_ONCE_BYTES = 4 * MIB
 
 
-class Absent(Files):
-    """Files with pages that are not in memory until they are read in. fails: reading them fails."""
-
-    def __init__(self):
-        self.is_cold = True
-        self.fails = False
-        self.ranges = []
-
-    def is_present(self, mapping, start_bytes, length_bytes):
-        present = any(
-            read is mapping and start <= start_bytes and start_bytes + length_bytes <= end
-            for read, start, end in self.ranges
-        )
-        return present or not self.is_cold
-
-    def read_in(self, mapping, start_bytes, length_bytes):
-        if self.fails:
-            raise StorageError("map", mapping.path, 12, "Cannot allocate memory")
-        super().read_in(mapping, start_bytes, length_bytes)
-        self.ranges.append((mapping, start_bytes, start_bytes + length_bytes))
-
-
 @pytest.fixture
 def files():
-    return Absent()
+    return AbsentFiles()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, Slot, SlotTable
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.schedule cimport Scheduled
 from pyqd.hot.wire.record cimport Record
 
@@ -36,9 +37,11 @@ cdef class ChannelCore(Scheduled):
     cdef readonly Parking parking
     cdef readonly DeadLetterPolicy dead_letters
     cdef Dispatcher dispatcher
+    cdef Presence returned_presence      # of the pages of the ring's oldest record; None until the ring has one
+    cdef bint reads_ended                # pages were read since the last run: due messages may have waited for them
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
-    cdef readonly bint reads_in          # the pages at the cursor are being read from the disk, beside the loop
+    cdef bint reads_at_cursor            # the pages at the cursor are being read from the disk, beside the loop
     cdef uint32_t growths                # of its ledgers, under way beside the loop; the end of each wakes the channel
     cdef bint resets                     # deliveries wait for a reset
     cdef readonly bint prepares_reset    # whose file is being synced in a thread
@@ -62,6 +65,8 @@ cdef class ChannelCore(Scheduled):
     cdef const Record* take_fresh(self) except? NULL
     cdef bint waits_for_disk(self) except -1
     cdef int read_ahead(self) except -1
+    cdef bint can_return(self) except -1
+    cdef bint is_due_present(self) except -1
     cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1
     cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1
     cdef int note_growth_ended(self) except -1

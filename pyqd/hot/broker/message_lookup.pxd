@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.diskqueue.logreader cimport LogReader
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.wire.record cimport Record
 
 cdef enum Place:
@@ -31,7 +32,7 @@ cdef class MessageLookup:
     cdef bint is_in_place(self) except -1
     cdef uint8_t source(self) except *
     cdef bint step_in_log(self, LogReader reader) except -1
-    cdef bint step_in_parked(self) except -1
+    cdef bint step_in_parked(self, Presence presence) except -1
     cdef bint step_in_ring(self) except -1
     cdef uint64_t slots_end(self) noexcept
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept

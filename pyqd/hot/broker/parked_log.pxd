@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.arrays cimport Array
 from pyqd.hot.primitives.heap cimport DeadlineHeap
 from pyqd.hot.primitives.idtable cimport IdTable
@@ -10,6 +11,7 @@ from pyqd.hot.wire.record cimport Record
 
 cdef class ParkedLog:
     cdef readonly Log log
+    cdef Presence presence               # of the pages of the record that is due next; None until one is due
     cdef readonly Ledger ledger
     cdef DeadlineHeap dues               # by slot; Unix ns, as due times outlive the process
     cdef const Record** records          # by slot; of a free one 1 + the next free slot
@@ -43,6 +45,10 @@ cdef class ParkedLog:
     cdef inline int64_t next_due(self) noexcept:
         return self.dues.peek_due()
 
+    cdef inline bint is_being_read(self) noexcept:
+        # Return whether the record that is due next waits for a thread that reads it.
+        return self.presence is not None and self.presence.reads
+
     cdef inline int repoint(self, uint32_t slot, const Record* record) noexcept:
         # Note that the record of a slot lies elsewhere now.
         self.records[slot] = record
@@ -70,6 +76,8 @@ cdef class ParkedLog:
     cdef bint is_superseded(self, const Record* record) noexcept
     cdef bint has_duplicate(self, const Record* record) noexcept
     cdef int trim(self) except -1
+    cdef bint has_due(self, int64_t wall_now_ns) noexcept
+    cdef bint is_next_present(self) except -1
     cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL
     cdef const Record* take(self, uint32_t slot) except NULL
     cdef int finish(self, const Record* record) except -1

@@ -6,7 +6,8 @@ from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC
 from pyqd.hot.diskqueue.ledger cimport Ledger
-from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.log cimport Log, Position
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.wire.record cimport Record, record_ordinal
 
@@ -20,6 +21,7 @@ cdef enum Progress:
     MORE_TO_PARK = 1                     # the work budget of this pass is used up
     NO_SPACE_TO_PARK = 2                 # a timer has to retry
     RING_TOO_SMALL = 3                   # the ledger has to reach `beyond` first
+    PAGES_ABSENT = 4                     # a thread has to read pages first, those in `presence`
 
 cdef class Parking:
     cdef ReadableLog readable
@@ -38,6 +40,7 @@ cdef class Parking:
     cdef Segment walk_segment            # parking goes on at this place; None: at the cursor
     cdef uint64_t walk_offset
     cdef uint64_t walk_ordinal
+    cdef Presence presence               # of the pages at the walk's place; None until there is a walk
     cdef bint stuck                      # there was no space to park, and that is logged
     cdef uint64_t beyond                 # with RING_TOO_SMALL: ordinal
     cdef bint grows_at_once              # the ledger could not grow beside the loop: parking grows it on the spot
@@ -85,6 +88,10 @@ cdef class Parking:
         # Return the ledger of the log that a record is from.
         return self.ledger if source == FROM_TOPIC else self.parked.ledger
 
+    cdef inline Log log_of(self, uint8_t source):
+        # Return the log that a record is from.
+        return self.readable.log if source == FROM_TOPIC else self.parked.log
+
     cdef inline int reach(self, const Record* record, uint8_t source) except -1:
         # Grow a record's ledger so that finishing the record cannot fail. Raises: StorageError (nothing changed).
         return self.ledger_of(source).reach(record_ordinal(record))
@@ -119,7 +126,7 @@ cdef class Parking:
     cdef int lag_below(self, uint64_t end) except -1
     cdef int forget_lag(self) except -1
     cdef Progress catch_up(self, bint whole) except *
-    cdef const Record* next_walked(self) except? NULL
+    cdef const Record* next_walked(self, bint whole) except? NULL
     cdef Progress stop_for_space(self, error) except *
     cdef Progress stop_for_ring(self, uint64_t ordinal) except *
     cdef int drop_all(self) except -1

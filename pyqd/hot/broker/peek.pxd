@@ -18,6 +18,8 @@ cdef class DeferredSearch:
     cdef int64_t worst_slot
     cdef uint64_t next_slot
     cdef bint reading_slots
+    cdef bint is_found                   # `best` is the page
+    cdef uint64_t present_count          # its first records that are in memory, or were read
 
     cdef bint step_near(self) except -1
     cdef int add_slot(self, uint64_t slot) except -1
@@ -30,6 +32,7 @@ cdef class QueueWalk:
     cdef readonly list rows
     cdef uint64_t free_bytes             # of bodies that still fit in the page
 
+    cdef bint is_at_cursor(self, Segment segment) noexcept
     cdef uint64_t end(self) noexcept
     cdef bint skips(self, const Record* record) except -1
     cdef uint64_t next_unfinished(self, uint64_t ordinal) noexcept

@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.wire.record cimport Record
 
@@ -33,9 +34,13 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
 
 cdef class LogReader:
     cdef readonly Log log
+    cdef Presence asked                  # None until pages are asked for: a topic that nobody reads needs none
 
     cdef SegmentIndex index_of(self, Segment segment)
     cdef Segment segment_of_guid(self, uint64_t guid)
     cdef const Record* find(self, uint64_t guid) except? NULL
     cdef Segment segment_at_time(self, int64_t time_ns)
+    cdef Presence begin(self)
+    cdef bint extend(self, SegmentIndex index, Segment segment) except -1
+    cdef bint has_place(self, Segment segment, uint64_t ordinal, uint64_t length) except -1
     cdef uint64_t offset_of(self, Segment segment, uint64_t ordinal, uint64_t* found) except 0

@@ -1,0 +1,49 @@
+# Presence of a log's pages in memory. Design notes: pyx/diskqueue/presence.pyx.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.segment cimport Segment
+from pyqd.hot.primitives.clock cimport mono_ns
+from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_span
+
+cdef uint64_t page_below(uint64_t offset) noexcept
+cdef uint64_t page_above(uint64_t offset) noexcept
+cdef bint is_backlog(Segment segment, uint64_t offset) noexcept
+
+cdef enum:
+    KNOWN_RANGES = 8
+
+# Bytes that are in memory, as far as known, until then: the kernel may drop them later.
+cdef struct Known:
+    const char* start
+    const char* end
+    int64_t until_ns
+
+cdef class Presence:
+    cdef object files                    # the seam to the operating system
+    cdef public bint reads               # for the caller: the absent pages are being read, beside the loop
+    cdef public Segment absent           # of the pages that were asked for and have to be read; None: there are none
+    cdef readonly uint64_t absent_start
+    cdef readonly uint64_t absent_end
+    cdef Known[KNOWN_RANGES] known
+    cdef uint32_t newest                 # of them
+
+    cdef inline bint covers(self, const char* start, uint64_t length) noexcept:
+        # Return whether bytes lie in the newest range that is known.
+        cdef const Known* known = &self.known[self.newest]
+        return known.start <= start and start + length <= known.end and mono_ns() < known.until_ns
+
+    cdef inline bint covers_record(self, const Record* record) noexcept:
+        # Return whether a record lies in the newest range that is known.
+        cdef const Known* known = &self.known[self.newest]
+        cdef const char* start = <const char*> record
+        return (
+            known.start <= start and start + RECORD_HEADER_BYTES <= known.end
+            and start + record_span(record.size_bytes) <= known.end and mono_ns() < known.until_ns)
+
+    cdef bint has(self, Segment segment, uint64_t offset, uint64_t length) except -1
+    cdef bint has_record(self, Segment segment, uint64_t offset, uint64_t length) except -1
+    cdef bint has_record_at(self, Log log, const Record* record) except -1
+    cdef bint has_bytes_at(self, Log log, const Record* record, uint64_t length) except -1
+    cdef bint is_known(self, const char* start, uint64_t length) noexcept
+    cdef bint know(self, Segment segment, uint64_t start, uint64_t end) except -1
