@@ -177,7 +177,8 @@ cdef class ChannelCore(Scheduled):
             presence.note_read(segment, start, end)
             if not self.exiting:
                 # The timer of due messages was not set meanwhile.
-                self.reads_ended = True
+                if self.parking.parked is not None and presence is self.parking.parked.presence:
+                    self.due_was_read = True
                 self.readable.scheduler.request_wake(self)
 
         presence.absent = None
@@ -189,11 +190,9 @@ cdef class ChannelCore(Scheduled):
             raise
 
     cdef bint can_return(self) except -1:
-        """Return whether the ring has a message and its oldest is in memory; if it is not, have it read."""
+        """Return whether the oldest message of the ring is in memory; if it is not, have it read."""
         cdef Presence presence = self.returned_presence
         cdef const ReadyEntry* entry
-        if self.ready.count == 0:
-            return False
         if presence is None:
             presence = self.returned_presence = Presence(self.readable.log.files)
         entry = self.ready.at(self.ready.first)
@@ -299,12 +298,15 @@ cdef class ChannelCore(Scheduled):
         cdef int held_back_count = 0
         while True:
             record = NULL
-            if not (self.ready_next or self.ready.count > RING_FIRST) or not self.can_return():
+            if (
+                self.ready.count == 0 or not (self.ready_next or self.ready.count > RING_FIRST)
+                or not self.can_return()
+            ):
                 record = self.take_fresh()
                 entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
                 self.ready_next = True
             if record == NULL:
-                if not self.can_return():
+                if self.ready.count == 0 or not self.can_return():
                     return 0
                 self.ready_next = False
                 entry = self.ready.pop()
@@ -500,8 +502,8 @@ cdef class ChannelCore(Scheduled):
         cdef bint began_without_tokens = False
         if self.exiting:
             return 0
-        if self.reads_ended:
-            self.reads_ended = False
+        if self.due_was_read:
+            self.due_was_read = False
             self.release_due(wall_ns())
             self.set_next_timer(mono_ns())
         if self.trace is not None and self.trace.has_gone():
@@ -661,12 +663,15 @@ cdef class ChannelCore(Scheduled):
         if self.parking.presence is not None and self.parking.presence.reads and not whole:
             return 0
         progress = self.parking.catch_up(whole)
+        while progress == PAGES_ABSENT:
+            self.read_absent(self.parking.presence)
+            if self.parking.presence.reads:
+                break
+            progress = self.parking.catch_up(whole)
         if progress == MORE_TO_PARK:
             self.readable.scheduler.request_wake(self)
         elif progress == NO_SPACE_TO_PARK:
             self.retry_soon()
-        elif progress == PAGES_ABSENT:
-            self.read_absent(self.parking.presence)
         elif progress == RING_TOO_SMALL:
             self.begin_growth(self.ledger, self.parking.beyond, self.note_grown)
         return self.after_parking()

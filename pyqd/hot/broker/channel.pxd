@@ -38,7 +38,7 @@ cdef class ChannelCore(Scheduled):
     cdef readonly DeadLetterPolicy dead_letters
     cdef Dispatcher dispatcher
     cdef Presence returned_presence      # of the pages of the ring's oldest record; None until the ring has one
-    cdef bint reads_ended                # pages were read since the last run: due messages may have waited for them
+    cdef bint due_was_read               # since the last run: the message that is due first waited for it
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
     cdef bint reads_at_cursor            # the pages at the cursor are being read from the disk, beside the loop
