@@ -77,11 +77,16 @@ cdef class MessageLookup:
         until the loop runs; if not, another step is to follow.
         """
         cdef Presence presence = reader.begin()
+        cdef bint asks = self.round_count < ROUNDS_MAX
         if self.channel.slots.find(self.guid) >= 0:
             return self.found(IN_FLIGHT, NULL, 0)
-        if self.step_in_log(reader):
+        self.kept = reader.find(self.guid)
+        # All of it: a message that is rescheduled is copied.
+        if asks and self.kept != NULL and not presence.has_record_at(reader.log, self.kept):
+            return False
+        if self.step_in_log():
             return True
-        if self.step_in_parked(presence) or self.step_in_ring():
+        if self.step_in_parked(presence if asks else None) or self.step_in_ring():
             return True
         if self.next_slot < self.slots_end() or self.next_number < self.channel.ready.end():
             return False
@@ -91,12 +96,12 @@ cdef class MessageLookup:
             return False
         return self.found(UNKNOWN if self.record == NULL else FINISHED, self.record, 0)
 
-    cdef bint step_in_log(self, LogReader reader) except -1:
-        """Find the message in the topic's log, if the log has it. Returns: True if the place is known then."""
+    cdef bint step_in_log(self) except -1:
+        """Look at the message in the topic's log, if the log has it. Returns: True if the place is known then."""
         cdef ChannelCore channel = self.channel
-        cdef const Record* record = reader.find(self.guid)
+        cdef const Record* record = self.kept
         cdef uint64_t ordinal
-        self.record = self.kept = record
+        self.record = record
         if record == NULL:
             return channel.parking.parked is None and self.found(UNKNOWN, NULL, 0)
         ordinal = record_ordinal(record)
@@ -113,21 +118,23 @@ cdef class MessageLookup:
         return 0 if self.channel.parking.parked is None else self.channel.parking.parked.capacity
 
     cdef bint step_in_parked(self, Presence presence) except -1:
-        """Search some slots of the parked log. Returns: True if the message is there."""
+        """Search some slots of the parked log. presence: asked before records are read; None: the search is one step.
+
+        Returns: True if the message is there.
+        """
         cdef ParkedLog parked = self.channel.parking.parked
         cdef const Record* record
         cdef uint64_t end, slot
-        cdef bint asks = self.round_count < ROUNDS_MAX
         if parked is None:
             return False
         end = parked.capacity
-        if asks:
+        if presence is not None:
             end = min(end, self.next_slot + self.slots_per_step)
         while self.next_slot < end:
             slot = parked.find_fingerprint(self.guid, self.next_slot, end)
             if slot < end:
                 record = parked.waiting_in(<uint32_t> slot)
-                if asks and record != NULL and not presence.has_record_at(parked.log, record):
+                if presence is not None and record != NULL and not presence.has_record_at(parked.log, record):
                     self.next_slot = slot
                     return False
                 if record != NULL and record.guid == self.guid:

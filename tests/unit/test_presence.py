@@ -178,6 +178,16 @@ def deliver_all(topic, consumer, jobs):
         jobs.run()
 
 
+def test_all_of_a_large_message_is_read_before_it_is_rescheduled(tmp_path):
+    topic = broker_on(tmp_path, files := AbsentFiles()).topic("t")
+    channel = topic.channel("c")
+    guid = topic.publish_body(os.urandom(1 << 20), wall())
+    change = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
+    [outcome] = message_lookup.change_message(topic, [channel], guid, change, pause)
+    assert outcome.status == message_lookup.DONE
+    assert max(end - start for _, start, end in files.ranges) > 1 << 20
+
+
 def test_due_and_returned_messages_wait_for_a_thread_that_reads_them(topic, loop, jobs):
     consumer = consumer_on(topic.channel("c"))
     due_ns = wall() + SECOND_NS
@@ -238,3 +248,20 @@ def test_pages_that_a_thread_cannot_read_hold_nothing_back(unreadable):
     reschedule_all(unreadable, ids, wall())
     assert sorted(deliver_all(unreadable, consumer_on(channel), Jobs())) == ids
     assert replay.move(unreadable, channel, replay.Place(earliest=True), pause)["depth"] == 1000
+
+
+def test_a_channel_may_be_emptied_while_a_page_of_it_is_read(tmp_path):
+    class Emptying(AbsentFiles):
+        def read_in(self, mapping, start_bytes, length_bytes):
+            super().read_in(mapping, start_bytes, length_bytes)
+            channel.empty()
+
+    topic = broker_on(tmp_path, files := Emptying()).topic("t")
+    channel = topic.channel("c")
+    files.is_cold = False
+    publish(topic, 100, due_ns=wall() + HOUR_NS)
+    run_all_wakes(topic.broker)
+    assert channel.deferred_count == 100
+    files.is_cold = True
+    page = peek.page_of_channel(topic, channel, peek.DEFERRED, peek.Cursor(), 100, 0, pause)
+    assert page.rows == []

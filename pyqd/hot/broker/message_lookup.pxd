@@ -31,7 +31,7 @@ cdef class MessageLookup:
 
     cdef bint is_in_place(self) except -1
     cdef uint8_t source(self) except *
-    cdef bint step_in_log(self, LogReader reader) except -1
+    cdef bint step_in_log(self) except -1
     cdef bint step_in_parked(self, Presence presence) except -1
     cdef bint step_in_ring(self) except -1
     cdef uint64_t slots_end(self) noexcept
