@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.replay import Pause, give_way, prepare_in_steps
+from pyqd.broker.replay import Pause, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.message_lookup import (
     AT_DEFERRED,
@@ -104,7 +104,7 @@ def change_on_channel(
             while channel.grows:
                 wait()
             lookup = MessageLookup(channel, guid)
-        give_way(topic.broker, topic.reader.presence, pause)
+        yield_or_read(topic.broker, topic.reader.presence, pause)
     state = STATE_OF.get(lookup.place)
     if state is None:
         return Outcome(channel.name, REFUSAL_OF[lookup.place])

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.replay import Pause, TopicGone, give_way, prepare_in_steps
+from pyqd.broker.replay import Pause, TopicGone, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
 from pyqd.hot.primitives.clock import wall
@@ -156,7 +156,7 @@ def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_m
     search = DeferredSearch(channel, after, count_max)
     presence = channel.topic.reader.presence
     while not (search.step() and search.has_page(presence, body_bytes_max)):
-        give_way(channel.topic.broker, presence, pause)
+        yield_or_read(channel.topic.broker, presence, pause)
         if channel.exiting:
             raise TopicGone
     rows, (due_ns, slot), at_end = search.page(body_bytes_max)

@@ -134,13 +134,13 @@ def prepare_in_steps(topic: Topic, prepare: Callable[[], bool], pause: Pause) ->
 
     Raises: TopicGone."""
     while not prepare():
-        give_way(topic.broker, topic.reader.presence, pause)
+        yield_or_read(topic.broker, topic.reader.presence, pause)
         if topic.exiting:
             raise TopicGone
 
 
-def give_way(broker: "Broker", presence: Presence, pause: Pause) -> None:
-    """Yield to the event loop between two steps; if pages were found absent, until a thread has read them."""
+def yield_or_read(broker: "Broker", presence: Presence, pause: Pause) -> None:
+    """Yield to the event loop between two steps; after one that found pages absent, until a thread has read them."""
     segment = presence.absent
     if segment is None:
         pause()
@@ -269,7 +269,7 @@ def counted_target(topic: Topic, channel: Channel, place: Place, counted: SeekPl
             raise TopicGone
         if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
             return target
-        give_way(topic.broker, topic.reader.presence, pause)
+        yield_or_read(topic.broker, topic.reader.presence, pause)
 
 
 def move_now(topic: Topic, channel: Channel, target: int, counted: SeekPlace) -> dict[str, Any]:

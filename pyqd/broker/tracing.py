@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
-from pyqd.broker.replay import Pause, give_way, no_pause
+from pyqd.broker.replay import Pause, no_pause, yield_or_read
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
@@ -346,7 +346,7 @@ class Tracing:
             return max(log.log.first.first_ordinal, reader.ordinal_after_guid(position) - 1)
 
         while not (reader.prepare_guid(position) and reader.prepare(place(), bytes_max)):
-            give_way(self._broker, reader.presence, pause)
+            yield_or_read(self._broker, reader.presence, pause)
         oldest = log.oldest_position
         ordinal = place()
         data, count, following = reader.read_raw(ordinal, log.log.end, bytes_max)

@@ -1,16 +1,15 @@
-"""Presence of a log's pages in memory: what has to be read by a thread before the event loop may load it.
+"""Presence of a log's pages in memory: the event loop loads records only from pages that are there.
 
-A load from a page that is not in memory would hold the loop until the disk has read it. Where the page is in memory,
+A load from a page that is not in memory would hold the loop until the disk has read the page. If the page is in memory,
 but not in the page table, the load waits for the page's lock, which write-back holds for tens of milliseconds on a busy
-disk. That concerns pages written by pwrite(2), and among these a backlog; write-back comes later than a reader that
-keeps up.
+disk. That concerns a backlog that was written by pwrite(2). A reader that keeps up is earlier than write-back.
 
-Whoever is about to read records asks for them first. If they are absent, the answer names the pages; a thread reads
-them (`Files.read_in`), `note_read` is called, and the question is asked again. After that the answer is yes, whatever
-came of the reading: what cannot be read is left to the load that meets it. A yes holds for a second, since the kernel
-may drop the pages later. Several ranges are remembered, because a step may need more than one.
+A reader asks for records before it loads them. If pages of these are absent, they are named in `absent`: a thread reads
+them (`Files.read_in`), the reader calls `note_read` and asks again. The second answer is yes, also if the thread could
+not read the pages: the load that meets them shows the failure. A yes counts for a second, since the kernel may drop
+pages later. Several ranges are kept, because a step of a reader may need more than one.
 
-The cursor of a channel, which reads on without end, does the same in larger pieces and ahead (LogCursor).
+LogCursor does the same for the cursor of a channel, in larger pieces and ahead.
 
 Source: mincore(2), madvise(2).
 """
@@ -23,7 +22,7 @@ cdef enum:
     PAGE_BYTES = 4096
     KNOWN_NS = 1000000000
 
-# Of a log's last segment that is at least so much behind a reader, or it is no backlog.
+# A reader of a log's last segment has at least so much before it, or there is no backlog.
 cdef uint64_t BACKLOG_BYTES_MIN = 8 << 20
 # Asked for around a record whose place is found by its address: as much as the kernel reads at a page fault.
 cdef uint64_t RECORD_PIECE_BYTES = 64 << 10
@@ -66,14 +65,14 @@ cdef class Presence:
         if start >= end or self.is_known(segment.base + start, end - start):
             return True
         if segment.mapping.path is None:
-            return self.know(segment, 0, segment.mapping.size_bytes)
+            return self.set_known(segment, 0, segment.mapping.size_bytes)
         if (segment.mapped_end < end and is_backlog(segment, offset)) or (
                 not self.files.is_present(segment.mapping, start, end - start)):
             self.absent = segment
             self.absent_start = start
             self.absent_end = end
             return False
-        return self.know(segment, start, end)
+        return self.set_known(segment, start, end)
 
     cdef bint has_record(self, Segment segment, uint64_t offset, uint64_t length) except -1:
         """Return whether the record at an offset is in memory, and `length` bytes from there on."""
@@ -114,15 +113,15 @@ cdef class Presence:
                 return True
         return False
 
-    cdef bint know(self, Segment segment, uint64_t start, uint64_t end) except -1:
-        """Take pages of a segment for present, for a while. Returns: True."""
+    cdef bint set_known(self, Segment segment, uint64_t start, uint64_t end) except -1:
+        """Note that pages of a segment count as present for a second. Returns: True."""
         self.newest = (self.newest + 1) % KNOWN_RANGES
         self.known[self.newest] = Known(
             start=segment.base + start, end=segment.base + end, until_ns=mono_ns() + KNOWN_NS)
         return True
 
     def note_read(self, Segment segment not None, uint64_t start, uint64_t end):
-        """Go on after a thread has read, or could not read, the pages of a range that was `absent`."""
+        """Note that a thread has read, or could not read, the pages of a range that was `absent`."""
         if start <= segment.mapped_end:
             segment.note_mapped(end)
-        self.know(segment, start, end)
+        self.set_known(segment, start, end)

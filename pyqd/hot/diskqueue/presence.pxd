@@ -13,7 +13,7 @@ cdef bint is_backlog(Segment segment, uint64_t offset) noexcept
 cdef enum:
     KNOWN_RANGES = 8
 
-# Bytes that are in memory, as far as known, until then: the kernel may drop them later.
+# Bytes that count as present until a monotonic time.
 cdef struct Known:
     const char* start
     const char* end
@@ -21,8 +21,8 @@ cdef struct Known:
 
 cdef class Presence:
     cdef object files                    # the seam to the operating system
-    cdef public bint reads               # for the caller: the absent pages are being read, beside the loop
-    cdef public Segment absent           # of the pages that were asked for and have to be read; None: there are none
+    cdef public bint reads               # set by the reader: a thread reads the absent pages
+    cdef public Segment absent           # segment of the pages that a thread has to read; None: there are none
     cdef readonly uint64_t absent_start
     cdef readonly uint64_t absent_end
     cdef Known[KNOWN_RANGES] known
@@ -46,4 +46,4 @@ cdef class Presence:
     cdef bint has_record_at(self, Log log, const Record* record) except -1
     cdef bint has_bytes_at(self, Log log, const Record* record, uint64_t length) except -1
     cdef bint is_known(self, const char* start, uint64_t length) noexcept
-    cdef bint know(self, Segment segment, uint64_t start, uint64_t end) except -1
+    cdef bint set_known(self, Segment segment, uint64_t start, uint64_t end) except -1
