@@ -140,6 +140,24 @@ def test_a_stop_waits_for_running_jobs_drops_waiting_ones_and_ends_the_threads(h
     assert 9 not in ended
 
 
+def test_a_caller_that_waits_for_its_job_lets_the_loop_run_and_is_not_told_of_an_error(background):
+    let_go = threading.Event()
+    ended: list[str] = []
+
+    def fail() -> None:
+        let_go.wait(LONG_S)
+        ended.append("job")
+        raise OSError("no such thing")
+
+    gevent.spawn_later(0.01, let_go.set)
+    with gevent.Timeout(LONG_S):
+        background.run_and_wait(fail)
+    assert ended == ["job"]
+    background.stop()
+    background.run_and_wait(lambda: ended.append("after the stop"))
+    assert ended == ["job"]
+
+
 class NoThreads:
     """A pool that cannot start a thread for the first so many jobs."""
 
