@@ -30,6 +30,9 @@ DELAY_MS = 3_000_000
 BATCH_MAX = 1_000_000
 BATCH_BYTES_MAX = 5_000_000
 RDY = 2500
+# Of a read by position.
+RECORDS_PER_READ = 4000
+READ_BYTES_MAX = 8 << 20
 TIMEOUT_S = 300.0
 START_WITHIN_S = 120.0
 RECEIVED_BYTES = 1 << 20
@@ -274,6 +277,16 @@ def read_from_disk(bench: Bench) -> Step:
     yield
     consumers.take(bench.count(100_000))
     consumers.read_until_quiet()
+
+
+def positions_from_disk(bench: Bench) -> Step:
+    count = bench.count(1_000_000)
+    bench.publish(count, body=b"x" * 1000)
+    bench.restart(kill=False, drop_cache=True)
+    earliest = json.loads(bench.get(f"/topic/positions?topic={TOPIC}"))["earliest"]
+    yield
+    for start in range(earliest, earliest + count, RECORDS_PER_READ):
+        bench.get(f"/topic/log?topic={TOPIC}&from={start}&to={start + RECORDS_PER_READ}&max_bytes={READ_BYTES_MAX}")
 
 
 def consumers_leave(bench: Bench) -> Step:
@@ -591,6 +604,7 @@ SITUATIONS = (
     Situation("a paused topic with 500,000 deferred messages and 10 channels goes on", unpause_deferred),
     Situation("400 consumers with RDY 2500 on 1 GB of messages", many_consumers),
     Situation("1 GB of messages is read from the disk", read_from_disk, ("-max-rdy-count=100000",)),
+    Situation("1 GB of messages is read by position from the disk", positions_from_disk),
     Situation("400 consumers with 2500 messages in flight each leave", consumers_leave),
     Situation("the same, with traced messages", consumers_leave, TRACED),
     Situation("1,000,000 messages of 400 consumers time out", timeouts),
