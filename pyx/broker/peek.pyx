@@ -14,8 +14,8 @@ records; long runs of finished records are skipped by their bits, and the walk i
 entries in order from the earliest only: a page within the first some thousands is taken from the top, without changing
 the heap; a later one reads through all slots, in slices, and keeps the best.
 
-Records that are not in memory are read by a thread before the page is made. Those in flight or returned are not asked
-for: they were delivered.
+Records that are not in memory are read by a thread before the page is made. Messages in flight, returned ones and dead
+letters are not asked for: a delivery, or the release of a due message, has read them before.
 
 Shown messages are copied in the slice that reads them. A record of an earlier run that was never verified is verified
 before it is shown.
