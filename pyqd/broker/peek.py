@@ -157,7 +157,7 @@ def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_m
     presence = channel.topic.reader.presence
     while not (search.step() and search.has_page(presence, body_bytes_max)):
         yield_or_read(channel.topic.broker, presence, pause)
-        if channel.exiting:
+        if channel.is_closed():
             raise TopicGone
     rows, (due_ns, slot), at_end = search.page(body_bytes_max)
     return Page([Row(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")

@@ -30,6 +30,8 @@ LATEST: Final = "latest"
 POSITION_MAX: Final = 2**64 - 1
 # Bytes copied in one pass of the loop.
 BYTES_PER_SLICE: Final = 1 << 20
+# Of a seek, while deliveries wait.
+CATCH_UP_STEPS_MAX: Final = 100
 
 Pause = Callable[[], None]
 
@@ -132,11 +134,13 @@ def check_position(topic: Topic, position: int) -> None:
 def prepare_in_steps(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
     """Call `prepare` with pauses between until it returns True: the index is then built as far as the look-up needs.
 
-    Raises: TopicGone."""
-    while not prepare():
+    Raises: TopicGone, also if it was true already: after a stop nothing may be changed, and no sync follows.
+    """
+    while not topic.exiting:
+        if prepare():
+            return
         yield_or_read(topic.broker, topic.reader.presence, pause)
-        if topic.exiting:
-            raise TopicGone
+    raise TopicGone
 
 
 def yield_or_read(broker: "Broker", presence: Presence, pause: Pause) -> None:
@@ -254,10 +258,15 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause
     while True:
         target = counted_target(topic, channel, place, counted, pause)
         with channel.prepared_reset(wait, target, seek_reach(channel, target)):
-            if topic.exiting or channel.exiting:
-                raise TopicGone
-            if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
-                return move_now(topic, channel, target, counted)
+            # What was published during the sync is counted here: after another sync there would be more of it.
+            for _ in range(CATCH_UP_STEPS_MAX):
+                if topic.exiting or channel.exiting:
+                    raise TopicGone
+                if seek_target(channel, target) != target:
+                    break
+                if counted.step(topic, topic.reader, target):
+                    return move_now(topic, channel, target, counted)
+                yield_or_read(topic.broker, topic.reader.presence, pause)
 
 
 def counted_target(topic: Topic, channel: Channel, place: Place, counted: SeekPlace, pause: Pause) -> int:

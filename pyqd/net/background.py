@@ -44,6 +44,7 @@ class Background:
         self.free_threads = thread_count
         self.waiting: deque[tuple[Job, Done]] = deque()
         self.stopped = False
+        self.ends: set[Event] = set()  # those that `run_and_wait` waits for
         # Called if a job's `done` raises: the caller's state may then be inconsistent.
         self.on_failure: Callable[[BaseException], None] = no_handler
 
@@ -55,11 +56,16 @@ class Background:
         self.start_some()
 
     def run_and_wait(self, job: Job) -> None:
-        """Run job() in a thread and return when it has ended, in whatever way; at once after `stop`. Switches: yes."""
+        """Run job() in a thread and return when it has ended, in whatever way; `stop` ends the wait. Switches: yes."""
+        if self.stopped:
+            return
         ended = Event()
-        if not self.stopped:
+        self.ends.add(ended)
+        try:
             self.run(job, lambda _result, _error: ended.set())
             ended.wait()
+        finally:
+            self.ends.discard(ended)
 
     def start_some(self) -> None:
         """Start waiting jobs while threads are free."""
@@ -103,3 +109,6 @@ class Background:
         self.stopped = True
         self.waiting.clear()
         self.pool.kill()
+        # Nobody waits for a dropped job, or one whose end is not reported any more.
+        for ended in list(self.ends):
+            ended.set()

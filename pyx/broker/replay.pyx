@@ -33,7 +33,7 @@ from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, r
 
 cdef enum:
     RECORDS_PER_SLICE = 100000            # walked over in one step ...
-    BYTES_PER_SLICE = 8 << 20             # ... and bytes, at most to the segment's end
+    BYTES_PER_SLICE = 8 << 20             # ... and bytes
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
@@ -131,6 +131,7 @@ cdef class SeekPlace:
         cdef const Record* record
         cdef Presence presence = reader.begin()
         cdef uint64_t left = RECORDS_PER_SLICE
+        cdef uint64_t bytes_left = BYTES_PER_SLICE
         cdef uint64_t limit
         cdef uint64_t end = min(topic.readable.end, topic.state.deferred_below)
         cdef uint64_t found = 0
@@ -151,9 +152,9 @@ cdef class SeekPlace:
             self.number = self.segment.number
             self.first_number = self.number
             self.count = 0
-        if self.ordinal < end and not presence.has(self.segment, self.offset, BYTES_PER_SLICE):
+        if self.ordinal < end and not presence.has(self.segment, self.offset, bytes_left):
             return False
-        limit = self.offset + BYTES_PER_SLICE - RECORD_HEADER_BYTES
+        limit = self.offset + bytes_left - RECORD_HEADER_BYTES
         while self.ordinal < end and left and self.offset <= limit:
             left -= 1
             record = record_at(self.segment, self.offset, self.ordinal) if self.offset < self.segment.tail else NULL
@@ -161,11 +162,15 @@ cdef class SeekPlace:
                 # The segment's end, or damage, after which the channel finds the deferred messages by itself.
                 if self.segment.next is None:
                     return True
+                bytes_left = limit + RECORD_HEADER_BYTES - self.offset
                 self.segment = self.segment.next
                 self.offset = SEGMENT_HEADER_BYTES
                 self.ordinal = self.segment.first_ordinal
                 self.number = self.segment.number
-                break
+                if self.ordinal < end and not presence.has(self.segment, self.offset, bytes_left):
+                    return False
+                limit = self.offset + bytes_left - RECORD_HEADER_BYTES
+                continue
             self.count += record.due_ns != 0 and not self.is_left_out(record_ordinal(record))
             self.offset += record_span(record.size_bytes)
             self.ordinal = record_ordinal(record) + 1

@@ -158,6 +158,25 @@ def test_a_caller_that_waits_for_its_job_lets_the_loop_run_and_is_not_told_of_an
     assert ended == ["job"]
 
 
+def test_a_stop_lets_those_go_on_that_wait_for_jobs(hub):
+    background = Background(hub, 1)
+    let_go = threading.Event()
+    begun = 0
+
+    def job() -> None:
+        nonlocal begun
+        begun += 1
+        let_go.wait(LONG_S)
+
+    callers: list[Any] = [gevent.spawn(background.run_and_wait, job) for _ in range(3)]
+    gevent.sleep(0.01)
+    gevent.spawn_later(0.01, let_go.set)
+    background.stop()
+    gevent.joinall(callers, timeout=LONG_S, raise_error=True)
+    assert all(caller.successful() for caller in callers)
+    assert begun == 1
+
+
 class NoThreads:
     """A pool that cannot start a thread for the first so many jobs."""
 

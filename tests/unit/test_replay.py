@@ -476,6 +476,28 @@ def test_a_seek_back_from_a_cancelled_message_grows_the_ledger_beside_the_loop(c
     assert numbers == [*range(2 * short_ring), 2 * short_ring + 1]
 
 
+def test_a_seek_ends_although_more_is_published_during_each_sync_than_a_segment_holds(tmp_path):
+    jobs = Jobs()
+    broker = broker_on(tmp_path, sync_fin=True, retention_bytes=1 << 30)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    broker.in_background = jobs.submit
+    publish_next(topic, 100, 1000, wall() + HOUR_NS)
+    sync_count = 0
+
+    def wait():
+        nonlocal sync_count
+        sync_count += 1
+        assert sync_count < 10, "the seek begins again and again"
+        publish_next(topic, 200, 1000, wall() + HOUR_NS)
+        jobs.run()
+
+    assert replay.move(topic, channel, EARLIEST, no_pause, wait)["depth"] == 100 + 200 * sync_count
+    jobs.run()
+    assert channel.depth + channel.deferred_count == topic.log.end
+    channel.check()
+
+
 def test_a_seek_changes_nothing_if_the_larger_ledger_cannot_take_its_place(
     cancelled_far_ahead, short_ring, monkeypatch
 ):
