@@ -349,14 +349,29 @@ class Tracing:
             yield_or_read(self._broker, reader.presence, pause)
         oldest = log.oldest_position
         ordinal = place()
-        data, count, following = reader.read_raw(ordinal, log.log.end, bytes_max)
+        while True:
+            # The page ends with its segment: the pages of the next one were not asked for.
+            end = min(log.log.end, log.log.end_of_segment(ordinal))
+            data, count, following = reader.read_raw(ordinal, end, bytes_max)
+            if count or following >= log.log.end:
+                break
+            # All of it was damaged or trimmed.
+            ordinal = following
+            self._prepare(ordinal, bytes_max, pause)
         if count == 0:
             return Page(b"", log.sealed_position, log.sealed_position, oldest)
         kept_bytes = bytes_with(data, bytes_max // EVENT_BYTES)
         if kept_bytes < len(data):
             data = data[:kept_bytes]
             return Page(data, first_position(data), end_position(data), oldest)
+        self._prepare(following, 0, pause)
         return Page(data, first_position(data), self._position_of(following, data), oldest)
+
+    def _prepare(self, ordinal: int, bytes_max: int, pause: Pause) -> None:
+        """Have a block in memory, and so many bytes from there on, as far as its segment goes."""
+        assert self._reader is not None
+        while not self._reader.prepare(ordinal, bytes_max):
+            yield_or_read(self._broker, self._reader.presence, pause)
 
     def _position_of(self, ordinal: int, data: bytes) -> int:
         """Return the position of the block with an ordinal; data: the blocks before it."""

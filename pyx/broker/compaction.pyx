@@ -82,7 +82,7 @@ def move_unfinished(ChannelCore channel not None, Segment segment not None, uint
     if channel.ledger.header.floor >= segment.end_ordinal():
         return 0
     channel.parking.open()
-    channel.readable.log.ready(segment)
+    # Of an earlier run's segment only these records have been verified, each when it was delivered or recovered.
     for number in range(channel.ready.first, channel.ready.end()):
         if moved == count_max:
             break

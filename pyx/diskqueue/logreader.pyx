@@ -61,9 +61,10 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
     return record
 
 
-cdef uint64_t record_span_at(Segment segment, uint64_t offset) noexcept:
-    """Return the bytes of the record there; of a damaged one too many perhaps, at the segment's end 0."""
-    return record_span((<const Record*> (segment.base + offset)).size_bytes) if offset < segment.tail else 0
+cdef uint64_t record_span_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
+    """Return the bytes of the record there; 0 if it is damaged, or at the segment's end."""
+    cdef const Record* record = record_at(segment, offset, ordinal) if offset < segment.tail else NULL
+    return 0 if record == NULL else record_span(record.size_bytes)
 
 
 cdef int64_t first_timestamp(Segment segment) noexcept:
@@ -105,6 +106,7 @@ cdef class SegmentIndex:
             record = record_at(segment, self.offset, self.ordinal)
             if record == NULL:
                 self.broken = True
+                self.ends_unmended = segment.unverified
                 break
             if self.count == 0 or self.offset - self.marks[self.count - 1].offset >= MARK_BYTES:
                 self.add_mark(record)
@@ -194,8 +196,8 @@ cdef class LogReader:
 
     cdef SegmentIndex index_of(self, Segment segment):
         cdef SegmentIndex index = self.log.indexes.get(segment.number)
-        # A broken one is begun again: a channel that came across the damage may have had it mended.
-        if index is None or index.broken:
+        # A broken one is begun again once the damage has been mended; before, every step would come to the same end.
+        if index is None or (index.ends_unmended and not segment.unverified):
             index = SegmentIndex(segment)
             self.log.indexes[segment.number] = index
         return index
@@ -258,7 +260,7 @@ cdef class LogReader:
             return False
         offset = self.offset_of(segment, max(ordinal, segment.first_ordinal), &found)
         # The whole range again: once it was read, no part of it is asked for on its own.
-        length = max(length, record_span_at(segment, offset))
+        length = max(length, record_span_at(segment, offset, found))
         return self.asked.has(segment, start, max(offset - start + length, MARK_BYTES))
 
     cdef uint64_t offset_of(self, Segment segment, uint64_t ordinal, uint64_t* found) except 0:

@@ -31,6 +31,8 @@ from tests.support.storage import (
 
 BODY_BYTES = 4000
 COUNT = 2500
+# More than fit into one segment of the trace.
+TRACED_COUNT = 150_000
 PAGE_BYTES = 4096
 KNOWN_S = 1.0
 MADV_DONTNEED = 4
@@ -102,9 +104,19 @@ class Loop:
             with each.open("rb") as file:
                 os.posix_fadvise(file.fileno(), PAGE_BYTES, 0, os.POSIX_FADV_DONTNEED)
         self.faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+        self.read_before = bytes_read()
 
     def fault_count(self) -> int:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - self.faults
+
+    def read_bytes(self) -> int:
+        """Return the bytes that the thread has read from the disk, also if it has asked the kernel to."""
+        return bytes_read() - self.read_before
+
+
+def bytes_read() -> int:
+    counts = dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())
+    return int(counts["read_bytes"])
 
 
 @pytest.fixture
@@ -188,6 +200,39 @@ def test_all_of_a_large_message_is_read_before_it_is_rescheduled(tmp_path):
     assert max(end - start for _, start, end in files.ranges) > 1 << 20
 
 
+def test_only_the_message_is_read_to_reschedule_one_of_an_earlier_run(tmp_path, loop, jobs):
+    broker = broker_on(tmp_path, max_bytes_per_file=16 << 20)
+    broker.topic("t").channel("c")
+    ids = publish(broker.topic("t"), COUNT, BODY_BYTES)
+    broker.close()
+    topic = broker_on(tmp_path, max_bytes_per_file=16 << 20).topic("t")
+    topic.broker.read_and_wait = jobs.run_and_wait
+    # The index of its segment is there.
+    replay.read_range(topic, replay.Place(position=COUNT * 2 // 3), replay.POSITION_MAX, 1, pause)
+    loop.cool(was_read=True)
+    reschedule_all(topic, ids[COUNT * 3 // 5 :][:1], wall() + HOUR_NS)
+    assert loop.read_bytes() < 512 << 10
+    topic.broker.close()
+
+
+def test_reading_the_trace_leaves_the_disk_to_a_thread(tmp_path, loop, jobs):
+    options = options_for(tmp_path, trace_topic=("*",), trace_max_bytes=16 << 20, max_bytes_per_file=1 << 20)
+    broker = Broker(options, in_background=jobs.run_now)
+    broker.load()
+    broker.read_and_wait = jobs.run_and_wait
+    for _ in range(TRACED_COUNT):
+        broker.topic("t").publish_body(b"x", 1)
+    # The open block is sealed, which writes.
+    broker.tracing.read(replay.POSITION_MAX, 1, pause)
+    loop.cool()
+    position, page_count = 0, 0
+    while (page := broker.tracing.read(position, 1 << 20, pause)).data:
+        position, page_count = page.next, page_count + 1
+    assert page_count > 2
+    assert loop.fault_count() <= OTHER_FAULTS_MAX
+    broker.close()
+
+
 def test_due_and_returned_messages_wait_for_a_thread_that_reads_them(topic, loop, jobs):
     consumer = consumer_on(topic.channel("c"))
     due_ns = wall() + SECOND_NS
@@ -248,6 +293,67 @@ def test_pages_that_a_thread_cannot_read_hold_nothing_back(unreadable):
     reschedule_all(unreadable, ids, wall())
     assert sorted(deliver_all(unreadable, consumer_on(channel), Jobs())) == ids
     assert replay.move(unreadable, channel, replay.Place(earliest=True), pause)["depth"] == 1000
+
+
+def test_a_message_is_not_changed_after_the_stop_that_comes_while_it_is_searched(tmp_path):
+    class Stopping(AbsentFiles):
+        has_stopped = False
+
+        def read_in(self, mapping, start_bytes, length_bytes):
+            super().read_in(mapping, start_bytes, length_bytes)
+            # The last read before the change.
+            if "parked" in mapping.path and not self.has_stopped:
+                self.has_stopped = True
+                broker.close()
+
+    broker = broker_on(tmp_path, files := Stopping())
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    files.is_cold = False
+    ids = publish(topic, 10, due_ns=wall() + HOUR_NS)
+    run_all_wakes(topic.broker)
+    files.is_cold = True
+    with pytest.raises(replay.TopicGone):
+        message_lookup.change_message(topic, [channel], ids[3], message_lookup.cancel, pause)
+    assert topic.exiting
+    assert broker_on(tmp_path).topic("t").channel("c").deferred_count == 10
+
+
+class Forgotten(AbsentFiles):
+    """Pages leave memory before the reader comes to them. read_bytes: those read in."""
+
+    read_bytes = 0
+
+    def is_present(self, mapping, start_bytes, length_bytes):
+        present = super().is_present(mapping, start_bytes, length_bytes)
+        self.ranges.clear()
+        return present
+
+    def read_in(self, mapping, start_bytes, length_bytes):
+        super().read_in(mapping, start_bytes, length_bytes)
+        self.read_bytes += length_bytes
+
+
+def test_reading_behind_damage_reads_a_segment_once(tmp_path):
+    broker = broker_on(tmp_path, max_bytes_per_file=16 << 20)
+    log = broker.topic("t").log
+    publish(broker.topic("t"), COUNT, BODY_BYTES)
+    segment = log.first
+    while segment.next is not log.active:
+        segment = segment.next
+    path, tail = segment.mapping.path, segment.tail
+    assert tail > 2 << 20
+    place = replay.Place(position=broker.topic("t").reader.position_of(log.active.first_ordinal - 5))
+    broker.close()
+    with open(path, "r+b") as file:
+        file.seek(tail * 3 // 4)
+        file.write(bytes(2 * BODY_BYTES))
+    topic = broker_on(tmp_path, files := Forgotten(), max_bytes_per_file=16 << 20).topic("t")
+    replay.read_range(topic, place, replay.POSITION_MAX, 1, pause)
+    time.sleep(KNOWN_S)
+    files.read_bytes = 0
+    replay.read_range(topic, place, replay.POSITION_MAX, 1, pause)
+    assert files.read_bytes < 1 << 20
 
 
 def test_a_channel_may_be_emptied_while_a_page_of_it_is_read(tmp_path):
