@@ -171,8 +171,7 @@ def test_publishing_so_much_at_once_that_it_is_written_and_not_stored(bench, siz
     assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
 
 
-@pytest.mark.parametrize("size_bytes", [100, 1000])
-@pytest.mark.parametrize("due", [False, True])
+@pytest.mark.parametrize(("size_bytes", "due"), [(100, False), (1000, False), (100, True)])
 def test_publishing_in_slices(bench, size_bytes, due):
     frames = frames_of([body_of(number, size_bytes) for number in range(100, 106)])
 

@@ -18,7 +18,7 @@ from tests.persistence.views import deferred_in, view_of
 from tests.support.readiness import is_readable
 from tests.support.storage import body_of, broker_on, consumer_on, number_in
 
-KILLS = 200
+KILLS = 100
 RUN_S_MAX = 0.012
 # Over all channels. Each check reads all of them, so most of the time goes to old messages beyond this.
 MESSAGES_MAX = 900

@@ -6,9 +6,9 @@ from tests.simulation.schedule import as_test, made_from, play, quiet
 
 # First seed and number of seeds of each test; each range of seeds has faults of its own (`features`).
 BLOCKS = (
-    *((first, 150) for first in (0, 150, 300, 450)),
+    *((first, 75) for first in (0, 150, 300, 450)),
     *(
-        (first, 75)
+        (first, 40)
         for first in (
             *(10_000_000, 20_000_000, 30_000_000, 40_000_000, 50_000_000, 60_000_000, 75_000_000),
             *(80_000_000, 85_000_000, 90_000_000, 95_000_000, 120_000_000, 130_000_000),
