@@ -259,6 +259,7 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause
         target = counted_target(topic, channel, place, counted, pause)
         with channel.prepared_reset(wait, target, seek_reach(channel, target)):
             # What was published during the sync is counted here: after another sync there would be more of it.
+            begun_count = counted.begun_count
             for _ in range(CATCH_UP_STEPS_MAX):
                 if topic.exiting or channel.exiting:
                     raise TopicGone
@@ -266,6 +267,9 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause
                     break
                 if counted.step(topic, topic.reader, target):
                     return move_now(topic, channel, target, counted)
+                if counted.begun_count != begun_count:
+                    # After a cancellation all is counted again, which deliveries do not wait for.
+                    break
                 yield_or_read(topic.broker, topic.reader.presence, pause)
 
 

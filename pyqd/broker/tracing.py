@@ -353,9 +353,9 @@ class Tracing:
             # The page ends with its segment: the pages of the next one were not asked for.
             end = min(log.log.end, log.log.end_of_segment(ordinal))
             data, count, following = reader.read_raw(ordinal, end, bytes_max)
-            if count or following >= log.log.end:
+            if (count and end_position(data) > position) or following >= log.log.end:
                 break
-            # All of it was damaged or trimmed.
+            # Only the block before, or all was damaged or trimmed.
             ordinal = following
             self._prepare(ordinal, bytes_max, pause)
         if count == 0:

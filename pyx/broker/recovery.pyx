@@ -82,7 +82,7 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
 
     A message with a due time to come is parked again: there was no space to park it, so it was delivered early, or the
     power failed before its parked record was on stable storage. attempts_of: {(source, ordinal): deliveries so far} as
-    noted by a clean stop; without a note one delivery is presumed, so that attempts never read as a first delivery
+    noted by a clean stop; without a note one delivery is presumed, so that attempts do not read as a first delivery
     again. Cost: walks the unfinished part of the log.
     """
     cdef uint64_t ordinal
@@ -106,8 +106,9 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
         if record.flags & RECORD_LOST or channel.parking.is_parked(record):
             channel.ledger.try_finish(ordinal)
             continue
-        # Only a power failure can take a parked record away and leave a message that was never delivered.
-        presumed = 0 if power_failed and record.due_ns > wall_ns() else 1
+        # Only a power failure can take a parked record away and leave a message that was never delivered. A delivery
+        # that is presumed makes no dead letter of it.
+        presumed = 0 if power_failed and (record.due_ns > wall_ns() or channel.dead_letters.is_spent(1)) else 1
         attempts = attempts_of.get((FROM_TOPIC, ordinal), presumed)
         if (
             record.due_ns <= wall_ns() or channel.dead_letters.is_spent(attempts)

@@ -152,6 +152,7 @@ cdef class SeekPlace:
             self.number = self.segment.number
             self.first_number = self.number
             self.count = 0
+            self.begun_count += 1
         if self.ordinal < end and not presence.has(self.segment, self.offset, bytes_left):
             return False
         limit = self.offset + bytes_left - RECORD_HEADER_BYTES

@@ -645,3 +645,20 @@ def test_a_topic_that_is_created_again_with_the_same_ids_is_traced_after_a_kill(
         ],
         features=["bodiless", "trace"],
     )
+
+
+def test_a_deferred_message_whose_parked_record_a_power_failure_took_is_no_dead_letter_before_its_first_delivery(
+    simulate,
+):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 0, 3),
+            ("spoil", 4, 0, 0),
+            ("dmpub", 1, 3, 0, 0),
+            ("sub", 0, 0, 0),
+            ("limit", 1, 0, 1),
+            ("cut", 3, 64701),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )

@@ -17,7 +17,7 @@ from pyqd.hot.wire import trace_events
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
 from pyqd.primitives.errors import StorageError
 from tests.support.held_clock import HeldClock
-from tests.support.storage import FullFiles, broker_on, consumer_on, options_for, run_all_wakes
+from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, broker_on, consumer_on, options_for, run_all_wakes
 from tests.support.tracing import events_of, kinds_of, pages_of, rows_of
 
 ALL: Any = {"trace_topic": ("*",)}
@@ -513,6 +513,29 @@ def test_a_damaged_open_block_costs_its_events_only(tmp_path, spoil, caplog):
     assert (rows[2].kind, rows[2].reason) == ("lost_events", "unknown_gap")
     assert kinds_of(rows[3:]) == ["published"]
     assert broker.health() == "OK"
+    broker.close()
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_reader_goes_on_behind_a_damaged_block_that_begins_a_file(tmp_path, mended):
+    options: Any = ALL | {"trace_max_bytes": 16 * MIB, "max_bytes_per_file": MIB}
+    broker = broker_on(tmp_path, **options)
+    for _ in range(40_000):
+        broker.topic("t").publish_body(b"x", 1)
+    broker.close()
+    log = broker.tracing.log.log
+    path, first = log.first.next.mapping.path, log.first.next.first_ordinal
+    with open(path, "r+b") as file:
+        file.seek(SEGMENT_HEADER_BYTES)
+        file.write(bytes(512))
+    broker = broker_on(tmp_path, **options)
+    log = broker.tracing.log.log
+    if mended:
+        log.ready(log.first.next)
+    pages = pages_of(broker, bytes_max=MIB)
+    assert pages[-1].next == broker.tracing.log.sealed_position
+    assert log.first.next.first_ordinal == first
+    assert sum(len(page.data) for page in pages) > MIB // 3
     broker.close()
 
 

@@ -16,6 +16,7 @@ cdef class SeekPlace:
     cdef uint64_t ordinal
     cdef uint64_t number                 # the segment's, when it was entered; another one: it was recycled
     cdef uint64_t first_number           # the same of the target's segment
+    cdef readonly uint64_t begun_count   # how often the count has begun
 
     cdef bint is_kept(self, Log log) noexcept
     cdef bint is_left_out(self, uint64_t ordinal) noexcept
