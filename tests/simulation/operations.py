@@ -164,7 +164,8 @@ class Operations(World):
 
     def do_sync(self) -> None:
         self.do_jobs()
-        if not self.alive.jobs and not self.is_disturbed and not self.died() and not self.deletions_left:
+        is_left = self.deletions_left or self.died() or bool(self.alive.jobs or self.alive.broker.removals_failed)
+        if not is_left and not self.is_disturbed:
             self.model.deletions_synced = self.model.tick()
         if self.alive.syncing is None:
             self.do_begin_sync()

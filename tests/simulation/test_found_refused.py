@@ -337,3 +337,19 @@ def test_a_sync_that_fails_at_a_stop_on_a_full_disk_is_not_believed_by_the_next_
         ],
         features=["absent", "fins", "journal", "resets"],
     )
+
+
+def test_a_topic_may_return_if_the_sync_of_its_removed_name_failed(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 1, 0),
+            ("sync",),
+            ("delete_topic", 0),
+            ("fail", 1, 0, 1),
+            ("jobs",),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )
