@@ -261,7 +261,7 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause
             # What was published during the sync is counted here: after another sync there would be more of it.
             begun_count = counted.begun_count
             for _ in range(CATCH_UP_STEPS_MAX):
-                if topic.exiting or channel.exiting:
+                if channel.is_closed():
                     raise TopicGone
                 if seek_target(channel, target) != target:
                     break
@@ -278,7 +278,7 @@ def counted_target(topic: Topic, channel: Channel, place: Place, counted: SeekPl
     while True:
         target = seek_target(channel, find(topic, place, pause))
         prepare_in_steps(topic, partial(topic.reader.prepare, target), pause)
-        if topic.exiting or channel.exiting:
+        if channel.is_closed():
             raise TopicGone
         if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
             return target

@@ -23,10 +23,9 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
-from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport RECORD_VALID, record_ordinal, record_verdict
+from pyqd.hot.wire.record cimport record_ordinal
 
 
 def stopped_growing_ns(Segment segment not None):
@@ -65,15 +64,6 @@ cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) 
     return 1
 
 
-cdef int verify(Log log, Segment segment, const Record* record) except -1:
-    """Verify a record of an earlier run, which the disk may fail to read by now; if it is damaged, mend its segment."""
-    cdef uint64_t offset = <const char*> record - segment.base
-    if segment.unverified and record_verdict(
-            segment.base + offset, segment.tail - offset, record.seq) != RECORD_VALID:
-        log.mend(segment)
-    return 0
-
-
 def move_unfinished(ChannelCore channel not None, Segment segment not None, uint64_t count_max):
     """Copy the channel's unfinished records of a segment to its parked log; the channel has delivered all of the
     segment.
@@ -97,14 +87,15 @@ def move_unfinished(ChannelCore channel not None, Segment segment not None, uint
             break
         entry = channel.ready.at(number)
         if start <= <const char*> entry.record < end:
-            verify(channel.readable.log, segment, entry.record)
+            # It was verified when it was delivered or recovered; the disk may fail to read it by now.
+            channel.cursor.verify(segment, <const char*> entry.record - start, record_ordinal(entry.record))
             moved += move_one(channel, entry.record, entry)
     for index in range(channel.slots.capacity):
         if moved == count_max:
             break
         held = channel.slots.used(index)
         if held != NULL and start <= <const char*> held.record < end:
-            verify(channel.readable.log, segment, held.record)
+            channel.cursor.verify(segment, <const char*> held.record - start, record_ordinal(held.record))
             moved += move_one(channel, held.record, NULL)
     channel.parking.settle_now()
     return moved

@@ -174,11 +174,20 @@ cdef class LogCursor:
         """Verify a record of an earlier run when the cursor reaches it; if it is damaged, mend the segment."""
         cdef Position position
         cdef uint64_t cursor = self.ledger.header.cursor
-        if self.is_sound(self.segment, self.offset, cursor):
+        if self.verify(self.segment, self.offset, cursor):
             return True
-        self.readable.log.mend(self.segment)
         position = self.readable.log.locate(cursor)
         self.move_to(position.segment, position.offset)
+        return False
+
+    cdef bint verify(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
+        """Return whether the record there is undamaged, if an earlier run wrote it; if it is not, mend its segment.
+
+        The whole segment, which may be as large as --max-bytes-per-file, is read for a damaged record only.
+        """
+        if not segment.unverified or self.is_sound(segment, offset, ordinal):
+            return True
+        self.readable.log.mend(segment)
         return False
 
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:

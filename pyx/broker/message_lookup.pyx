@@ -31,7 +31,6 @@ from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, fingerprint
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.diskqueue.ledger cimport Ledger
-from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_ordinal
@@ -247,17 +246,6 @@ cdef class MessageLookup:
             self.channel.note_cancelled(record_ordinal(self.kept))
         return 0
 
-    cdef bint verify_queued(self, const Record* record) except -1:
-        """Return whether a queued record is undamaged, if an earlier run wrote it; if it is not, mend its segment."""
-        cdef Log log = self.channel.readable.log
-        cdef Segment segment = log.segment_of(record_ordinal(record))
-        cdef uint64_t offset = <const char*> record - segment.base
-        # The whole segment is read for a damaged record only: it may be as large as --max-bytes-per-file.
-        if not segment.unverified or self.channel.cursor.is_sound(segment, offset, record_ordinal(record)):
-            return True
-        log.mend(segment)
-        return False
-
     def reschedule(self, int64_t due_ns, LogReader reader not None, bint at_once=False):
         """Give the message, which was found queued, returned or deferred since the loop ran, another due time.
 
@@ -267,6 +255,7 @@ cdef class MessageLookup:
         """
         cdef ChannelCore channel = self.channel
         cdef const Record* record = self.record
+        cdef Segment segment
         cdef ReadyEntry entry
         assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
@@ -281,7 +270,8 @@ cdef class MessageLookup:
             channel.parking.park(entry.record, entry.source, entry.attempts, due_ns)
             channel.ready.remove(self.at)
         else:
-            if not self.verify_queued(record):
+            segment = channel.readable.log.segment_of(record_ordinal(record))
+            if not channel.cursor.verify(segment, <const char*> record - segment.base, record_ordinal(record)):
                 # It may be at another place now.
                 self.record = reader.find(self.guid)
             if self.record == NULL:

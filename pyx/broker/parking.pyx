@@ -364,8 +364,7 @@ cdef class Parking:
                     segment, self.walk_offset, WALKED_AHEAD_BYTES):
                 return NULL
             if segment.unverified:
-                if not self.cursor.is_sound(segment, self.walk_offset, self.walk_ordinal):
-                    self.readable.log.mend(segment)
+                if not self.cursor.verify(segment, self.walk_offset, self.walk_ordinal):
                     position = self.readable.log.locate(self.walk_ordinal)
                     self.walk_to(position.segment, position.offset, position.ordinal)
                     continue

@@ -32,8 +32,8 @@ from pyqd.hot.primitives.bitmap cimport ring_count
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record_span
 
 cdef enum:
-    RECORDS_PER_SLICE = 100000            # walked over in one step ...
-    BYTES_PER_SLICE = 8 << 20             # ... and bytes
+    RECORDS_PER_SLICE = 100000            # walked over in one step at most
+    BYTES_PER_SLICE = 8 << 20             # the same in bytes
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:

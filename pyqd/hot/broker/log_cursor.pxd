@@ -59,6 +59,7 @@ cdef class LogCursor:
     cdef int note_read(self, Segment segment, uint64_t start, uint64_t end) except -1
     cdef bint try_finish_next(self) except -1
     cdef bint next_is_sound(self, const Record* record) except -1
+    cdef bint verify(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
     cdef int finish_missing(self, uint64_t start, uint64_t end) except -1
     cdef int leave_drained(self) except -1

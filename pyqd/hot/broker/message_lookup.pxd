@@ -38,5 +38,4 @@ cdef class MessageLookup:
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept
     cdef int begin_round(self) except -1
     cdef int finish(self) except -1
-    cdef bint verify_queued(self, const Record* record) except -1
     cdef int note_cancelled(self) except -1
