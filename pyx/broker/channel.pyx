@@ -360,14 +360,15 @@ cdef class ChannelCore(Scheduled):
         """FIN: the consumer is done with the message.
 
         Returns: an Answer; after BEYOND_LEDGER the caller makes the message finishable and calls again, so that a FIN
-        which needs no larger ledger pays for no exception handler.
+        which needs no larger ledger pays for no exception handler. A deleted channel has no message in flight: its
+        files are gone, and their paths may be those of a new channel.
         """
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
         cdef const Record* record
         cdef uint8_t source
         cdef int64_t published_ns
-        if slot < 0:
+        if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         held = &self.slots.slots[slot]
         if held.consumer != consumer.number:
@@ -430,7 +431,7 @@ cdef class ChannelCore(Scheduled):
         Raises: StorageError when it cannot be parked; it stays in flight then.
         """
         cdef int64_t slot = self.slots.find(guid)
-        if slot < 0:
+        if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         if self.slots.slots[slot].consumer != consumer.number:
             return NOT_OWNER
@@ -473,7 +474,7 @@ cdef class ChannelCore(Scheduled):
         """TOUCH: defer the message's deadline, at most to its delivery plus --max-msg-timeout."""
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
-        if slot < 0:
+        if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         held = &self.slots.slots[slot]
         if held.consumer != consumer.number:
@@ -549,7 +550,13 @@ cdef class ChannelCore(Scheduled):
         cdef Outcome outcome
         if depth == 0:
             return 0
-        outcome = dispatcher.share_out(depth, self.readable.scheduler)
+        try:
+            outcome = dispatcher.share_out(depth, self.readable.scheduler)
+        except BaseException:
+            # The messages before the error are in flight and time out. Nothing else wakes the other consumers.
+            self.retry_soon()
+            self.set_next_timer(mono_ns())
+            raise
         if outcome == NONE_READY:
             return 0
         self.cursor.note_finished_ahead()
@@ -566,6 +573,8 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int on_time(self, int64_t now_ns) except -1:
+        if self.exiting:
+            return 0
         if self.held_up or self.throttled or self.dead_letters.pending.count != 0:
             self.held_up = False
             self.readable.scheduler.request_wake(self)

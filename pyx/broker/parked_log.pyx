@@ -358,6 +358,7 @@ cdef class ParkedLog:
     cdef int abandon(self) except -1:
         """Forget all parked messages for good: the files are gone."""
         self.forget()
+        self.ledger.forget_growth()
         self.log.abandon()
         return 0
 

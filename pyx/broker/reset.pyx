@@ -55,7 +55,10 @@ def abandon(ChannelCore channel not None):
     channel.cursor.move_to(position.segment, position.offset)
     forget_deliveries(channel)
     channel.parking.abandon()
+    # The sync of a larger file may still run. Its path is free for the next channel of this name.
     channel.ledger.forget_growth()
+    if channel.cancelled is not None:
+        channel.cancelled.forget_growth()
     # No sync covers the parked messages any more.
     channel.in_parking = False
     channel.readable.parking.discard(channel)

@@ -4,6 +4,7 @@ import errno
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,13 @@ from pyqd.diskqueue.files import Files
 from pyqd.durability.housekeeper import Housekeeper
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.primitives.clock import mono
+from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
+from tests.support.storage import Jobs, broker_on, consumer_on, publish, run_all_wakes, take_all
 
+# An Answer of the channel.
+NOT_IN_FLIGHT = 1
 NOW_NS = 1_795_177_302 * 10**9
 
 
@@ -330,4 +336,71 @@ def test_names_are_checked_before_a_topic_or_a_channel_is_made(tmp_path: Path) -
     broker.delete_topic("t")
     with pytest.raises(AssertionError, match="a deleted topic"):
         topic.channel("c")
+    broker.close()
+
+
+def test_the_clients_of_a_deleted_topic_do_nothing_to_a_new_one_of_its_name(tmp_path: Path) -> None:
+    broker = broker_at(tmp_path)
+    topic = broker.topic("t")
+    channel = [topic.channel(f"c{number:02}") for number in range(60)][-1]
+    consumer = consumer_on(channel)
+    topic.publish_body(b"old", NOW_NS)
+    (guid, *_), *_ = take_all(channel, consumer)
+    assert broker.delete_topic("t")
+    assert topic.is_dropping_channels
+    new = broker.topic("t").channel(channel.name)
+    before = files_below(tmp_path / "topics")
+    assert channel.requeue_message(consumer, guid, 10**9) == NOT_IN_FLIGHT
+    assert channel.touch_message(consumer, guid) == NOT_IN_FLIGHT
+    assert channel.finish_message(consumer, guid) == NOT_IN_FLIGHT
+    broker.scheduler.run_timers(mono() + HOUR_NS)
+    assert channel.timeout_count == 0
+    assert files_below(tmp_path / "topics") == before
+    broker.topic("t").publish_body(b"new", NOW_NS)
+    broker.close()
+    again = broker_at(tmp_path).topic("t").channel(new.name)
+    assert [body for *_, body in take_all(again, consumer_on(again))] == [b"new"]
+    again.topic.broker.close()
+
+
+def files_below(directory: Path) -> dict[str, int]:
+    """Return the inodes of the files, by path."""
+    return {str(path): path.stat().st_ino for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["synced", "not synced"])
+def test_ledgers_that_grew_when_their_channel_was_deleted_leave_those_of_a_new_channel_alone(
+    tmp_path: Path, short_ring: int, failing: bool
+) -> None:
+    broker = broker_on(tmp_path)
+    jobs = Jobs()
+    broker.in_background = jobs.submit
+    topic = broker.topic("t")
+    topic.channel("other")
+
+    def growing_channel() -> Any:
+        channel = topic.channel("c")
+        publish(topic, 10, due_ns=1 << 62)
+        run_all_wakes(broker)
+        channel.note_cancelled(topic.log.end - 1)
+        for ledger in channel.ledgers():
+            channel.files.grow(ledger, ledger.floor + 3 * short_ring, lambda _has_grown: None)
+        return channel
+
+    growing_channel()
+    held, jobs.waiting = jobs.waiting, []
+    assert len(held) == 3
+    assert topic.delete_channel("c")
+    channel = growing_channel()
+    later, jobs.waiting = jobs.waiting, held
+    jobs.run(StorageError("sync", "ledger", errno.EIO, "Input/output error") if failing else None)
+    jobs.waiting = later
+    jobs.run()
+    for ledger in channel.ledgers():
+        ledger.check()
+        assert ledger.capacity_bits > 3 * short_ring
+        # Stored to the file that has the name.
+        ledger.settings = b"this one"
+        assert b"this one" in Path(ledger.path).read_bytes()
+        ledger.settings = b""
     broker.close()
