@@ -1,10 +1,10 @@
 """One HTTP connection: a greenlet that reads requests, has them answered in order and sends the answers.
 
-The greenlet waits for the socket before each read, even when more bytes are already there. So every connection gets its
-turn, and one read bounds the work of a pass. All connections read into one shared buffer, which is free again before
-anything may switch. The answers to one read leave in one send; large ones leave in several, with a yield to the event
-loop after each. The short path of the connection, if there is one, answers its requests before they reach this module
-(pyx/http/front.pyx).
+The greenlet waits for the socket before each read, even when more bytes are already there, and for a turn between the
+requests of one read if these take long. So every connection gets its turn. All connections read into one shared buffer,
+which is free again before anything may switch. The answers to one read leave in one send; large ones leave in several,
+with a yield to the event loop after each. The short path of the connection, if there is one, answers its requests
+before they reach this module (pyx/http/front.pyx).
 
 A connection that waits for its peer has a deadline, which progress moves. The server's sweep shuts the socket of a
 connection past its deadline, which wakes the greenlet.
@@ -30,6 +30,7 @@ from pyqd.http.reader import RequestReader, State
 from pyqd.http.router import Router
 from pyqd.http.settings import BODY_BYTES_PER_S, DEFAULT_SETTINGS, HttpSettings
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.net.slice_queue import slice_queue_of
 from pyqd.primitives.errors import reason_of
 
 WRITE_EVENT = 2
@@ -75,6 +76,7 @@ class HttpConnection(HttpFront):
         self._body_since_s = 0.0
         self._answer = answer
         self._hub = gevent.get_hub()
+        self._slice_queue = slice_queue_of(self._hub)
         self._writable: Any = None
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
@@ -173,6 +175,9 @@ class HttpConnection(HttpFront):
                 self._send()
                 if number < len(requests):
                     yield_to_loop()
+            elif number < len(requests):
+                # Each may have made a topic, or refused something in the log.
+                self._slice_queue.wait_if_busy()
         return True
 
     def _refuse(self) -> bool:

@@ -235,6 +235,15 @@ class Connection:
         """Return the end, monotonic ns, of the permission to publish to the topic; 0: unknown. Raises: ClientError."""
         return self.authorizer.publish_until(command, topic)
 
+    def wait_for_turn(self) -> None:
+        """Let the loop serve others before the rest of a long pass. Switches: yes."""
+        self.server.slice_queue.wait()
+
+    def end_input(self) -> None:
+        """Let the IOLoop find the end behind the commands that have come: the answers cannot be sent any more."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RD)
+
     def note_failed_write(self, error: StorageError) -> None:
         """Show in the broker's health that a message could not be stored."""
         self.server.broker.note_failed_write(error)

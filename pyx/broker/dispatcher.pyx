@@ -85,5 +85,9 @@ cdef class Dispatcher:
         cdef uint64_t before = consumer.message_count
         if self.rate_limit is None:
             return consumer.deliver(quota)
-        consumer.deliver(min(quota, self.rate_limit.available(mono_ns())))
-        return self.rate_limit.spend(consumer.message_count - before)
+        try:
+            consumer.deliver(min(quota, self.rate_limit.available(mono_ns())))
+        finally:
+            # Those before an error as well: they are in flight.
+            self.rate_limit.spend(consumer.message_count - before)
+        return 0

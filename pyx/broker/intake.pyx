@@ -114,9 +114,11 @@ cdef class Intake(Scheduled):
 
     cdef int add(self, QueuedBatch queued) except -1:
         assert not queued.finished and not queued.begun
+        # First what may raise MemoryError: a batch in the queue points into the memory of its publisher.
+        self.topic.scheduler.request_wake(self)
         self.waiting.append(queued)
         self.topic.busy = True
-        return self.topic.scheduler.request_wake(self)
+        return 0
 
     cdef int wake(self) except -1:
         """Store as much as the work budget of this pass allows."""
@@ -211,4 +213,4 @@ cdef class Intake(Scheduled):
     def refuse_all(self):
         """Refuse the queued batches without an error: the topic is deleted or closed."""
         while self.waiting:
-            self.end(self.waiting[len(self.waiting) - 1], None)
+            self.end(self.waiting[0], None)

@@ -2,7 +2,7 @@
 
     wait readable -> receive -> step ... step -> flush -> save the rest
 
-A *pass* is one receive of at most 256 KiB and the execution of all complete commands in it. The receive goes to a
+A *pass* is one receive of at most 256 KiB and the execution of the complete commands in it. The receive goes to a
 scratch buffer that all connections share; an incomplete command at its end moves to a buffer of the connection's own,
 which grows with the received bytes and never with the value of a size field. Commands are executed in order by C code,
 and the bodies of messages are copied once, into a log. The answers of a pass leave in one send. Channels with new
@@ -14,6 +14,11 @@ finishes one message at a time costs no greenlet switch, which would take a tent
 
 IDENTIFY, AUTH, SUB and CLS are rare and are executed by the Python half (`client.command`). They may switch greenlets,
 so the rest of the pass is saved first: no pointer into the scratch survives a switch.
+
+A pass takes a millisecond or two, unless its commands do more than their bytes tell: a REQ with a delay copies a body
+of any size, a PUB may make a topic, a DPUB is work for each channel of its topic, a refusal is a line in the log. So
+the pass looks at the clock behind each of these, and behind some dozens of others. After PASS_NS_MAX it saves the rest
+and waits for another turn, in the queue in which all long work of the loop waits.
 
 The parts of a connection call each other in one direction: IoLoop -> Publisher -> ClientOutput. The publishing commands
 are in pyx/tcp/publisher.pyx, everything that is sent goes through pyx/tcp/output.pyx.
@@ -79,13 +84,24 @@ cdef enum:
     MAGIC_BYTES = 4
     FIRST_COMMAND_COUNT = 2              # the magic counts as one
     PARTIAL_SMALL_BYTES = 64 << 10       # up to this size an incomplete command is copied back to the scratch
+    LOOK_COMMANDS = 64                   # cheap commands between two looks at the clock, of a microsecond at most each
 
 cdef const char* MAGIC = b"  V2"
+
+cdef int64_t PASS_NS_MAX = 4 * NS_PER_MS
+cdef tuple NO_COMMAND = (b"", [], None)
 
 cdef uint64_t SCRATCH_BYTES = 256 << 10
 cdef char* scratch = <char*> malloc(SCRATCH_BYTES)
 if scratch == NULL:
     raise MemoryError
+
+
+def set_pass_limit_for_tests(int64_t pass_ns_max):
+    """Set the time after which a pass ends; 0: it ends at its second look at the clock. Returns: the former."""
+    global PASS_NS_MAX
+    former, PASS_NS_MAX = PASS_NS_MAX, pass_ns_max
+    return former
 
 
 cdef int require_id(const Text* text) except -1:
@@ -261,8 +277,11 @@ cdef class IoLoop:
         (name, params, body), self.pending_command = self.pending_command, None
         self.pending = PENDING_NOTHING
         self.read_watcher.stop()
+        self.output.executing = True
         try:
-            if pending == PENDING_STORE:
+            if pending == PENDING_TURN:
+                self.client.wait_for_turn()
+            elif pending == PENDING_STORE:
                 self.wait_stored()
                 self.publisher.finish_queued(name)
             elif pending == PENDING_RENEWAL:
@@ -271,6 +290,8 @@ cdef class IoLoop:
                 self.client.command(name, params, body)
         except ClientError as error:
             self.refuse(error)
+        finally:
+            self.output.executing = False
         return self.output.flush_or_block()
 
     cdef int wait_stored(self) except -1:
@@ -428,6 +449,8 @@ cdef class IoLoop:
         cdef Publisher publisher = self.publisher
         assert self.pending == PENDING_NOTHING
         self.output.acted_ns = wall_ns()
+        self.until_look = LOOK_COMMANDS
+        self.pass_end_ns = 0
         publisher.begin_pass(self.output.acted_ns, self.eof)
         try:
             while at < size_bytes or self.eof:
@@ -437,6 +460,11 @@ cdef class IoLoop:
                 at += <uint64_t> used
                 self.command_count += 1
                 if self.output.gone or self.pending != PENDING_NOTHING:
+                    break
+                self.until_look -= 1
+                if self.until_look < 0 and at < size_bytes and self.is_over_time():
+                    self.pending = PENDING_TURN
+                    self.pending_command = NO_COMMAND
                     break
             if publisher.open_topic is not None:
                 publisher.close_batches()
@@ -454,6 +482,15 @@ cdef class IoLoop:
         if not self.output.gone and not self.refused:
             self.save_partial(buffer + at, size_bytes - at)
         return 0
+
+    cdef bint is_over_time(self) noexcept:
+        """Look at the clock. Returns: whether the pass has taken its time, which begins with the first look."""
+        cdef int64_t now_ns = mono_ns()
+        self.until_look = LOOK_COMMANDS
+        if self.pass_end_ns == 0:
+            self.pass_end_ns = now_ns + PASS_NS_MAX
+            return False
+        return now_ns >= self.pass_end_ns
 
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1:
         """Execute the command at `at`. Returns: the bytes it took, or 0 if it is incomplete."""
@@ -493,6 +530,7 @@ cdef class IoLoop:
         """Execute a command. body: the bytes behind its line. Returns: the bytes of its body, or a negative number."""
         cdef int64_t used
         cdef Publisher publisher = self.publisher
+        cdef void* topic = <void*> publisher.topic
         if publisher.open_topic is not None and line.command != COMMAND_MPUB:
             publisher.close_batches()
         if self.tls_needed and line.command != COMMAND_IDENTIFY:
@@ -503,10 +541,14 @@ cdef class IoLoop:
             used = publisher.publish_batch(line, body, size_bytes)
         elif line.command == COMMAND_DPUB:
             used = publisher.publish(line, body, size_bytes, True)
+            self.until_look = 0
         elif line.command == COMMAND_DMPUB:
             used = publisher.publish_deferred_batch(line, body, size_bytes)
+            self.until_look = 0
         else:
             return self.execute_other(line, body, size_bytes)
+        if <void*> publisher.topic != topic:
+            self.until_look = 0
         if used == NEEDS_PERMISSION:
             self.set_pending(PENDING_RENEWAL, line, None)
         elif publisher.queued is not None:
@@ -600,6 +642,8 @@ cdef class IoLoop:
         if delay_ns < 0 or delay_ns > self.limits.max_req_timeout_ns:
             self.client.log_clamped(value)
             delay_ns = 0 if delay_ns < 0 else self.limits.max_req_timeout_ns
+        if delay_ns != 0:
+            self.until_look = 0
         if hex_to_id(line.params[0].at, &guid) == 0:
             try:
                 answer = self.output.channel.requeue(self.output, guid, delay_ns)
@@ -651,6 +695,7 @@ cdef class IoLoop:
         data = error.frame()
         self.output.put(FRAME_ERROR, data, <uint32_t> len(data))
         self.client.log_refusal(error)
+        self.until_look = 0
         if error.fatal:
             self.refused = True
             # Nothing is delivered before the error is sent: a delivery would only count as an attempt.

@@ -202,7 +202,7 @@ cdef class ClientOutput(Consumer):
                     self.spill(self.end - self.start)
                 return 0
             else:
-                self.broken = True
+                self.note_broken()
         self.release()
         return 1 if self.transport is None or self.broken else self.flush_transport()
 
@@ -228,7 +228,7 @@ cdef class ClientOutput(Consumer):
         assert self.transport is None and not self.withholding and not self.owned
         sent = send_two(self.fd, self.base + self.start, queued, data, size_bytes)
         if sent < 0:
-            self.broken = True
+            self.note_broken()
             return self.release()
         self.sent_bytes += <uint64_t> sent
         if <uint64_t> sent == queued + size_bytes:
@@ -255,8 +255,17 @@ cdef class ClientOutput(Consumer):
         except TransportError:
             flushed = -1
         if flushed < 0:
-            self.broken = True
+            self.note_broken()
         return flushed != 0
+
+    cdef int note_broken(self) except -1:
+        """Drop what is queued from now on, deliver nothing more, and end the input behind the commands that have come.
+
+        The peer is gone as a rule, but a lack of memory for the socket is no sign of that in its input.
+        """
+        self.broken = True
+        self.client.end_input()
+        return 0
 
     def upgrade(self, Transport transport not None):
         """Send everything through a transport from now on."""
@@ -325,6 +334,9 @@ cdef class ClientOutput(Consumer):
     cdef int deliver(self, uint64_t quota) except -1:
         """Take up to `quota` messages of the channel and send them. Raises: StorageError. Switches: no."""
         failure = None
+        if self.broken:
+            # A message that cannot be sent would count as an attempt.
+            return 0
         try:
             try:
                 self.take_messages(quota)
@@ -350,7 +362,7 @@ cdef class ClientOutput(Consumer):
                 break
             self.put_delivery(&delivery)
             quota -= 1
-            if self.owned:
+            if self.owned or self.broken:
                 # The socket is full: another message would be copied here, and leave its channel too early.
                 break
             if self.sent_bytes + (self.end - self.start) >= run_start + RUN_BYTES_MAX:
@@ -442,8 +454,8 @@ cdef class ClientOutput(Consumer):
     cdef int on_time(self, int64_t now_ns) except -1:
         if self.gone or self.heartbeat_ns <= 0:
             return 0
-        if self.withholding:
-            # The daemon does not read while it waits for a sync, so the client is not silent.
+        if self.withholding or self.executing:
+            # The daemon does not read while it waits, so the client is not silent.
             self.command_ns = now_ns
         elif now_ns >= self.command_ns + 2 * self.heartbeat_ns:
             self.client.close_because("no command within two heartbeat intervals")

@@ -346,6 +346,23 @@ def test_a_slow_auth_server_fails_the_auth_and_delays_no_other_client(run: Run, 
         client.expect_fatal("E_AUTH_FAILED", "AUTH failed")
 
 
+@pytest.mark.slow
+def test_a_client_with_short_heartbeats_may_wait_for_a_slow_auth_server(run: Run, own_authd: AuthServer) -> None:
+    def slow(_query: Query) -> Answer:
+        own_authd.released.wait(2.5)
+        return state(entry())
+
+    own_authd.answer = slow
+    with Client(run(f"-auth-http-address={own_authd.address}").tcp_address) as client:
+        client.identify(heartbeat_interval=1000)
+        client.send(auth("s"))
+        # Its heartbeats are answered, but the daemon reads the answers only behind the AUTH.
+        while (frame := client.read_frame(heartbeats=True)).data == b"_heartbeat_":
+            client.send(b"NOP\n")
+        assert frame.type == RESPONSE
+        client.pub("t", b"x")
+
+
 def test_commands_behind_auth_wait_for_it(guarded: Daemon, topic: str) -> None:
     with Client(guarded.tcp_address) as client:
         client.send(auth("all") + pub(topic, b"1") + mpub(topic, [b"2", b"3"]) + sub(topic, "c"))

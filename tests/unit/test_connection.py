@@ -2,7 +2,7 @@
 
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ from pyqd.apps.listeners import tls_server
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.hot.net.tls import Tls
 from pyqd.hot.net.transport import Transport
-from pyqd.hot.primitives.clock import wall
-from pyqd.hot.tcp.ioloop import IoLoop
+from pyqd.hot.primitives.clock import mono, wall
+from pyqd.hot.tcp.ioloop import IoLoop, set_pass_limit_for_tests
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
+from pyqd.primitives.durations import MINUTE_NS
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.connection import Connection
 from pyqd.tcp.server import TcpServer
-from tests.support.nsq import pub
+from tests.support.nsq import dpub, fin, mpub, pub, req
 from tests.support.storage import broker_on
 
 PARTS = (Connection, IoLoop, ClientOutput, Publisher)
@@ -118,6 +119,94 @@ def receive(client: socket.socket, text: bytes) -> bytes:
     return received
 
 
+def connect(server: TcpServer, name: str) -> tuple[socket.socket, Connection]:
+    """Return the client's end of a new connection, and its server's half."""
+    client, accepted = socket.socketpair()
+    accepted.setblocking(False)
+    client.setblocking(False)
+    server.accept_client(accepted, name)
+    (connection,) = (each for each in server.connections if each.remote_address == name)
+    return client, connection
+
+
+def wait_for_end(server: TcpServer) -> None:
+    with gevent.Timeout(10):
+        while server.connections:
+            gevent.sleep(0.001)
+
+
+COMMANDS = 300
+
+
+@pytest.fixture
+def short_passes() -> Iterator[None]:
+    """Passes end at their second look at the clock."""
+    former = set_pass_limit_for_tests(0)
+    yield
+    set_pass_limit_for_tests(former)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda number: fin(b"%016x" % number),
+        lambda number: req(b"%016x" % number, 1000),
+        lambda number: pub(f"t{number}", b"x"),
+        lambda _number: dpub("t", 1000, b"x"),
+        lambda _number: pub("t", b"x"),
+        lambda _number: mpub("t", [b"x", b"y"]),
+        lambda _number: b"NOP\n",
+    ],
+    ids=["FIN of unknown messages", "REQ", "PUB to new topics", "DPUB", "PUB", "MPUB", "NOP"],
+)
+def test_a_client_with_many_commands_lets_the_loop_serve_others_in_between(
+    server: TcpServer, short_passes: None, command: Callable[[int], bytes]
+) -> None:
+    busy, connection = connect(server, "127.0.0.1:1")
+    other, _ = connect(server, "127.0.0.1:2")
+    busy.sendall(b"  V2SUB s c\n")
+    receive(busy, b"OK")
+    before = connection.ioloop.command_count
+    busy.sendall(b"".join(command(number) for number in range(COMMANDS)))
+    other.sendall(b"  V2" + pub("other", b"x"))
+    receive(other, b"OK")
+    assert 0 < connection.ioloop.command_count - before < COMMANDS
+    with gevent.Timeout(10):
+        while connection.ioloop.command_count < before + COMMANDS:
+            gevent.sleep(0.001)
+    busy.close()
+    other.close()
+    wait_for_end(server)
+
+
+class UnsentTls(FailingTls):
+    """Connection of OpenSSL whose bytes no socket takes."""
+
+    def send(self, _data: object) -> int:
+        raise SSL.Error
+
+
+def test_a_client_that_cannot_be_sent_anything_gets_no_more_messages_and_is_closed(
+    server: TcpServer, errors: list[BaseException]
+) -> None:
+    client, connection = connect(server, "127.0.0.1:1")
+    client.sendall(b"  V2SUB t c\n")
+    receive(client, b"OK")
+    connection.ioloop.upgrade(Transport(connection.socket.fileno(), Tls(UnsentTls())))  # type: ignore[arg-type]
+    connection.output.rdy = 10
+    topic = server.broker.topic("t")
+    channel = topic.channel("c")
+    topic.publish_body(b"first", wall())
+    with gevent.Timeout(10):
+        while not channel.in_flight_count:
+            gevent.sleep(0.001)
+    topic.publish_body(b"second", wall())
+    wait_for_end(server)
+    assert (channel.in_flight_count, channel.depth) == (1, 1)
+    assert errors == []
+    client.close()
+
+
 def test_a_client_is_closed_if_a_delivery_fails_between_its_messages(
     server: TcpServer, errors: list[BaseException]
 ) -> None:
@@ -142,7 +231,10 @@ def test_a_client_is_closed_if_a_delivery_fails_between_its_messages(
     with gevent.Timeout(10):
         while failing in server.connections:
             gevent.sleep(0.001)
-    assert topic.channel("c0").in_flight_count == 1
+    channel = topic.channel("c0")
+    assert channel.in_flight_count == 1
+    server.broker.scheduler.run_timers(mono() + 2 * MINUTE_NS)
+    assert (channel.in_flight_count, channel.timeout_count) == (0, 1)
     clients[0].close()
     clients[1].close()
     with gevent.Timeout(10):

@@ -1,15 +1,18 @@
-"""Answers that an HTTP connection sends in pieces, over a real socket."""
+"""Answers that an HTTP connection sends in pieces, and requests that came in one, over a real socket."""
 
+import itertools
 import socket
 import threading
 import tracemalloc
 from collections.abc import Iterator
 
+import gevent
 import pytest
 
 from pyqd.http.connection import SENT_AT_ONCE_BYTES, HttpConnection
 from pyqd.http.messages import TEXT, Request, Response
 from pyqd.http.router import Router
+from pyqd.net.slice_queue import SliceQueue
 
 LINE = b"a line of sixteen" * 512
 COUNT = 8000
@@ -88,3 +91,30 @@ def test_an_answer_in_pieces_is_never_copied_as_a_whole(pair: tuple[socket.socke
     finally:
         tracemalloc.stop()
     assert peak_bytes < 8 * SENT_AT_ONCE_BYTES
+
+
+def test_requests_that_came_together_and_take_long_let_others_be_answered_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered: list[str] = []
+    times = itertools.count()
+    queue = SliceQueue(gevent.get_hub(), lambda: next(times))
+    monkeypatch.setattr("pyqd.http.connection.slice_queue_of", lambda _hub: queue)
+
+    def answer(request: Request, remote: str) -> Response:
+        answered.append(remote)
+        return Response(200, b"OK", TEXT)
+
+    clients, greenlets = [], []
+    for name, count in (("many", 100), ("one", 1)):
+        client, served = socket.socketpair()
+        served.setblocking(False)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * count)
+        client.shutdown(socket.SHUT_WR)
+        clients.append(client)
+        greenlets.append(gevent.spawn(HttpConnection(served, name, Router([]), answer).run))
+    gevent.joinall(greenlets, timeout=10, raise_error=True)
+    assert answered.count("many") == 100
+    assert answered.index("one") < 10
+    for client in clients:
+        client.close()

@@ -328,3 +328,18 @@ def test_dead_letters_wait_while_their_topic_stores_a_batch(topic):
         topic.broker.scheduler.run_timers(mono())
         run_all_wakes(topic.broker)
     assert numbers(topic) == [*range(100), 900]
+
+
+def test_a_publish_for_which_memory_ends_is_not_queued(topic):
+    scheduler = topic.broker.scheduler
+
+    def fail():
+        raise MemoryError
+
+    scheduler.on_wake_wanted = fail
+    with pytest.raises(MemoryError):
+        enqueue_frames(topic, frames(0, 100), wall())
+    assert not topic.busy
+    scheduler.on_wake_wanted = None
+    run_all_wakes(topic.broker)
+    assert numbers(topic) == []

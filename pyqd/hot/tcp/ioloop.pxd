@@ -14,6 +14,7 @@ cdef enum Pending:
     PENDING_COMMAND = 1                  # execute a command of the Python half
     PENDING_RENEWAL = 2                  # renew the client's permissions, then execute the command again
     PENDING_STORE = 3                    # wait until queued messages are stored, then answer them
+    PENDING_TURN = 4                     # let the loop serve others, then execute the rest of the pass
 
 @cython.final
 cdef class IoLoop:
@@ -38,6 +39,10 @@ cdef class IoLoop:
     cdef uint64_t partial_capacity
     cdef int64_t partial_since_ns        # when the wait for the client began; nothing was received before
     cdef int64_t connected_ns
+
+    # The current pass.
+    cdef int until_look                  # commands before the next look at the clock; 0: it comes behind this one
+    cdef int64_t pass_end_ns             # monotonic; 0: the pass has not looked yet
 
     # Waits.
     cdef object read_watcher
@@ -68,6 +73,7 @@ cdef class IoLoop:
 
     # Execute.
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
+    cdef bint is_over_time(self) noexcept
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1

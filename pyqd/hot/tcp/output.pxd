@@ -38,6 +38,7 @@ cdef class ClientOutput(Consumer):
     cdef readonly int64_t heartbeat_ns   # interval; 0: disabled
     cdef int64_t heartbeat_due_ns
     cdef int64_t command_ns              # when the last command was complete
+    cdef bint executing                  # the IOLoop executes a command that may wait, and does not read
 
     # Queue.
     cdef char* reserve(self, uint64_t size_bytes) except NULL
@@ -55,6 +56,7 @@ cdef class ClientOutput(Consumer):
     cdef int send_in_place(self, const char* data, uint64_t size_bytes) except -1
     cdef ssize_t send_through(self, const char* data, uint64_t size_bytes) except -2
     cdef int flush_transport(self) except -1
+    cdef int note_broken(self) except -1
     cdef int wait_until_drained(self, greenlet) except -1
     cdef int wake_drain_waiter(self) except -1
 
