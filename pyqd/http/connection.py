@@ -101,6 +101,7 @@ class HttpConnection(HttpFront):
     def shut(self) -> None:
         """Shut the socket, so that the greenlet ends whatever it waits for."""
         self.gone = True
+        self.close_short_path()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

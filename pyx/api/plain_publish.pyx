@@ -119,7 +119,7 @@ cdef class PlainPublisher(ShortPath):
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
         """Store a publish. Returns: as `store`; NOT_STORED also after a StorageError, and the routes try again."""
         cdef TopicCore topic = self.topic_for(found)
-        if topic is None or topic.busy:
+        if topic is None or topic.exiting or topic.busy:
             return NOT_STORED
         if topic.trace is not None:
             topic.trace.publisher = self.traced_client(&found.headers)

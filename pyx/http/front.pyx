@@ -112,10 +112,15 @@ cdef class HttpFront:
         self.rest_end = <uint64_t> count
         return count == 0 or used < <uint64_t> count or self.unsent is not None
 
+    def close_short_path(self):
+        """Send all further requests to the routes. A shut socket still yields the bytes that the kernel holds."""
+        self.short_path = None
+        self.short_path_open = False
+
     def close_front(self):
         """Release the watcher and the short path."""
         self.watcher.close()
-        self.short_path = None
+        self.close_short_path()
 
     cdef int64_t read(self) except -2:
         """Read into the shared buffer. Returns: bytes; 0 at the end; -1 if none have arrived. Raises: OSError."""

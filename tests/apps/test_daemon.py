@@ -115,6 +115,18 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO: NSQ: bye")
 
 
+def test_a_publish_that_is_read_during_the_stop_is_not_stored(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.apps.late_publish", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "1 1\n"), result.stderr
+
+
 def said_at_the_start(tmp_path: Path, *flags: str) -> str:
     """Start a daemon in tmp_path/here and stop it. Returns: its log."""
     here = tmp_path / "here"

@@ -80,3 +80,14 @@ def test_a_connection_that_breaks_is_an_error_of_its_greenlet(pair: tuple[socket
     with pytest.raises(ConnectionResetError):
         front.next_bytes(True)
     front.close_front()
+
+
+def test_requests_go_to_the_greenlet_once_the_short_path_is_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, served = pair
+    front = front_of(served, PlainPublisher(100, 100, 10, broken))
+    client.sendall(PLAIN)
+    gevent.spawn(front.close_short_path)
+    given = front.next_bytes(True)
+    assert given is not None
+    assert bytes(given) == PLAIN
+    front.close_front()
