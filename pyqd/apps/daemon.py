@@ -71,6 +71,8 @@ COMMIT_THREADS = 1
 # Before the connections are closed for a successor.
 ACCEPTED_S = 0.05
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 logger = logging.getLogger("pyqd.apps.daemon")
 
 
@@ -348,20 +350,63 @@ class Daemon:
         releases.stop()
 
 
+class Signals:
+    """Signal handlers of the process, which pass each signal to the current daemon.
+
+    They stay installed while one daemon follows another in this process: a signal would end the process otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._daemon: Daemon | None = None
+        self._handlers: list[Any] = []
+        self._stop_missed = self._reload_missed = False
+
+    def pass_to(self, daemon: Daemon) -> None:
+        """Pass signals to a daemon that is about to start, also those that came since `hold`."""
+        self._daemon = daemon
+        if self._stop_missed:
+            # Not by `terminate`: there are no clients to drain. The daemon stops as soon as it serves.
+            daemon.stop_wanted.set()
+        if self._reload_missed:
+            self._reload_missed = False
+            daemon.reload()
+        if not self._handlers:
+            self._handlers += [gevent.signal_handler(number, self._terminate) for number in STOP_SIGNALS]
+            self._handlers.append(gevent.signal_handler(signal.SIGHUP, self._reload))
+            self._handlers.append(gevent.signal_handler(signal.SIGUSR2, self._restart))
+
+    def hold(self) -> None:
+        """Keep signals for the daemon that follows; a request for a restart is dropped, as during a start."""
+        self._daemon = None
+
+    def _terminate(self) -> None:
+        if self._daemon is None:
+            self._stop_missed = True
+        else:
+            self._daemon.terminate()
+
+    def _reload(self) -> None:
+        if self._daemon is None:
+            self._reload_missed = True
+        else:
+            self._daemon.reload()
+
+    def _restart(self) -> None:
+        if self._daemon is not None:
+            spawn(self._daemon.restarts.begin_unasked)
+
+
 def run(options: Options) -> int:
     """Run the daemon until a signal, or until a successor serves. Returns: the exit code."""
     manager = ServiceManager(os.environ)
     manager.watch(gevent.get_hub())
+    signals = Signals()
     inherited = None
     last_error = ""
     while True:
         daemon = Daemon(options, inherited=inherited)
         daemon.restarts.last_error = last_error
-        signals: list[Any] = [
-            *(gevent.signal_handler(number, daemon.terminate) for number in (signal.SIGINT, signal.SIGTERM)),
-            gevent.signal_handler(signal.SIGHUP, daemon.reload),
-            gevent.signal_handler(signal.SIGUSR2, spawn, daemon.restarts.begin_unasked),
-        ]
+        signals.pass_to(daemon)
         start(daemon)
         manager.ready(f"serving on {daemon.addresses.tcp}")
         daemon.stop_wanted.wait()
@@ -381,14 +426,13 @@ def run(options: Options) -> int:
             if daemon.restarts.abandoned:
                 daemon.release(inherited)
                 return 0
+            signals.hold()
             daemon.restarts.note_failure(error)
             last_error = daemon.restarts.last_error
         else:
             manager.succeeded_by(pid)
             logger.info("NSQ: process %d has taken over; bye", pid)
             return 0
-        for each in signals:
-            each.cancel()
 
 
 def start(daemon: Daemon) -> None:

@@ -219,6 +219,55 @@ def test_a_successor_that_fails_to_load_gives_the_daemon_back_to_its_predecessor
     assert daemon.http("GET", "/config/max_topics").body == b"8"
 
 
+SIGNAL_BETWEEN_DAEMONS = """
+import os
+from pyqd.apps.daemon import Daemon
+
+made = []
+construct = Daemon.__init__
+
+def construct_after_signal(self, *args, **kwargs):
+    made.append(self)
+    if len(made) == 2:
+        os.kill(os.getpid(), int(os.environ["SIGNAL_BETWEEN"]))
+    construct(self, *args, **kwargs)
+
+Daemon.__init__ = construct_after_signal
+"""
+
+
+@pytest.fixture
+def refused_restart(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A daemon whose successor fails to load; it gets a signal before it has made the daemon that then goes on."""
+    monkeypatch.setenv("SIGNAL_BETWEEN", str(int(request.param)))
+    path = tmp_path / "pyqd.toml"
+    path.write_text("")
+    program = patched_pyqd(tmp_path / "signalled.py", SIGNAL_BETWEEN_DAEMONS)
+    daemon = Daemon(program, tmp_path / "daemon", [f"-config={path}"])
+    with socket.create_server(("127.0.0.1", 0)) as other, running(daemon):
+        certificate = certify(tmp_path, "daemon")
+        path.write_text(
+            f'tls_cert = "{certificate.path}"\ntls_key = "{certificate.key_path}"\n'
+            f'https_address = "127.0.0.1:{other.getsockname()[1]}"\n'
+        )
+        assert daemon.http("POST", "/restart").status == 200
+        wait_until(lambda: "restart refused" in daemon.log_text(), "the restart is refused", WAIT_S)
+        yield daemon
+
+
+@pytest.mark.parametrize("refused_restart", [signal.SIGHUP, signal.SIGUSR2], indirect=True)
+def test_a_signal_after_a_failed_restart_does_not_end_the_daemon(refused_restart: Daemon) -> None:
+    daemon = refused_restart
+    daemon.http("POST", "/pub", b"after", topic="t")
+    wait_until(lambda: daemon.topic("t") is not None, "the daemon serves again", WAIT_S)
+
+
+@pytest.mark.parametrize("refused_restart", [signal.SIGINT, signal.SIGTERM], indirect=True)
+def test_a_signal_to_stop_after_a_failed_restart_stops_the_daemon_cleanly(refused_restart: Daemon) -> None:
+    assert refused_restart.wait_ended() == 0
+    assert refused_restart.log_text().splitlines()[-1].endswith("INFO: NSQ: bye")
+
+
 def test_the_command_reports_the_new_process(daemon: Daemon) -> None:
     before = daemon.pid
     done = subprocess.run(
