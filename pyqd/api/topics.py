@@ -3,14 +3,17 @@
 Source: docs/nsq/http-api.md, "Topic and channel administration"; docs/http.md; docs/space.md.
 """
 
+import contextlib
 import logging
 import re
+from typing import Any
 
 from pyqd.api.http_params import requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
@@ -70,7 +73,7 @@ class TopicRoutes:
                 return Response(200)
             if not created:
                 return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = replay.move(topic, channel, place, yield_to_loop, poll_sync)
+            moved = moved_or_deleted(channel, place)
         except StorageError as error:
             logger.error("HTTP: cannot create channel %s of topic %s: %s", name, topic.name, error)
             raise HttpError(500, "INTERNAL_ERROR") from error
@@ -111,6 +114,30 @@ class TopicRoutes:
         topic.quota.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
         logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.quota.bytes_max)
         return quota_response(topic)
+
+
+def moved_or_deleted(channel: Channel, place: replay.Place) -> dict[str, Any]:
+    """Move a new channel to its place; delete the channel if that fails. Returns: the effect. Raises: as `replay.move`.
+
+    Switches: yes.
+    """
+    topic = channel.topic
+    try:
+        return replay.move(topic, channel, place, yield_to_loop, poll_sync)
+    except BaseException:
+        if topic.channels_by_name.get(channel.name) is channel and not is_needed(channel):
+            with contextlib.suppress(StorageError):
+                topic.delete_channel(channel.name)
+        raise
+
+
+def is_needed(channel: Channel) -> bool:
+    """Return whether a channel must stay, although it could not be moved to the place of its creation."""
+    if channel.is_closed() or channel.consumers:
+        return True
+    # A topic's first channel gets the messages that the topic held; they would go with the channel.
+    is_only = len(channel.topic.channels_by_name) == 1
+    return is_only and (channel.topic.ephemeral or channel.depth + channel.deferred_count + channel.in_flight_count > 0)
 
 
 def bytes_of(query: Query, code: str) -> int | None:
