@@ -71,7 +71,7 @@ def parse_cursor(text: str, state: str) -> Cursor:
     if (
         kind not in KINDS_OF[state]
         or max(cursor.numbers) > _UINT64_MAX
-        or (kind == "d" and cursor.numbers[0] > _INT64_MAX)
+        or (kind == "d" and abs(cursor.numbers[0]) > _INT64_MAX)
     ):
         raise ValueError(f"not a cursor of this state: {text!r}")
     return cursor

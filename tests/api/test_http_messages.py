@@ -10,6 +10,7 @@ from tests.api.conftest import HttpApp
 
 MS_NS = 1_000_000
 NOWHERE = "0f00000000000000"
+DEFERRED = "/channel/messages?topic=errors&channel=c&state=deferred"
 
 
 def make(app: HttpApp, topic: str, *channels: str) -> None:
@@ -253,6 +254,9 @@ def test_an_id_that_no_message_has_is_not_found(app: HttpApp) -> None:
         ("GET", "/channel/messages?topic=errors&channel=c&after=q99999999999999999999", 400, "INVALID_AFTER"),
         ("GET", "/channel/messages?topic=errors&channel=c&state=deferred&after=q1", 400, "INVALID_AFTER"),
         ("GET", "/channel/messages?topic=errors&state=ready&after=d1.1.1", 400, "INVALID_AFTER"),
+        ("GET", f"{DEFERRED}&after=d9999999999999999999.0.0", 400, "INVALID_AFTER"),
+        ("GET", f"{DEFERRED}&after=d-9999999999999999999.0.0", 400, "INVALID_AFTER"),
+        ("GET", f"{DEFERRED}&after=d-9223372036854775808.0.0", 400, "INVALID_AFTER"),
         ("POST", "/message/cancel", 400, "MISSING_ARG_TOPIC"),
         ("POST", "/message/cancel?topic=!", 400, "INVALID_ARG_TOPIC"),
         ("POST", "/message/cancel?topic=none&id=1", 404, "TOPIC_NOT_FOUND"),
