@@ -147,7 +147,7 @@ def shown_as(body: bytes, form: str) -> str:
     if form == "json":
         try:
             return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     return text
 

@@ -219,7 +219,7 @@ class Handlers:
             path = urlsplit(options.graphite_url).path
             _status, _type, answer = self.site.ask_graphite(f"{path}/render?{urlencode(query)}")
             rate = float(json.loads(answer)[0]["datapoints"][0][0])
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             logger.error("graphite request failed - %s", error)
             raise ApiError(500, "INTERNAL_ERROR") from None
         return json_reply({"rate": "N/A" if rate < 0 else f"{rate / interval_s:.2f}"})
@@ -351,7 +351,7 @@ class Handlers:
         data = request.get_data()
         try:
             found = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ApiError(400, refusal or (f"invalid JSON: {error}" if data.strip() else "EOF")) from None
         if not isinstance(found, dict):
             raise ApiError(400, refusal or "invalid JSON: an object is expected")
@@ -380,7 +380,10 @@ def without_password(url: str) -> str:
 
 def addresses_of(body: bytes) -> tuple[str, ...]:
     """Return the strings of a JSON array. Raises: ValueError."""
-    found = json.loads(body)
+    try:
+        found = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError("not an array of strings")
     return tuple(found)

@@ -91,7 +91,7 @@ class Upstream:
         reply = self._request("GET", address, path, query, None)
         try:
             return json.loads(reply.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UpstreamError(f"GET http://{address}{path}: the answer is no JSON: {error}") from None
 
     def post(

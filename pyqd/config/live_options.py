@@ -23,7 +23,10 @@ def text_of(body: bytes) -> str:
 
 def addresses_of(body: bytes) -> tuple[str, ...] | None:
     """Return the strings of a JSON array; None for null. Raises: ValueError."""
-    found = json.loads(body)
+    try:
+        found = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if found is None:
         return None
     # As in Go, null leaves an element at its zero value, which is empty.

@@ -221,6 +221,9 @@ class TestForms:
     def test_a_body_is_shown_in_a_form(self, form: str, shown: str) -> None:
         assert shown_as(b'{"b":1}', form).startswith(shown)
 
+    def test_a_body_that_is_nested_too_deeply_is_shown_as_text(self) -> None:
+        assert shown_as(b"[" * 100_000, "json") == "[" * 100_000
+
     def test_rows_of_hex_have_sixteen_bytes(self) -> None:
         rows = hex_dump(bytes(range(65, 65 + 20))).splitlines()
         assert [row[:8] for row in rows] == ["000000  ", "000010  "]

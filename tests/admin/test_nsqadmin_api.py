@@ -285,6 +285,7 @@ class TestConfig:
             ("log_level", b"loud", 400, "INVALID_VALUE"),
             ("log_level", b"", 413, "INVALID_VALUE"),
             ("nsqlookupd_http_addresses", b"here", 400, "INVALID_VALUE"),
+            ("nsqlookupd_http_addresses", b"[" * 100_000, 400, "INVALID_VALUE"),
             ("statsd_prefix", b"x", 400, "INVALID_OPTION"),
         ],
     )

@@ -146,7 +146,7 @@ def test_the_log_level_takes_effect_at_once(own_server: Daemon) -> None:
 
 def test_the_lookupds_are_an_array_of_strings(own_server: Daemon) -> None:
     server = own_server
-    for value in (b"x", b"{}", b"1", b'"127.0.0.1:1"', b"[1]", b'["a"', b"[[]]"):
+    for value in (b"x", b"{}", b"1", b'"127.0.0.1:1"', b"[1]", b'["a"', b"[[]]", b"[" * 100_000):
         expect_refused(put(server, ADDRESSES, value), 400, "INVALID_VALUE")
     expect(server.http("GET", ADDRESSES), 200, b"[]")
     expect(put(server, ADDRESSES, b"null"), 200, b"null")
