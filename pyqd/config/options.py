@@ -8,6 +8,7 @@ in the configuration file, else from its default.
 import dataclasses
 import hashlib
 import os
+import re
 import socket
 import zlib
 from collections.abc import Mapping, Sequence
@@ -87,12 +88,18 @@ TLS_NEED: Final = FlagType(
 TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
 
 
+# One of the 2**32 fingerprints of message ids: a smaller rate would choose no message.
+RATE_MIN: Final = 2.0**-32
+
+_DECIMAL = re.compile(r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+
+
 def parse_rate(text: str) -> float:
     """Return a fraction from 0 to 1. Raises: ValueError."""
-    try:
-        rate = float(text)
-    except ValueError:
-        raise ValueError("must be a number such as 0.25") from None
+    # float() takes spaces, underscores and the digits of all scripts as well.
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError("must be a number such as 0.25")
+    rate = float(text)
     check_rate(rate)
     return rate
 
@@ -108,6 +115,8 @@ def check_rate(rate: float) -> None:
     """Raise ValueError if a number is no fraction."""
     if not 0 <= rate <= 1:
         raise ValueError("must be from 0 to 1")
+    if 0 < rate < RATE_MIN:
+        raise ValueError("must be 0, or at least 2.4e-10: no message would be chosen")
 
 
 # A fraction of messages.
@@ -121,10 +130,10 @@ def parse_percentiles(text: str) -> Percentiles:
 
 def numbers_of(text: str) -> list[float]:
     """Return the numbers of a comma-separated list in its order. Raises: ValueError."""
-    try:
-        return [float(part.strip()) for part in text.split(",")]
-    except ValueError:
-        raise ValueError("must be numbers with commas, such as 0.99,0.5") from None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(map(_DECIMAL.fullmatch, parts)):
+        raise ValueError("must be numbers with commas, such as 0.99,0.5")
+    return [float(part) for part in parts]
 
 
 def read_percentiles(found: Any) -> Percentiles:

@@ -265,6 +265,10 @@ def test_flags_change_while_the_daemon_runs(daemon):
         ("POST", "/topic/trace", {"topic": "t"}, (400, "MISSING_ARG_RATE")),
         ("POST", "/topic/trace", {"topic": "t", "rate": "1.5"}, (400, "INVALID_RATE")),
         ("POST", "/topic/trace", {"topic": "t", "rate": "nan"}, (400, "INVALID_RATE")),
+        ("POST", "/topic/trace", {"topic": "t", "rate": "0_1"}, (400, "INVALID_RATE")),
+        ("POST", "/topic/trace", {"topic": "t", "rate": " .5"}, (400, "INVALID_RATE")),
+        ("POST", "/topic/trace", {"topic": "t", "rate": "\u0660"}, (400, "INVALID_RATE")),
+        ("POST", "/topic/trace", {"topic": "t", "rate": "1e-10"}, (400, "INVALID_RATE")),
         ("POST", "/topic/trace", {"topic": "t", "rate": "1", "body_bytes": "9000"}, (400, "INVALID_BODY_BYTES")),
     ],
 )
