@@ -145,6 +145,7 @@ class SeriesWriter:
         self._quantiles = broker.options.e2e_processing_latency_percentile
         self._series_max = broker.options.metrics_max_series
         self._broker = broker
+        self._done = 0
         self.series_count = 0
         self.summed_count = 0
         self._lines: dict[str, list[str]] = {family.name: [] for family in (*TOPIC_FAMILIES, *CHANNEL_FAMILIES)}
@@ -157,17 +158,15 @@ class SeriesWriter:
         series_per_channel = len(CHANNEL_FAMILIES) + len(self._quantiles)
         own, summed = selected(self._broker.topics.values(), self._series_max, series_per_channel)
         self.summed_count = len(summed)
-        done = 0
         for topic in own:
             if topic.exiting:
                 continue
             self.add(TOPIC_FAMILIES, f'topic="{topic.name}"', topic)
+            self._count()
             for channel in list(topic.channels_by_name.values()):
                 if not channel.exiting:
                     self.add_channel(channel)
-                done += 1
-                if done % CHANNELS_PER_SLICE == 0:
-                    self._end_slice()
+                self._count()
         if summed:
             self.add_sums(summed)
         self._end_slice()
@@ -180,6 +179,12 @@ class SeriesWriter:
         """Yield the head and the lines of one family."""
         yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n".encode()
         yield from self._pieces.pop(name)
+
+    def _count(self) -> None:
+        """Count a topic or channel, whose lines cost about the same, and end the slice after some of them."""
+        self._done += 1
+        if self._done % CHANNELS_PER_SLICE == 0:
+            self._end_slice()
 
     def _end_slice(self) -> None:
         """Join the lines of this slice, and yield to the loop."""

@@ -20,7 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, LATENCY, OTHER, TOPIC_FAMILIES, SeriesWriter
+from pyqd.metrics.prometheus_text import (
+    CHANNEL_FAMILIES,
+    CHANNELS_PER_SLICE,
+    LATENCY,
+    OTHER,
+    TOPIC_FAMILIES,
+    SeriesWriter,
+)
 from pyqd.net.loop_driver import yield_to_loop
 from tests.api.conftest import FLAGS, HttpApp
 from tests.support.nsq import Client
@@ -176,6 +183,15 @@ def test_a_topic_may_go_while_it_is_looked_at(broker_of: Callable[..., Broker]) 
         broker.topic("t0").channel(f"c{topic}")
     text = b"".join(SeriesWriter(broker, pause=delete_one).write()).decode()
     assert {"t1", "t2", "t4"} <= {topic for _, topic, _ in values_of(text)}
+
+
+def test_topics_without_channels_are_written_with_pauses(broker_of: Callable[..., Broker]) -> None:
+    broker = broker_of("--metrics-max-series=0")
+    for number in range(4 * CHANNELS_PER_SLICE):
+        broker.topic(f"alone{number}#ephemeral")
+    pauses: list[None] = []
+    b"".join(SeriesWriter(broker, pause=lambda: pauses.append(None)).write())
+    assert len(pauses) > 4
 
 
 def test_the_reply_is_prometheus_text(app: HttpApp) -> None:
