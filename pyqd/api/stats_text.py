@@ -3,10 +3,13 @@
 import datetime
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyqd.broker.stats import StatsDict
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, format_duration
+
+LINES_PER_PIECE = 64
 
 _UNITS = ((SECOND_NS, "s"), (MILLISECOND_NS, "ms"), (MICROSECOND_NS, "us"))
 
@@ -16,9 +19,13 @@ def stats_text(
     uptime_ns: int,
     topics: Iterable[StatsDict],
     memory: dict[str, int] | None,
-    producers: Iterable[StatsDict],
+    producers: Sequence[StatsDict],
+    pause: Callable[[], None] = yield_to_loop,
 ) -> Iterator[str]:
-    """Yield the page in pieces; the arguments are parts of the JSON form."""
+    """Yield the page in pieces; the arguments are parts of the JSON form.
+
+    pause: yields to the event loop between two pieces of many clients.
+    """
     started = datetime.datetime.fromtimestamp(head["start_time"]).astimezone()
     timestamp = started.isoformat(timespec="seconds").replace("+00:00", "Z")
     lines = [
@@ -39,11 +46,24 @@ def stats_text(
     topic_count = 0
     for topic in topics:
         topic_count += 1
-        yield "".join(topic_text(topic, now_s))
-    producer_lines = [f"   {client_text(client, now_s)}\n" for client in producers]
-    lines = [] if topic_count else [" None\n"]
-    lines += ["\nProducers:\n", *producer_lines] if producer_lines else ["\nProducers: None\n"]
-    yield "".join(lines)
+        yield from in_pieces(topic_text(topic, now_s), pause)
+    if not topic_count:
+        yield " None\n"
+    yield "\nProducers:\n" if producers else "\nProducers: None\n"
+    yield from in_pieces((f"   {client_text(client, now_s)}\n" for client in producers), pause)
+
+
+def in_pieces(lines: Iterable[str], pause: Callable[[], None]) -> Iterator[str]:
+    """Yield the text of the lines in pieces, with a pause after each long one."""
+    piece: list[str] = []
+    for line in lines:
+        piece.append(line)
+        if len(piece) == LINES_PER_PIECE:
+            yield "".join(piece)
+            piece.clear()
+            pause()
+    if piece:
+        yield "".join(piece)
 
 
 def topic_text(topic: StatsDict, now_s: int) -> Iterable[str]:

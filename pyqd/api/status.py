@@ -7,9 +7,10 @@ from pyqd.api.rights import OPEN, STATUS
 from pyqd.api.stats_text import stats_text
 from pyqd.broker.broker import Broker
 from pyqd.broker.stats import (
-    CHANNELS_PER_PAUSE,
+    STEPS_PER_PAUSE,
     Selection,
     StatsDict,
+    Steps,
     head_stats,
     shown_producers,
     topic_stats,
@@ -88,7 +89,7 @@ class StatusRoutes:
         memory = memory_stats() if selection.include_mem else None
         producers = None
         if selection.include_clients and topics is not None:
-            producers = shown_producers(self.identity.producers(), selection)
+            producers = shown_producers(self.identity.producers(), selection, Steps(yield_to_loop))
         if query.get("format") == "json":
             return Response(200, content_type=JSON, pieces=stats_json(head, topics, memory, producers))
         uptime_ns = time.time_ns() - self.identity.start_ns
@@ -106,17 +107,14 @@ def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[S
 
     A caller that kept all of them would make the garbage collector walk over them again and again and hold the loop.
     """
-    channel_count = 0
+    step = Steps(yield_to_loop)
     for topic in topics:
         if topic.exiting:
             continue
-        stats = topic_stats(topic, selection, yield_to_loop)
+        stats = topic_stats(topic, selection, step)
         if stats is not None:
             yield stats
-        channel_count += 1 + len(topic.channels_by_name)
-        if channel_count >= CHANNELS_PER_PAUSE:
-            channel_count = 0
-            yield_to_loop()
+        step()
 
 
 def selection_of(query: Query) -> Selection:
@@ -148,24 +146,68 @@ def stats_json(
         parts[-1] = b"]" if parts[-1] == b"," else b"[]"
     if memory is not None:
         parts += [b',"memory":', to_json(memory)]
-    parts += [b',"producers":', to_json(producers), b"}"]
+    parts.append(b',"producers":')
+    parts += list_json(producers) if producers else [b"null"]
+    parts.append(b"}")
     return parts
 
 
+def list_json(clients: list[StatsDict]) -> Iterator[bytes]:
+    """Yield the JSON of a list of clients in slices. Switches: if it is long."""
+    yield b"["
+    for start in range(0, len(clients), STEPS_PER_PAUSE):
+        if start:
+            yield_to_loop()
+            yield b","
+        yield to_json(clients[start : start + STEPS_PER_PAUSE])[1:-1]
+    yield b"]"
+
+
 def topic_json(topic: StatsDict) -> Iterator[bytes]:
-    """Yield the JSON of a topic in parts. Switches: if it has many channels."""
-    channels = topic["channels"]
-    if len(channels) <= CHANNELS_PER_PAUSE:
+    """Yield the JSON of a topic in parts. Switches: if it has many channels or clients."""
+    slices = list(channel_slices(topic["channels"]))
+    if len(slices) <= 1 and not any(map(has_many_clients, topic["channels"])):
         yield to_json(topic)
         return
     before, after = to_json({**topic, "channels": []}).split(b'"channels":[]', 1)
     yield before + b'"channels":['
-    for start in range(0, len(channels), CHANNELS_PER_PAUSE):
-        if start:
+    for number, channels in enumerate(slices):
+        if number:
             yield_to_loop()
             yield b","
-        yield to_json(channels[start : start + CHANNELS_PER_PAUSE])[1:-1]
+        if has_many_clients(channels[0]):
+            yield from channel_json(channels[0])
+        else:
+            yield to_json(channels)[1:-1]
     yield b"]" + after
+
+
+def channel_json(channel: StatsDict) -> Iterator[bytes]:
+    """Yield the JSON of a channel with many clients in parts. Switches: yes."""
+    before, after = to_json({**channel, "clients": []}).split(b'"clients":[]', 1)
+    yield before + b'"clients":'
+    yield from list_json(channel["clients"])
+    yield after
+
+
+def channel_slices(channels: Iterable[StatsDict]) -> Iterator[list[StatsDict]]:
+    """Yield the channels in slices that are short with their clients; one with many clients is a slice of its own."""
+    piece: list[StatsDict] = []
+    size = 0
+    for channel in channels:
+        cost = 1 + len(channel["clients"] or ())
+        if piece and size + cost > STEPS_PER_PAUSE:
+            yield piece
+            piece, size = [], 0
+        piece.append(channel)
+        size += cost
+    if piece:
+        yield piece
+
+
+def has_many_clients(channel: StatsDict) -> bool:
+    """Return whether the JSON of a channel is made in parts."""
+    return len(channel["clients"] or ()) >= STEPS_PER_PAUSE
 
 
 class MetricsRoutes:

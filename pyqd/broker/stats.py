@@ -2,12 +2,13 @@
 
 Clients describe themselves: a channel's consumers have a method `stats()` that returns a dictionary in nsqd's shape,
 with all its `pub_counts`; publishing clients come in as such dictionaries too. Nothing here waits; callers walk
-thousands of topics in slices, by `topics_shown` and `topic_stats`.
+thousands of topics, channels and clients in slices. Functions call `step` after each channel and client. It may yield
+to the event loop (`Steps`): channels deleted and clients gone meanwhile are left out.
 
 Source: docs/nsq/http-api.md, "GET /stats".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pyqd.broker.broker import Broker
@@ -15,13 +16,35 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import NO_LIMITS, limits_to_dict
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
+from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.primitives.memory import memory_stats
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 StatsDict = dict[str, Any]
 
-# Some half a millisecond.
-CHANNELS_PER_PAUSE = 64
+# Channels and clients: some half a millisecond.
+STEPS_PER_PAUSE = 64
+
+Step = Callable[[], None]
+
+
+def no_step() -> None:
+    """Continue at once."""
+
+
+class Steps:
+    """Step function of a long walk. pause: called in every STEPS_PER_PAUSE-th step; yields to the event loop."""
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self._pause = pause
+        self._count = 0
+
+    def __call__(self) -> None:
+        """Count a step, and pause if it is time."""
+        self._count += 1
+        if self._count == STEPS_PER_PAUSE:
+            self._count = 0
+            self._pause()
 
 
 class Selection(NamedTuple):
@@ -44,11 +67,8 @@ def topics_shown(broker: Broker, selection: Selection) -> Iterable[Topic] | None
     return broker.topics_by_name()
 
 
-def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | None = None) -> StatsDict | None:
-    """Return a topic's counters and those of its channels; None if it lacks the requested channel.
-
-    pause: called between two channels after every CHANNELS_PER_PAUSE; channels deleted meanwhile are left out.
-    """
+def topic_stats(topic: Topic, selection: Selection, step: Step = no_step) -> StatsDict | None:
+    """Return a topic's counters and those of its channels; None if it lacks the requested channel."""
     if selection.channel:
         if selection.channel not in topic.channels_by_name:
             return None
@@ -64,22 +84,24 @@ def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | 
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": latency_stats(topic.broker, topic.channels_by_name.values()),
+        "e2e_processing_latency": latency_stats(topic.broker, list(topic.channels_by_name.values()), step),
     }
     stats = with_damage(stats, topic.log.damage)
-    for index, channel in enumerate(channels, 1):
-        if not channel.exiting:
-            shown_channels.append(channel_stats(channel, selection))
-        if pause is not None and index % CHANNELS_PER_PAUSE == 0:
-            pause()
+    for channel in channels:
+        shown = None if channel.exiting else channel_stats(channel, selection, step)
+        if shown is not None:
+            shown_channels.append(shown)
+        step()
     return stats
 
 
-def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
-    """Return a channel's counters and, if requested, those of its clients."""
+def channel_stats(channel: Channel, selection: Selection, step: Step = no_step) -> StatsDict | None:
+    """Return a channel's counters and, if requested, those of its clients; None if it is deleted meanwhile."""
     clients = None
     if selection.include_clients:
-        clients = [shown_client(consumer.client.stats(), selection) for consumer in channel.consumers]
+        clients = client_stats(channel, selection, step)
+        if channel.exiting:
+            return None
     stats = {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -100,6 +122,16 @@ def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
     return stats if channel.parked is None else with_damage(stats, channel.parked.log.damage)
 
 
+def client_stats(channel: Channel, selection: Selection, step: Step) -> list[StatsDict]:
+    """Return the counters of a channel's clients."""
+    clients = []
+    for consumer in list(channel.consumers):
+        if consumer.client is not None:
+            clients.append(shown_client(consumer.client.stats(), selection))
+        step()
+    return clients
+
+
 def delivered_counts(channel: Channel) -> dict[str, int]:
     """Return the deliveries to clients of the daemon's zone, of its region and to others; without those that are 0."""
     zone_local, region_local = channel.zone_local_count, channel.region_local_count
@@ -116,14 +148,21 @@ def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
     return {**stats, "damage": damage.as_dict()} if damage.found_count else stats
 
 
-def latency_stats(broker: Broker, channels: Iterable[Channel]) -> StatsDict:
+def latency_stats(broker: Broker, channels: Sequence[Channel], step: Step = no_step) -> StatsDict:
     """Return the percentiles of the end-to-end latency of the channels together; none if they are not measured."""
-    buffers = [channel.latency for channel in channels if channel.latency is not None]
-    if not buffers:
+    if all(channel.latency is None for channel in channels):
         return {"count": 0, "percentiles": None}
     from pyqd.broker.latency import latency_of
 
-    return latency_of(buffers, broker.options.e2e_processing_latency_percentile)
+    return latency_of(latencies(channels, step), broker.options.e2e_processing_latency_percentile)
+
+
+def latencies(channels: Sequence[Channel], step: Step) -> Iterator[LatencyBuffer]:
+    """Yield the latencies of each channel that is not deleted."""
+    for channel in channels:
+        if channel.latency is not None and not channel.exiting:
+            yield channel.latency
+        step()
 
 
 def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
@@ -139,9 +178,15 @@ def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
     return items
 
 
-def shown_producers(producers: Iterable[StatsDict], selection: Selection) -> list[StatsDict] | None:
+def shown_producers(
+    producers: Iterable[StatsDict], selection: Selection, step: Step = no_step
+) -> list[StatsDict] | None:
     """Return the clients that have published, in nsqd's form; None if there are none."""
-    return [shown_client(client, selection) for client in producers] or None
+    shown = []
+    for client in producers:
+        shown.append(shown_client(client, selection))
+        step()
+    return shown or None
 
 
 def head_stats(broker: Broker, start_time_s: int) -> StatsDict:

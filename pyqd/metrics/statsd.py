@@ -19,7 +19,7 @@ from gevent import socket
 from gevent.event import Event
 
 from pyqd.broker.broker import Broker
-from pyqd.broker.stats import Selection, StatsDict, topic_stats
+from pyqd.broker.stats import Selection, StatsDict, Steps, no_step, topic_stats
 from pyqd.config.options import Options
 from pyqd.metrics.identity import Identity
 from pyqd.net.greenlets import spawn
@@ -204,9 +204,10 @@ class StatsdPusher:
         """Yield all keys and values. pause: yield to the loop in between."""
         options = self._broker.options
         exclude = options.statsd_exclude_ephemeral
+        step = Steps(yield_to_loop) if pause else no_step
         for index, topic in enumerate(self._broker.topics_by_name(), 1):
             if not topic.exiting and not (exclude and is_ephemeral_str(topic.name)):
-                stats = topic_stats(topic, NOTHING_OF_CLIENTS, yield_to_loop if pause else None)
+                stats = topic_stats(topic, NOTHING_OF_CLIENTS, step)
                 assert stats is not None, "no channel was asked for"
                 yield from topic_entries(stats, exclude)
             if pause and index % TOPICS_PER_SLICE == 0:

@@ -117,9 +117,11 @@ class TcpServer:
             self.admission.leave(connection.remote_address)
         self.publishers.pop(connection, None)
 
-    def producers(self) -> list[dict[str, Any]]:
-        """Return the stats of every connected client that has published."""
-        return [connection.stats() for connection in self.publishers if connection.pub_counts()]
+    def producers(self) -> Iterator[dict[str, Any]]:
+        """Yield the stats of every client that has published and is still connected when its turn comes."""
+        for connection in list(self.publishers):
+            if connection in self.publishers and connection.pub_counts():
+                yield connection.stats()
 
     def greenlets(self) -> Iterator[tuple[Any, str]]:
         """Yield the greenlets of the connections, each with a description."""

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pyqd.broker.stats import CHANNELS_PER_PAUSE
+from pyqd.broker.stats import STEPS_PER_PAUSE
 from tests.api.conftest import HttpApp
 from tests.api.http_app import PRODUCER
 
@@ -86,7 +86,7 @@ def test_many_topics_come_sorted_and_whole(app: HttpApp) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [CHANNELS_PER_PAUSE, CHANNELS_PER_PAUSE + 1, 3 * CHANNELS_PER_PAUSE])
+@pytest.mark.parametrize("count", [STEPS_PER_PAUSE, STEPS_PER_PAUSE + 1, 3 * STEPS_PER_PAUSE])
 def test_many_channels_come_sorted_and_whole(app: HttpApp, count: int) -> None:
     names = [f"c{number:03}" for number in range(count)]
     app.post("/topic/create?topic=a")
