@@ -229,6 +229,10 @@ class Daemon:
         self.failure = error
         self.stop_wanted.set()
 
+    def exit_code(self) -> int:
+        """Return the exit code of the process: 1 after an internal error."""
+        return 0 if self.failure is None else 1
+
     def on_turn_error(self, error: BaseException) -> None:
         """Log an error of a scheduled run; a broken invariant ends the daemon."""
         logger.error("internal error in a scheduled run - %s", error, exc_info=error)
@@ -412,14 +416,21 @@ def run(options: Options) -> int:
         daemon.stop_wanted.wait()
         watch = StopWatchdog(daemon.stop_steps)
         watch.start()
-        if not daemon.restarts.is_ready or daemon.failure is not None:
+        if not daemon.restarts.is_ready or daemon.exit_code():
             manager.stopping()
             daemon.stop()
             watch.finish()
-            return 0 if daemon.failure is None else 1
+            return daemon.exit_code()
         manager.restarting()
         inherited = daemon.hand_over()
         watch.finish()
+        if daemon.exit_code():
+            # As before a restart: the data was not written, and the exit code reports the internal error.
+            manager.stopping()
+            daemon.restarts.abandon()
+            daemon.restarts.wait_ended()
+            daemon.release(inherited)
+            return daemon.exit_code()
         try:
             pid = daemon.restarts.hand_over()
         except RestartError as error:

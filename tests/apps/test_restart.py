@@ -268,6 +268,28 @@ def test_a_signal_to_stop_after_a_failed_restart_stops_the_daemon_cleanly(refuse
     assert refused_restart.log_text().splitlines()[-1].endswith("INFO: NSQ: bye")
 
 
+FAILS_AS_IT_STOPS = """
+from pyqd.apps.daemon import Daemon
+
+stop_serving = Daemon.stop_serving
+
+def fail_and_stop(self):
+    self.on_internal_error(AssertionError("an invariant is broken"))
+    stop_serving(self)
+
+Daemon.stop_serving = fail_and_stop
+"""
+
+
+def test_an_internal_error_while_it_hands_over_ends_the_daemon_and_the_successor(tmp_path: Path) -> None:
+    daemon = Daemon(patched_pyqd(tmp_path / "failing.py", FAILS_AS_IT_STOPS), tmp_path / "daemon")
+    with running(daemon):
+        successor = int(daemon.http("POST", "/restart").json()["pid"])
+        assert daemon.wait_ended() == 1
+        assert not Path(f"/proc/{successor}").exists()
+    assert "has taken over" not in daemon.log_text()
+
+
 def test_the_command_reports_the_new_process(daemon: Daemon) -> None:
     before = daemon.pid
     done = subprocess.run(
