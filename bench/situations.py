@@ -425,6 +425,14 @@ def stats_of_many(bench: Bench) -> Step:
     bench.get("/stats")
 
 
+def stats_of_consumers(bench: Bench) -> Step:
+    bench.make_channels(1)
+    bench.consumers(bench.count(5000))
+    yield
+    bench.get("/stats?format=json")
+    bench.get("/stats")
+
+
 def metrics_of_many(bench: Bench) -> Step:
     for index in range(bench.count(1000)):
         bench.make_channels(10, f"t{index}")
@@ -621,6 +629,7 @@ SITUATIONS = (
     Situation("100 messages of 3,000,000 deferred ones are cancelled or rescheduled by id", by_id),
     Situation("`/channel/messages` of 3,000,000 messages", messages_listed),
     Situation("`/stats` of 1,000 topics with 10 channels", stats_of_many),
+    Situation("`/stats` with 5,000 consumers of one channel", stats_of_consumers),
     Situation("`/metrics` of 1,000 topics with 10 channels", metrics_of_many, ALL_SERIES),
     Situation("`/stats`, `/metrics`, publishing and syncs of a topic with 2,000 channels", channels_of_one, ALL_SERIES),
     Situation("first consumers after a kill with 1,000,000 messages", sub_after_kill),
