@@ -77,11 +77,8 @@ class Background:
                 # pool.
                 started = self.pool.spawn(partial(outcome_of, job))
             except Exception as error:
-                # No thread could be started: a running thread takes the job when it is free.
+                # The pool has no thread. It has not queued the job.
                 self.free_threads += 1
-                if self.free_threads < self.thread_count:
-                    self.waiting.appendleft((job, done))
-                    return
                 logger.error("cannot start a thread for a background job: %s; the job fails", error)
                 self.hub.loop.run_callback(self.report, done, None, error)
             else:

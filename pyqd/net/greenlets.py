@@ -81,9 +81,27 @@ def _run_in_batch(run: Callable[[], None]) -> None:
 
 
 class Pool(ThreadPool):
-    """gevent's thread pool with isolated native stacks, and threads that do not preempt the loop when they wake."""
+    """gevent's thread pool with isolated native stacks, and threads that do not preempt the loop when they wake.
+
+    If no more threads can be started, a job waits for a thread of the pool.
+    """
 
     _WorkerGreenlet = Worker
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run func(*args, **kwargs) in a thread and return an AsyncResult. Switches: if all threads are busy.
+
+        Raises: RuntimeError, MemoryError if the pool has no thread and none can be started; func is not run then.
+        """
+        # Before the job is in the queue: gevent leaves it there after an error, and the next thread would run it.
+        if self.size == 0:
+            self.size = 1
+        return super().spawn(func, *args, **kwargs)
+
+    def adjust(self) -> None:
+        """Start threads for the queued jobs, as far as the system allows."""
+        with contextlib.suppress(RuntimeError, MemoryError):
+            super().adjust()
 
 
 def start_threads(pool: ThreadPool, count: int) -> None:

@@ -1,11 +1,14 @@
 """Tests of pyqd.net.background, on the hub of the test."""
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gevent
 import pytest
+from gevent import threadpool
 from gevent.event import Event
 from greenlet import settrace
 
@@ -177,43 +180,50 @@ def test_a_stop_lets_those_go_on_that_wait_for_jobs(hub):
     assert begun == 1
 
 
-class NoThreads:
-    """A pool that cannot start a thread for the first so many jobs."""
+def refuse_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next start of a thread fail."""
+    refused: list[str] = []
 
-    def __init__(self, pool: Any, failure_count: int) -> None:
-        self.pool = pool
-        self.failure_count = failure_count
+    def start_or_fail(*arguments: Any) -> Any:
+        if not refused:
+            refused.append("can't start new thread")
+            raise RuntimeError(refused[0])
+        return start_new_thread(*arguments)
 
-    def spawn(self, job: Any) -> Any:
-        if self.failure_count:
-            self.failure_count -= 1
-            raise RuntimeError("can't start new thread")
-        return self.pool.spawn(job)
-
-    def kill(self) -> None:
-        self.pool.kill()
+    monkeypatch.setattr(threadpool, "start_new_thread", start_or_fail)
 
 
-def test_a_job_without_a_thread_is_reported_as_failed(background: Any) -> None:
-    background.pool = NoThreads(background.pool, 1)
+def test_a_job_without_a_thread_is_reported_as_failed_and_never_runs(
+    background: Background, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refuse_a_thread(monkeypatch)
     failed: list[BaseException | None] = []
-    ended: list[Any] = []
-    background.run(lambda: 1, lambda _result, error: failed.append(error))
-    background.run(lambda: 2, lambda result, _error: ended.append(result))
+    ran: list[int] = []
+    background.run(lambda: ran.append(1), lambda _result, error: failed.append(error))
+    for number in (2, 3, 4):
+        background.run(partial(ran.append, number), lambda _result, error: failed.append(error))
     until_done(background)
-    assert [str(error) for error in failed] == ["can't start new thread"]
-    assert ended == [2]
+    assert [str(error) for error in failed] == ["can't start new thread", "None", "None", "None"]
+    assert sorted(ran) == [2, 3, 4]
+    assert capfd.readouterr().err == ""
 
 
-def test_a_job_waits_for_the_thread_that_runs_if_no_other_can_be_started(background: Any) -> None:
+def test_a_job_waits_for_the_thread_that_runs_if_no_other_can_be_started_and_runs_once(
+    background: Background, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     let_go, ended = held(background, 1)
-    background.pool = NoThreads(background.pool, 1)
-    results: list[Any] = []
-    background.run(lambda: 2, lambda result, _error: results.append(result))
-    assert len(background.waiting) == 1
+    refuse_a_thread(monkeypatch)
+    ran: list[int] = []
+    told: list[BaseException | None] = []
+    background.run(lambda: ran.append(2), lambda _result, error: told.append(error))
+    gevent.sleep(0.01)
+    assert (ran, told, background.pool.size) == ([], [], 1)
     let_go.set()
     until_done(background)
-    assert (ended, results) == ([0], [2])
+    background.run(lambda: ran.append(3), lambda _result, error: told.append(error))
+    until_done(background)
+    assert (ended, ran, told) == ([0], [2, 3], [None, None])
+    assert capfd.readouterr().err == ""
 
 
 def test_an_error_at_the_end_of_a_job_is_reported_and_the_next_job_runs(background: Background) -> None:

@@ -1,11 +1,13 @@
 """Tests of pyqd.net.greenlets: services that end, threads."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import gevent
 import pytest
+from gevent import threadpool
 
 from pyqd.durability.housekeeper import Housekeeper
 from pyqd.durability.syncer import Syncer
@@ -76,6 +78,26 @@ def test_a_failing_syncer_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
     syncer.stop()
     broker.close()
+
+
+def test_a_job_of_a_pool_waits_for_the_thread_that_runs_if_no_other_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = greenlets.Pool(2)
+    try:
+        greenlets.start_threads(pool, 1)
+        monkeypatch.setattr(threadpool, "start_new_thread", refuse)
+        let_go = threading.Event()
+        first = pool.spawn(let_go.wait, LONG_S)
+        gevent.spawn_later(0.01, let_go.set)
+        assert pool.apply(lambda: 7) == 7
+        assert first.get(timeout=LONG_S)
+        assert pool.size == 1
+    finally:
+        pool.kill()
 
 
 def test_a_thread_of_a_pool_does_not_preempt_the_thread_that_gives_it_work() -> None:
