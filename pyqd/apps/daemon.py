@@ -51,7 +51,7 @@ from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
-from pyqd.net.greenlets import isolate_native_stacks, spawn, start_threads
+from pyqd.net.greenlets import Pool, isolate_native_stacks, spawn, start_threads
 from pyqd.net.listener import Listener
 from pyqd.net.loop_driver import LoopDriver, yield_to_loop
 from pyqd.net.shedding import Shedder
@@ -68,6 +68,7 @@ THREADS = 4
 # Each read is of MiB, which keep the disk busy: several threads would wait for one another.
 READ_THREADS = 1
 COMMIT_THREADS = 1
+SYNC_THREADS = 1
 # Before the connections are closed for a successor.
 ACCEPTED_S = 0.05
 
@@ -101,12 +102,10 @@ class Daemon:
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
         self.read_background = Background(self.hub, READ_THREADS)
-        for background in (self.background, self.commit_background, self.read_background):
-            background.on_failure = self.on_internal_error
-            # A thread that starts later could take the memory that the broker keeps free for its topics.
-            start_threads(background.pool, background.thread_count)
-        # For the periodic sync.
-        start_threads(self.hub.threadpool, 1)
+        self.fin_background = Background(self.hub, COMMIT_THREADS)
+        # For the periodic sync. In the hub's pool it would wait behind look-ups of names, and could need a new thread.
+        self.sync_pool = Pool(SYNC_THREADS, hub=self.hub)
+        self.start_all_threads()
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.read_in_background = self.read_background.run
@@ -135,7 +134,7 @@ class Daemon:
         self.http = self.new_http_servers(admission)
         self.shedder = Shedder(self.hub, options.max_buffer_bytes)
         self.shedder.sources = [lambda: self.tcp.connections, self.http.connections]
-        self.syncer = Syncer(self.broker)
+        self.syncer = Syncer(self.broker, self.sync_pool.apply)
         self.syncer.on_internal_error = self.commit.on_internal_error = self.on_internal_error
         self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
         self.sync_fins()
@@ -144,6 +143,20 @@ class Daemon:
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
         self.housekeeper = Housekeeper(self.broker, self.on_internal_error)
         self.statsd = StatsdPusher(self.broker, self.identity)
+
+    def start_all_threads(self) -> None:
+        """Start the threads. One that starts later could take the memory that the broker keeps free for its topics,
+        or fail.
+        """
+        backgrounds = [self.background, self.commit_background, self.read_background]
+        if self.options.sync_fin:
+            backgrounds.append(self.fin_background)
+        for background in backgrounds:
+            background.on_failure = self.on_internal_error
+            start_threads(background.pool, background.thread_count)
+        start_threads(self.sync_pool, SYNC_THREADS)
+        # For requests over HTTP that wait for the disk.
+        start_threads(self.hub.threadpool, 1)
 
     def new_http_servers(self, admission: Admission) -> HttpServers:
         """Return the servers of HTTP and HTTPS with all routes."""
@@ -187,8 +200,6 @@ class Daemon:
         """Make FINs durable if --sync-fin is set. Called before the channels are loaded and after the syncer is
         created.
         """
-        self.fin_background = Background(self.hub, COMMIT_THREADS)
-        self.fin_background.on_failure = self.on_internal_error
         if self.options.sync_fin:
             fin_sync = FinSync(self.broker, self.fin_background.run, self.hub.loop.run_callback)
             fin_sync.on_internal_error = self.on_internal_error
@@ -350,6 +361,7 @@ class Daemon:
         self.read_background.stop()
         self.commit_background.stop()
         self.fin_background.stop()
+        self.sync_pool.kill()
         self.direct.stop()
         releases.stop()
 

@@ -1,9 +1,9 @@
 """Background syncs that make the broker's data durable against power loss.
 
 Accepted messages and FINs lie in mapped pages and survive the process; msync(2) makes them survive the machine. It runs
-in gevent's threadpool, one job at a time: every --sync-timeout, or as soon as --sync-every messages have been appended
-since the last began. The loop gathers the dirty ranges of a bounded number of topics for each job and records the
-outcome. It never waits for the disk.
+in a thread, one job at a time: every --sync-timeout, or as soon as --sync-every messages have been appended since the
+last began. The loop gathers the dirty ranges of a bounded number of topics for each job and records the outcome. It
+never waits for the disk.
 
 A topic's *dirty version* is a tuple of numbers that change with its files. A topic with the version of its last sync is
 skipped; an idle topic costs no more than that comparison. The code that creates or removes a file counts the changed

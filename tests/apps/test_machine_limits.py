@@ -14,13 +14,33 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import ERROR, Client, Closed, identify, sub
-from tests.support.server import Daemon, Implementation, daemons_running, wait_until
+from tests.support.server import Daemon, Implementation, daemons_running, patched_pyqd, wait_until
 
 WAIT_S = 20.0
 ADDRESS_SPACE_KB = 8 << 20
 ROOM_BYTES = (64 << 20) + (16 << 20)
 TOPICS_MAX = 5000
 BODIES = [bytes([number]) * 1000 for number in range(250)]
+
+
+# The daemon, which can start no thread when it listens, and whose hub has a thread that is busy.
+NO_MORE_THREADS = """
+import threading
+import gevent.threadpool
+from pyqd.apps.daemon import Daemon
+
+start = Daemon.start
+
+def refuse(*_arguments):
+    raise RuntimeError("can't start new thread")
+
+def start_and_refuse(self):
+    start(self)
+    gevent.threadpool.start_new_thread = refuse
+    self.hub.threadpool.spawn(threading.Event().wait, 600)
+
+Daemon.start = start_and_refuse
+"""
 
 
 def limited(*limits: str) -> Implementation:
@@ -116,16 +136,36 @@ def test_without_memory_topics_are_refused_until_there_is_some(start: Callable[.
     wait_until(lambda: daemon.http("GET", "/ping").status == 200, "health is good again", WAIT_S)
 
 
-def test_all_threads_run_when_the_daemon_listens_so_that_none_takes_memory_later(start: Callable[..., Daemon]) -> None:
-    daemon = start(limited(f"-v {ADDRESS_SPACE_KB}"), "--sync-timeout=100ms")
+@pytest.mark.parametrize("flags", [[], ["--sync-fin"]])
+def test_all_threads_run_when_the_daemon_listens_so_that_none_takes_memory_later(
+    start: Callable[..., Daemon], flags: list[str]
+) -> None:
+    daemon = start(limited(f"-v {ADDRESS_SPACE_KB}"), "--sync-timeout=100ms", *flags)
     threads = len(os.listdir(f"/proc/{daemon.pid}/task"))
     with Client(daemon.tcp_address) as client:
         client.expect_alive()
         fill_and_drain(client, "t")
     wait_until(lambda: daemon.http("GET", "/ping").status == 200, "it answers", WAIT_S)
-    synced = re.compile(rb"^pyqd_sync_duration_seconds_count [1-9]", re.MULTILINE)
-    wait_until(lambda: synced.search(daemon.http("GET", "/metrics").body) is not None, "a sync has ended", WAIT_S)
+    wait_until(lambda: has_synced(daemon), "a sync has ended", WAIT_S)
     assert len(os.listdir(f"/proc/{daemon.pid}/task")) == threads
+
+
+def has_synced(daemon: Daemon) -> bool:
+    synced = re.compile(rb"^pyqd_sync_duration_seconds_count [1-9]", re.MULTILINE)
+    return synced.search(daemon.http("GET", "/metrics").body) is not None
+
+
+def test_syncs_go_on_at_the_limit_of_threads_while_requests_wait_in_the_threads_of_the_hub(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start(patched_pyqd(tmp_path / "threads.py", NO_MORE_THREADS), "--sync-fin", "--sync-timeout=100ms")
+    with Client(daemon.tcp_address) as client:
+        client.mpub("t", [b"first", b"second"])
+        wait_until(lambda: has_synced(daemon), "a sync has ended", WAIT_S)
+        client.sub("t", "c", rdy_count=1)
+        for _ in range(2):
+            client.fin(client.read_message())
+    assert daemon.http("GET", "/ping").status == 200
 
 
 def test_idle_connections_leave_descriptors_for_storage(start: Callable[..., Daemon]) -> None:
