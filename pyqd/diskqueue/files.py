@@ -30,6 +30,7 @@ WRITTEN_OUT_AT_ONCE_BYTES = 1 << 20
 # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER.
 WRITE_OUT_AND_WAIT = 1 | 2 | 4
 RESERVING = "reserving"
+REMOVAL_TRIES = 100
 NO_CLAIM: AbstractContextManager[object] = contextlib.nullcontext()
 PROT_READ_WRITE = 0x1 | 0x2
 MAP_PRIVATE = 0x02
@@ -602,10 +603,17 @@ class Files:
             raise storage_error("remove", path, error) from error
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all in it; one that is gone already is fine."""
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise storage_error("remove", path, error) from error
+        """Remove a directory with all in it; one that is gone already is fine.
+
+        Other threads may create and remove files in it meanwhile.
+        """
+        for tries_left in reversed(range(REMOVAL_TRIES)):
+            try:
+                shutil.rmtree(path)
+                return
+            except OSError as error:
+                if error.errno == errno.ENOENT and not os.path.lexists(path):
+                    return
+                # A file in it came or went between two calls.
+                if tries_left == 0 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise storage_error("remove", path, error) from error

@@ -127,6 +127,46 @@ def test_removing_a_missing_file_is_no_error(files, tmp_path):
     assert not files.exists(str(tmp_path / "made"))
 
 
+def test_a_directory_is_removed_whole_while_others_remove_and_create_files_in_it(files, tmp_path, monkeypatch):
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    for name in "abc":
+        (directory / name).write_bytes(b"")
+    unlink, rmdir = os.unlink, os.rmdir
+    called = []
+
+    def unlink_after_another(path, **place):
+        if "unlink" not in called:
+            called.append("unlink")
+            unlink(path, **place)
+        unlink(path, **place)
+
+    def rmdir_after_another(path, **place):
+        if "rmdir" not in called:
+            called.append("rmdir")
+            (directory / "late").write_bytes(b"")
+        rmdir(path, **place)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_another)
+    monkeypatch.setattr(os, "rmdir", rmdir_after_another)
+    files.remove_tree(str(directory))
+    assert called == ["unlink", "rmdir"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_whose_files_come_again_and_again_is_a_storage_error(files, tmp_path, monkeypatch):
+    (tmp_path / "directory").mkdir()
+
+    def fail(path, **_place):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "rmdir", fail)
+        with pytest.raises(StorageError) as caught:
+            files.remove_tree(str(tmp_path / "directory"))
+    assert caught.value.errno == errno.ENOTEMPTY
+
+
 @pytest.mark.parametrize(
     ("operation", "call"),
     [
