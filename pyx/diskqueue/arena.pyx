@@ -56,7 +56,7 @@ Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel
 from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset, strdup, strlen
+from libc.string cimport memset, strdup, strlen
 
 from pyqd.hot.primitives.releases cimport Release, close_later, run_later
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
@@ -157,6 +157,10 @@ cdef enum:
     # Lost pages at a time; one more ends the process.
     LOST_MAX = 65536
 
+cdef struct KeptFile:
+    int fd
+    uint64_t guarded_at                  # of its extent, when it was unmapped
+
 cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
 
 cdef int lock_word = 0
@@ -174,7 +178,7 @@ cdef bint is_loading = False
 cdef uint64_t remapped = 0               # extents mapped again since the start
 cdef uint64_t guard_counter = 0
 cdef uint64_t synced_guard = 0           # extents guarded up to there hold nothing that is not on stable storage
-cdef int[KEPT_MAX] kept
+cdef KeptFile[KEPT_MAX] kept
 cdef uint32_t kept_count = 0
 cdef uint32_t kept_max = KEPT_MAX
 cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
@@ -578,13 +582,14 @@ cdef bint evict_loaded() noexcept nogil:
 
 
 cdef void keep_known(Extent* extent) noexcept nogil:
-    """Keep a file in the kernel's memory until the next complete sync, in case its write-back has failed."""
+    """Keep a file in the kernel's memory until a complete sync that begins later, in case its write-back has failed."""
     global kept_count
     cdef int fd
     if kept_count < kept_max and not extent.removed:
         fd = open(extent.path, O_RDONLY | O_CLOEXEC)
         if fd >= 0:
-            kept[kept_count] = fd
+            kept[kept_count].fd = fd
+            kept[kept_count].guarded_at = extent.guarded_at
             kept_count += 1
 
 
@@ -868,16 +873,23 @@ def end_sync(uint64_t begun):
     """Record that all bytes stored before `begin_sync` returned the token are on stable storage."""
     global synced_guard, kept_count
     cdef int[KEPT_MAX] unneeded
-    cdef uint32_t count = 0
+    cdef uint32_t unneeded_count = 0
+    cdef uint32_t left_count = 0
+    cdef uint32_t index
     assert begun <= guard_counter, "the token is one of `begin_sync`"
     lock()
-    if begun >= synced_guard:
-        synced_guard = begun
-        count = kept_count
-        memcpy(unneeded, kept, count * sizeof(int))
-        kept_count = 0
+    synced_guard = max(synced_guard, begun)
+    for index in range(kept_count):
+        if kept[index].guarded_at <= synced_guard:
+            unneeded[unneeded_count] = kept[index].fd
+            unneeded_count += 1
+        else:
+            # The sync may have gathered the file before the last stores to it.
+            kept[left_count] = kept[index]
+            left_count += 1
+    kept_count = left_count
     unlock()
-    for index in range(count):
+    for index in range(unneeded_count):
         close_kept(unneeded[index])
 
 

@@ -151,6 +151,31 @@ def test_a_pinned_file_stays_mapped(tmp_path: Path) -> None:
     assert not is_mapped(pinned)
 
 
+def kept(directory: Path) -> set[str]:
+    """Return the files of a directory that the process has open."""
+    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    paths = [Path(os.readlink(link)) for link in links if link.is_symlink()]
+    return {path.name for path in paths if path.parent == directory}
+
+
+def test_a_file_unmapped_during_a_sync_stays_open_until_a_later_sync_is_complete(tmp_path: Path) -> None:
+    arena.end_sync(arena.begin_sync())
+    before = made(tmp_path)
+    kept_before = kept(tmp_path)
+    assert kept_before
+    (tmp_path / "later").mkdir()
+    begun = arena.begin_sync()
+    made_during = made(tmp_path / "later")
+    kept_during = kept(tmp_path / "later")
+    assert kept_during
+    arena.end_sync(begun)
+    assert kept(tmp_path / "later") == kept_during
+    assert kept_before - kept(tmp_path), "those unmapped before the sync are closed"
+    arena.end_sync(arena.begin_sync())
+    assert kept(tmp_path) == kept(tmp_path / "later") == set()
+    assert len(before) == len(made_during)
+
+
 @pytest.mark.slow
 def test_a_renamed_file_is_mapped_by_its_new_name(tmp_path: Path) -> None:
     mappings = made(tmp_path)
