@@ -256,13 +256,25 @@ class Broker:
 
     def empty_discarded(self) -> None:
         """Remove the leftovers of deletions in an earlier run, and keep the directory: so a deletion needs no space
-        then.
+        then. A failed removal is logged, and retried while the broker serves.
         """
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
         if self.placeholders.make_directory(discarded, lambda: None):
             for entry in self.files.list_directory(discarded):
                 path = os.path.join(discarded, entry)
-                (self.files.remove_tree if self.files.is_directory(path) else self.files.remove)(path)
+                try:
+                    (self.files.remove_tree if self.files.is_directory(path) else self.files.remove)(path)
+                except StorageError as error:
+                    self.keep_leftover(entry, path, error)
+
+    def keep_leftover(self, entry: str, path: str, error: StorageError) -> None:
+        """Register a leftover of a deletion that could not be removed."""
+        log_failure(None, error)
+        # The place that it had before is not known.
+        self.removals_failed.append((path, path))
+        if entry.isdecimal():
+            # A rename to its name would fail.
+            self.discarded_count = max(self.discarded_count, int(entry))
 
     def load_journal(self) -> None:
         """Read the journal of an earlier run; after a clean stop it has nothing that counts."""

@@ -146,6 +146,32 @@ def test_the_next_start_completes_an_interrupted_removal(tmp_path: Path) -> None
     again.close()
 
 
+def test_a_start_that_cannot_remove_leftovers_serves_and_retries_the_removal(tmp_path: Path) -> None:
+    class Unremovable(Files):
+        failing = True
+
+        def remove_tree(self, path: str) -> None:
+            if self.failing and "discarded" in path:
+                raise StorageError("remove", path, errno.EIO, "Input/output error")
+            super().remove_tree(path)
+
+    for number in (1, 2):
+        (tmp_path / "discarded" / str(number) / "log").mkdir(parents=True)
+    files = Unremovable()
+    broker = broker_at(tmp_path, files)
+    fill(broker)
+    assert broker.topic("t").delete_channel("c")
+    assert broker.delete_topic("t")
+    assert {path.name for path in tmp_path.glob("discarded/*")} == {"1", "2", "3", "4"}
+    broker.retry_removals()
+    assert len(broker.removals_failed) == 4
+    files.failing = False
+    broker.retry_removals()
+    assert broker.removals_failed == []
+    assert not list(tmp_path.glob("discarded/*"))
+    broker.close()
+
+
 def test_a_deleted_topic_maps_no_file_though_someone_holds_it(tmp_path: Path) -> None:
     broker = broker_at(tmp_path)
     fill(broker)
