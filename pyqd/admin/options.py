@@ -201,7 +201,7 @@ def address_problem(address: str) -> str:
     if "://" in address:
         return "expected host:port, without a scheme"
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not colon or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
         return f"address {address}: missing port in address" if not colon else f"address {address}: invalid port"
     return "" if host.strip("[]") else f"address {address}: missing host"
 

@@ -91,7 +91,7 @@ TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
 # One of the 2**32 fingerprints of message ids: a smaller rate would choose no message.
 RATE_MIN: Final = 2.0**-32
 
-_DECIMAL = re.compile(r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_DECIMAL = re.compile(r"-?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 def parse_rate(text: str) -> float:
