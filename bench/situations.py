@@ -227,6 +227,38 @@ def dpub_fanout(bench: Bench) -> Step:
     bench.wait_for("it is deferred", lambda: all(each["depth"] == 0 for each in bench.channel_stats()))
 
 
+def dpubs_at_once(bench: Bench) -> Step:
+    bench.make_channels(bench.count(1000))
+    count = bench.count(10_000)
+    connection = bench.connect()
+    yield
+    connection.sendall(b"DPUB %s %d\n\0\0\0\1x" % (TOPIC.encode(), DELAY_MS) * count)
+    for _ in range(count):
+        expect_ok(connection)
+
+
+def pubs_to_new_topics(bench: Bench) -> Step:
+    count = bench.count(5000)
+    connection = bench.connect()
+    yield
+    connection.sendall(b"".join(b"PUB t%d\n\0\0\0\1x" % number for number in range(count)))
+    for _ in range(count):
+        expect_ok(connection)
+
+
+def refused_fins(bench: Bench) -> Step:
+    bench.make_channels(1)
+    [consumer] = bench.consumers(1).sockets
+    consumer.setblocking(True)
+    consumer.settimeout(QUIET_S)
+    count = bench.count(10_000)
+    yield
+    consumer.sendall(b"".join(b"FIN %016x\n" % number for number in range(count)))
+    received = b""
+    while received.count(b"E_FIN_FAILED") < count:
+        received += consumer.recv(RECEIVED_BYTES)
+
+
 def delete_topic_channels(bench: Bench) -> Step:
     bench.make_channels(bench.count(1000))
     bench.publish(bench.count(100_000))
@@ -606,6 +638,9 @@ SITUATIONS = (
     Situation("`/mpub` of 2,600,000 lines of a byte", mpub_http),
     Situation("DMPUB of 1,000,000 messages of a byte, 10 channels", dmpub),
     Situation("the first deferred message of a topic with 1,000 channels", dpub_fanout),
+    Situation("10,000 DPUBs at once to a topic with 1,000 channels", dpubs_at_once),
+    Situation("5,000 PUBs at once, each to a new topic", pubs_to_new_topics),
+    Situation("10,000 FINs at once of messages that are not in flight", refused_fins),
     Situation("a topic with 1,000 channels is deleted", delete_topic_channels),
     Situation("a topic with 1 GB is deleted", delete_topic_large),
     Situation("first SUB on a topic that holds 3,000,000 deferred messages", first_sub_deferred),

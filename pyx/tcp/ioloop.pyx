@@ -88,7 +88,7 @@ cdef enum:
 
 cdef const char* MAGIC = b"  V2"
 
-cdef int64_t PASS_NS_MAX = 4 * NS_PER_MS
+cdef int64_t PASS_NS_MAX = 2 * NS_PER_MS
 cdef tuple NO_COMMAND = (b"", [], None)
 
 cdef uint64_t SCRATCH_BYTES = 256 << 10
@@ -483,6 +483,13 @@ cdef class IoLoop:
             self.save_partial(buffer + at, size_bytes - at)
         return 0
 
+    cdef int note_slow(self) noexcept:
+        """Let the pass look at the clock behind the command that is about to be executed."""
+        self.until_look = 0
+        if self.pass_end_ns == 0:
+            self.pass_end_ns = mono_ns() + PASS_NS_MAX
+        return 0
+
     cdef bint is_over_time(self) noexcept:
         """Look at the clock. Returns: whether the pass has taken its time, which begins with the first look."""
         cdef int64_t now_ns = mono_ns()
@@ -540,11 +547,11 @@ cdef class IoLoop:
         elif line.command == COMMAND_MPUB:
             used = publisher.publish_batch(line, body, size_bytes)
         elif line.command == COMMAND_DPUB:
+            self.note_slow()
             used = publisher.publish(line, body, size_bytes, True)
-            self.until_look = 0
         elif line.command == COMMAND_DMPUB:
+            self.note_slow()
             used = publisher.publish_deferred_batch(line, body, size_bytes)
-            self.until_look = 0
         else:
             return self.execute_other(line, body, size_bytes)
         if <void*> publisher.topic != topic:
@@ -643,7 +650,7 @@ cdef class IoLoop:
             self.client.log_clamped(value)
             delay_ns = 0 if delay_ns < 0 else self.limits.max_req_timeout_ns
         if delay_ns != 0:
-            self.until_look = 0
+            self.note_slow()
         if hex_to_id(line.params[0].at, &guid) == 0:
             try:
                 answer = self.output.channel.requeue(self.output, guid, delay_ns)

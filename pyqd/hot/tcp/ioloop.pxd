@@ -73,6 +73,7 @@ cdef class IoLoop:
 
     # Execute.
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
+    cdef int note_slow(self) noexcept
     cdef bint is_over_time(self) noexcept
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1
