@@ -248,7 +248,11 @@ class Model:
                 continue
             state = DEFERRED if message.due_ns else QUEUED
             parked = message.due_ns != 0
-            channel.copies[message.number] = Copy(message.number, state, message.due_ns, 0, parked, stamp=self.stamp)
+            # Held by the topic until now, it may be due already, and stays due if the clock is set back then.
+            is_due = message.due_ns <= now_ns
+            channel.copies[message.number] = Copy(
+                message.number, state, message.due_ns, 0, parked, is_due, stamp=self.stamp
+            )
 
     def publish(self, topic: Topic, messages: list[Message], now_ns: int) -> None:
         """Note messages as accepted."""

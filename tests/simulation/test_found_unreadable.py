@@ -708,3 +708,44 @@ def test_a_segment_whose_name_was_lost_returns_where_node_json_that_was_set_asid
         ],
         features=["absent", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_message_that_was_due_when_a_topics_first_channel_got_it_stays_due_if_the_clock_is_set_back(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dmpub", 1, 1, 0, 0),
+            ("advance", 1),
+            ("dmpub", 0, 0, 0, 0),
+            ("kill",),
+            ("sub", 1, 0, 2),
+            ("jump", 0),
+            ("advance", 3),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )
+
+
+def test_messages_behind_a_lost_record_that_a_ledger_on_a_full_disk_does_not_reach_come_when_there_is_space(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 1, 0, 0, 5),
+            ("spoil", 0, 0, 0),
+            ("sub", 1, 1, 0),
+            ("http_pub", 1, 5, 0, 0),
+            ("write_back", 3, 3),
+            ("spoil", 1, 0, 0),
+            ("sub", 0, 0, 0),
+            ("kill",),
+            ("fill", 0),
+            ("pub", 1, 0),
+            ("spoil", 0, 0, 60757),
+            ("sub", 1, 1, 24099),
+            ("free",),
+            ("advance", 1),
+            ("job", 0, 1),
+            ("job", 0, 1),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )

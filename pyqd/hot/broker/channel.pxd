@@ -40,7 +40,7 @@ cdef class ChannelCore(Scheduled):
     cdef Presence returned_presence      # of the pages of the ring's oldest record; None until the ring has one
     cdef bint due_was_read               # since the last run: the message that is due first waited for it
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
-    cdef bint held_up                    # the disk was full: a timer retries
+    cdef readonly bint held_up           # the disk was full: a timer retries
     cdef bint reads_at_cursor            # the pages at the cursor are being read from the disk, beside the loop
     cdef uint32_t growths                # of its ledgers, under way beside the loop; the end of each wakes the channel
     cdef bint resets                     # deliveries wait for a reset
