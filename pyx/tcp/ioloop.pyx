@@ -98,7 +98,10 @@ if scratch == NULL:
 
 
 def set_pass_limit_for_tests(int64_t pass_ns_max):
-    """Set the time after which a pass ends; 0: it ends at its second look at the clock. Returns: the former."""
+    """Set the time after which a pass ends. 0: at its second look at the clock, or behind its first slow command.
+
+    Returns: the former.
+    """
     global PASS_NS_MAX
     former, PASS_NS_MAX = PASS_NS_MAX, pass_ns_max
     return former
@@ -491,7 +494,7 @@ cdef class IoLoop:
         return 0
 
     cdef bint is_over_time(self) noexcept:
-        """Look at the clock. Returns: whether the pass has taken its time, which begins with the first look."""
+        """Look at the clock. Returns: whether PASS_NS_MAX has passed since the first look or the first slow command."""
         cdef int64_t now_ns = mono_ns()
         self.until_look = LOOK_COMMANDS
         if self.pass_end_ns == 0:

@@ -140,7 +140,7 @@ COMMANDS = 300
 
 @pytest.fixture
 def short_passes() -> Iterator[None]:
-    """Passes end at their second look at the clock."""
+    """Passes end at their second look at the clock, or their first slow command."""
     former = set_pass_limit_for_tests(0)
     yield
     set_pass_limit_for_tests(former)

@@ -42,7 +42,7 @@ cdef class IoLoop:
 
     # The current pass.
     cdef int until_look                  # commands before the next look at the clock; 0: it comes behind this one
-    cdef int64_t pass_end_ns             # monotonic; 0: the pass has not looked yet
+    cdef int64_t pass_end_ns             # monotonic; 0: neither a look nor a slow command yet
 
     # Waits.
     cdef object read_watcher
