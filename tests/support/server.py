@@ -405,10 +405,12 @@ class Daemon:
         deadline_s = time.monotonic() + START_WAIT_S
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                # A server that refuses HTTP is ready, and so is one that says that its disk is full.
-                # It must be this one: the daemon of another test may have taken a port first.
+                status = self.http("GET", "/ping").status
+                # It must be this one: the daemon of another test may have taken a port first. The kernel takes 2 ms to
+                # list its sockets, so a connection that is refused has to be the first to say that nothing listens.
                 if all(listens(self._process.pid, port) for port in (self.tcp_port, self.http_port)):
-                    return self.http("GET", "/ping").status in (200, 403, 500)
+                    # A server that refuses HTTP is ready, and so is one that says that its disk is full.
+                    return status in (200, 403, 500)
             if time.monotonic() > deadline_s:
                 self.kill()
                 raise self._error(f"the daemon was not ready within {START_WAIT_S} s")
