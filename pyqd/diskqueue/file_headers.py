@@ -98,6 +98,17 @@ def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:
     return SegmentHeader(number, first_seq, created_ns, count, end, synced)
 
 
+def drained_seq(content: bytes) -> int:
+    """Return the first sequence number of the drained segment that a file holds as a spare; 0 if it holds none."""
+    if len(content) < SEGMENT_HEADER_BYTES:
+        return 0
+    magic, version, checksum, _, first_seq, created_ns, *_ = _SEGMENT.unpack_from(content)
+    is_spare = magic == SEGMENT_MAGIC and checksum == crc32c.value(
+        _SEGMENT_CHECKED.pack(0, first_seq, created_ns), version
+    )
+    return int(first_seq) if is_spare else 0
+
+
 def parse_record_header(content: bytes) -> RecordHeader:
     """Return a record's header from bytes that hold at least the header."""
     return RecordHeader(*_RECORD.unpack_from(content))

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyqd.diskqueue.damage import BAD, damaged_directory
-from pyqd.diskqueue.file_headers import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
+from pyqd.diskqueue.file_headers import SEGMENT_HEADER_BYTES, SegmentHeader, drained_seq, parse_segment_header
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
 from pyqd.hot.diskqueue.logstart import SUFFIX
@@ -263,13 +263,17 @@ class JournaledTopic:
 
         Names in a directory become durable in the order in which they were made. So the name was durable if a file that
         was made later is there. Two threads may make files against the order of their numbers by milliseconds: the
-        one with the later number is then used at once, and has the earlier segment.
+        one with the later number is then used at once, and has the earlier segment. A spare tells the segment that it
+        was last.
         """
         for name in self._files.list_directory(log_directory):
             number = name.removesuffix(SUFFIX)
             if number.isdigit() and int(number) > entry.file_number:
-                header = self._header_of(os.path.join(log_directory, name))
-                if header is not None and header.number > entry.segment_number:
+                content = self._beginning_of(os.path.join(log_directory, name))
+                header = segment_header_in(content, name)
+                if (header is not None and header.number > entry.segment_number) or (
+                    drained_seq(content) > entry.first_seq
+                ):
                     return True
         return False
 
@@ -291,16 +295,26 @@ class JournaledTopic:
             return False
         return True
 
-    def _header_of(self, path: str) -> SegmentHeader | None:
-        """Return the header of the segment in a file; None if there is none that can be believed."""
+    def _beginning_of(self, path: str) -> bytes:
+        """Return the bytes of a segment's header; none if they cannot be read. Raises: StorageError, except EIO."""
         try:
-            return parse_segment_header(self._files.read_range(path, 0, SEGMENT_HEADER_BYTES), path)
-        except CorruptionError:
-            return None
+            return self._files.read_range(path, 0, SEGMENT_HEADER_BYTES)
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            return None
+            return b""
+
+    def _header_of(self, path: str) -> SegmentHeader | None:
+        """Return the header of the segment in a file; None if there is none that can be believed."""
+        return segment_header_in(self._beginning_of(path), path)
+
+
+def segment_header_in(content: bytes, path: str) -> SegmentHeader | None:
+    """Return the header of the segment in a file's first bytes; None if there is none that can be believed."""
+    try:
+        return parse_segment_header(content, path)
+    except CorruptionError:
+        return None
 
 
 class Redo:

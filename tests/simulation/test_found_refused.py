@@ -353,3 +353,26 @@ def test_a_topic_may_return_if_the_sync_of_its_removed_name_failed(simulate):
         ],
         features=["absent", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_start_on_a_full_disk_after_one_knows_a_removed_segment_although_later_ones_have_become_spares(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("fill_journal", 8),
+            ("fill_journal", 5),
+            ("fill_segment",),
+            ("empty_first",),
+            ("commit", 1, 0),
+            ("cut", 3, 0),
+            ("sub", 0, 0, 0),
+            ("seek", 0, 1),
+            ("sync",),
+            ("fill", 0),
+            ("cut", 0, 0),
+            ("http_pub", 0, 0, 0, 2),
+            ("die_at_store", 0, 2, 2),
+            ("fin", 0, 0, 0),
+        ],
+        features=["absent", "fins", "journal", "resets"],
+    )

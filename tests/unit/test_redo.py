@@ -437,8 +437,9 @@ def test_a_missing_segment_gets_all_pages_that_its_entries_need(place):
     assert path.read_bytes() == (beginning.content + BEHIND.content).ljust(8192, b"\0")
 
 
-def test_on_a_full_disk_a_file_that_was_removed_is_not_re_created(place, caplog):
-    later = place.segment(segment_header(2, 5), file_number=3)
+@pytest.mark.parametrize("header", [segment_header(2, 5), segment_header(0, 5)], ids=["in use", "a spare since"])
+def test_on_a_full_disk_a_file_that_was_removed_is_not_re_created(place, caplog, header):
+    later = place.segment(header, file_number=3)
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
     assert place.restore(files=FullFiles()) is not None
     assert list(place.log.iterdir()) == [later]
@@ -447,8 +448,16 @@ def test_on_a_full_disk_a_file_that_was_removed_is_not_re_created(place, caplog)
 
 @pytest.mark.parametrize(
     "found",
-    [None, (segment_header(2, 5), 1), (segment_header(1), 3), (segment_header(0), 3), (b"no header", 3)],
-    ids=["none", "made before", "an earlier segment", "a spare", "damaged"],
+    [
+        None,
+        (segment_header(2, 5), 1),
+        (segment_header(0, 5), 1),
+        (segment_header(1), 3),
+        (segment_header(0), 3),
+        (b"", 3),
+        (b"no header", 3),
+    ],
+    ids=["none", "made before", "a spare made before", "an earlier segment", "its spare", "a new spare", "damaged"],
 )
 def test_on_a_full_disk_a_file_whose_name_may_have_been_lost_refuses_the_start(place, found):
     if found is not None:
