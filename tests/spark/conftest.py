@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyqd_spark import java
-from tests.support import resident_spark
 from tests.support.machine import Machine
 from tests.support.reader import Reader
 from tests.support.server import Daemon, daemons_running, pyqd
@@ -120,7 +119,6 @@ def make_reader(fast_spark_home: Path, tmp_path: Path) -> Iterator[Callable[[Pat
         machine = Machine(tmp_path, names=["spark-master"])
         (tmp_path / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
         machine.environment |= {"SPARK_HOME": str(fast_spark_home), "SPARK_CONF_DIR": str(tmp_path)}
-        resident_spark.install(machine)
         readers.append(Reader(machine, page))
         return readers[-1]
 

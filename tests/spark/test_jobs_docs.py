@@ -12,6 +12,7 @@ import pytest
 from pyqd_spark import cli
 from tests.meta.repository import ROOT
 from tests.spark.drained import numbers
+from tests.support import resident_spark
 from tests.support.pages import sections_of
 from tests.support.reader import Reader
 
@@ -24,6 +25,7 @@ DRAINED = list(range(1, 20101))
 @pytest.mark.spark
 def test_the_page_can_be_followed_word_by_word(make_reader: Callable[[Path], Reader]) -> None:
     reader = make_reader(PAGE)
+    resident_spark.install(reader.machine)
     for blocks in sections_of(PAGE).values():
         for block in blocks:
             reader.follow(block)
