@@ -125,12 +125,24 @@ PAGES = (
 ONLY_WITH_PYQD = ("/email/messages", "/dead-letters", "/limits", "/settings")
 
 
+LOOKS = {"light": {"color_scheme": "light"}, "phone-dark": {"color_scheme": "dark", "viewport": PHONE}}
+
+
+@pytest.fixture(scope="module")
+def looks(chromium: Browser, admin: Admin) -> Iterator[dict[str, Visit]]:
+    """One visit for each look, whose page goes from test to test: to open a window takes longer than to load a page."""
+    visits = {look: Visit(chromium, admin, **context) for look, context in LOOKS.items()}
+    yield visits
+    for each in visits.values():
+        each.context.close()
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(
-    visit: Callable[..., Visit], world: World, path: str
+    looks: dict[str, Visit], world: World, path: str
 ) -> None:
-    for context in ({"color_scheme": "light"}, {"color_scheme": "dark", "viewport": PHONE}):
-        each = visit(**context, is_missing="nowhere" in path)
+    for look, each in looks.items():
+        each.expect_missing("nowhere" in path)
         page = each.open(path.format(node=node_of(world)))
         expect(page.locator("h1")).to_have_count(1)
         is_absent = world.is_reference and path.partition("?")[0].endswith(ONLY_WITH_PYQD)
@@ -139,7 +151,9 @@ def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(
         assert found.violations_count == 0, found.generate_report()
         width = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert width <= 0, "the page scrolls sideways"
-        keep_picture(page, "phone-dark" if "viewport" in context else "light")
+        keep_picture(page, look)
+        page.goto("about:blank")
+        assert each.faults == []
 
 
 def test_numbers_change_without_a_reload(visit: Callable[..., Visit]) -> None:

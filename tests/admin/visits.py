@@ -31,17 +31,20 @@ def keep_picture(page: Page, look: str) -> None:
 class Visit:
     """A page that notes what must not be there: messages on the console, and requests to other hosts."""
 
-    def __init__(self, browser: Browser, admin: Admin, *, is_missing: bool = False, **context: Any) -> None:
+    def __init__(self, browser: Browser, admin: Admin, **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **context})
         self.page = self.context.new_page()
         self.base = f"http://127.0.0.1:{admin.port}"
         self.faults: list[str] = []
-        # The console tells that the page of a channel that does not exist has the status 404.
-        self.expected = "404 (NOT FOUND)" if is_missing else ""
+        self.expected = ""
         self.page.set_default_timeout(WAIT_MS)
         self.page.on("console", self._note_message)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("request", self._note)
+
+    def expect_missing(self, is_missing: bool) -> None:
+        """Expect pages that do not exist, or no such page: the console tells that one has the status 404."""
+        self.expected = "404 (NOT FOUND)" if is_missing else ""
 
     def _note_message(self, message: Any) -> None:
         if not self.expected or self.expected not in message.text:
