@@ -105,7 +105,9 @@ def take(directory: Path, base: str, node: str) -> None:
         "admin-phone": ("/topics/payments", {"color_scheme": "light", "viewport": PHONE}),
     }
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for name, (path, options) in pages.items():
             context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **options})
             page = context.new_page()
