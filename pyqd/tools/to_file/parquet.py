@@ -3,12 +3,14 @@
 A Parquet file is readable only with the footer at its end, but messages are finished long before. So each flush appends
 a record batch to a journal in Arrow's stream format, and syncs it. At the end the journal is converted, and the Parquet
 file takes the journal's place in one step. A journal that a kill has left is converted at the next start, without a
-record batch that is incomplete.
+record batch that is incomplete. A damaged journal is kept too, and the Parquet file has the rows before the damage.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -20,11 +22,16 @@ from pyqd.tools.to_file.encodings import Lines
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyqd.tools.to_file.journal import Journal
+
 WORKING_SUFFIX: Final = ".partial"
+DAMAGED_SUFFIX: Final = ".damaged"
 MAGIC: Final = b"PAR1"
 # A row group has about so many rows or bytes.
 GROUP_ROWS: Final = 100_000
 GROUP_BYTES: Final = 64 << 20
+
+logger = logging.getLogger("pyqd.tools.to_file")
 
 
 class Parquet(Lines):
@@ -38,6 +45,9 @@ class Parquet(Lines):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from pyqd.tools.to_file.journal import Journal
+
+        self._journal = Journal
         self._pa = pa
         self._pq = pq
         self._topic = topic
@@ -61,7 +71,9 @@ class Parquet(Lines):
         return bytes(self.schema.serialize())
 
     def encode(self, messages: Sequence[Message]) -> bytes:
-        """Return a record batch in Arrow's stream format."""
+        """Return a record batch in Arrow's stream format; without a message, the beginning of a file."""
+        if not messages:
+            return self.head()
         return bytes(self._batch(messages).serialize())
 
     def _batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
@@ -114,16 +126,28 @@ class Parquet(Lines):
         os.close(descriptor)
         return new
 
-    def _convert(self, journal: str, path: str) -> None:
-        with self._pq.ParquetWriter(path, self.schema, compression="zstd") as writer:
+    def _convert(self, path: str, target: str) -> None:
+        """Write the rows of a journal to a Parquet file. A damaged journal gets a second name. Raises: StorageError."""
+        journal = self._journal(path)
+        with self._pq.ParquetWriter(target, self.schema, compression="zstd") as writer:
             for group in self._groups(journal):
                 writer.write_table(group)
+        if journal.damage:
+            kept = _keep(path)
+            logger.error(
+                "[%s/%s] journal %s is %s; its Parquet file ends before that offset, and the journal is kept as %s",
+                self._topic,
+                self._channel,
+                path,
+                journal.damage,
+                kept,
+            )
 
-    def _groups(self, journal: str) -> Iterator[pa.Table]:
-        """Yield the rows of a journal, up to the end or to an incomplete record batch, in tables of some size."""
+    def _groups(self, journal: Journal) -> Iterator[pa.Table]:
+        """Yield the rows of a journal, up to its end or to damage, in tables of some size."""
         batches: list[pa.RecordBatch] = []
         rows = size_bytes = 0
-        for batch in self._batches(journal):
+        for batch in journal.batches():
             batches.append(batch)
             rows += batch.num_rows
             size_bytes += batch.nbytes
@@ -133,11 +157,21 @@ class Parquet(Lines):
         if batches:
             yield self._pa.Table.from_batches(batches)
 
-    def _batches(self, journal: str) -> Iterator[pa.RecordBatch]:
-        pa = self._pa
-        with pa.OSFile(journal) as source:
+
+def _keep(path: str) -> str:
+    """Give a journal a second name, and return that. Raises: StorageError.
+
+    The name is hidden as well, and no start finishes such a file.
+    """
+    for number in itertools.count(1):
+        kept = f"{path}{DAMAGED_SUFFIX}{f'.{number}' if number > 1 else ''}"
+        with disk.doing("keep", path):
             try:
-                yield from pa.ipc.open_stream(source)
-            except (pa.ArrowInvalid, OSError):
-                # The piece that the kill interrupted: its messages are not finished.
-                return
+                os.link(path, kept)
+            except FileExistsError:
+                # A kill may have come after this step before, or an earlier journal had the same name.
+                if not os.path.samefile(path, kept):
+                    continue
+        disk.sync_directory(kept)
+        return kept
+    raise AssertionError("numbers do not end")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,99 @@ def test_every_cut_of_a_journal_leaves_a_readable_file(make: Make, tmp_path: Pat
     for name, rows in found.items():
         size = int(name[2:8])
         assert rows == ([b"a"] if size >= len(head) else []), size
+
+
+@pytest.fixture
+def left(make: Make, tmp_path: Path) -> tuple[Path, int]:
+    """A journal of five batches of ten messages, which a kill has left. Returns: its path, the offset of the third."""
+    recorder = make()
+    journal = tmp_path / ".t-000000.parquet.partial"
+    offset = 0
+    for number in range(5):
+        if number == 2:
+            offset = journal.stat().st_size
+        recorder.record(messages(*[b"%d" % number] * 10), True)
+    path = tmp_path / "left" / ".t-000007.parquet.partial"
+    path.parent.mkdir()
+    path.write_bytes(journal.read_bytes())
+    return path, offset
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> bytes:
+    """Write bytes into a file. Returns: its content."""
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(data)] = data
+    path.write_bytes(content)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("place", "data"),
+    [
+        pytest.param(0, bytes(4), id="the mark is zeros"),
+        pytest.param(4, bytes(4), id="the size is zero"),
+        pytest.param(4, b"\xff\xff\xff\x7f", id="the size is too large"),
+        pytest.param(8, bytes(8), id="the metadata are zeros"),
+        pytest.param(20, bytes(4), id="the version is zero"),
+    ],
+)
+def test_damage_within_a_journal_is_logged_and_the_journal_is_kept(
+    make: Make, tmp_path: Path, left: tuple[Path, int], caplog: pytest.LogCaptureFixture, place: int, data: bytes
+) -> None:
+    path, offset = left
+    damaged = overwrite(path, offset + place, data)
+    make(path.parent)
+    assert values(tmp_path / "t-000007.parquet") == [b"0"] * 10 + [b"1"] * 10
+    kept = path.parent / f"{path.name}.damaged"
+    assert names_in(path.parent) == [kept.name]
+    assert kept.read_bytes() == damaged
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert f"{path} is damaged at offset {offset} (" in line
+    assert str(kept) in line
+
+
+def test_a_damaged_journal_overwrites_no_earlier_one_of_its_name(
+    make: Make, tmp_path: Path, left: tuple[Path, int]
+) -> None:
+    path, offset = left
+    earlier = path.parent / f"{path.name}.damaged"
+    earlier.write_bytes(b"precious")
+    damaged = overwrite(path, offset, bytes(4))
+    make(path.parent)
+    assert earlier.read_bytes() == b"precious"
+    assert (path.parent / f"{path.name}.damaged.2").read_bytes() == damaged
+    assert names_in(path.parent) == [earlier.name, f"{earlier.name}.2"]
+
+
+def test_a_journal_that_the_disk_cannot_read_stays(
+    make: Make, tmp_path: Path, left: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, offset = left
+    before = path.read_bytes()
+
+    class Failing:
+        """File whose third record batch cannot be read."""
+
+        closed = False
+
+        def __init__(self) -> None:
+            self._file = path.open("rb")
+            self.seek, self.tell, self.close = self._file.seek, self._file.tell, self._file.close
+
+        def read(self, size: int) -> bytes:
+            if self._file.tell() + size > offset:
+                raise OSError(5, "Input/output error")
+            return self._file.read(size)
+
+    def fail(_path: str) -> Any:
+        return pa.PythonFile(Failing(), "r")
+
+    monkeypatch.setattr(pa, "OSFile", fail)
+    with pytest.raises(disk.StorageError, match=r"cannot read .*t-000007\.parquet\.partial: Input/output error"):
+        make(path.parent)
+    assert path.read_bytes() == before
+    assert names_in(path.parent) == [path.name]
+    assert not (tmp_path / "t-000007.parquet").exists()
 
 
 def test_a_kill_between_conversion_and_move_makes_no_second_file(
