@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ IMPORTED_DIRECTORY = "imported-from-nsqd"
 PLAN_FILE = "plan.json"
 REPORT_FILE = "report.txt"
 
+UNNAMED_NOTE = "not in nsqd.dat, and has messages: imported"
+
 logger = logging.getLogger(__name__)
 
 
@@ -74,11 +76,23 @@ class ImportReport:
         self.stored_count = 0
         self.stored_bytes = 0
         self.moved_to = ""
+        # Names of the queues that were read.
+        self.read: set[str] = set()
 
     def note(self, where: str, text: str) -> None:
         """Add a note for the operator to the report."""
         if (where, text) not in self.notes:
             self.notes.append((where, text))
+
+    def check_complete(self, queues: Iterable[str]) -> None:
+        """Check that each queue was read, or that a note tells that it is omitted. Raises: StartupError."""
+        told = self.read | {where for where, text in self.notes if text != UNNAMED_NOTE}
+        for queue in queues:
+            if queue not in told:
+                raise StartupError(
+                    f"failed to import nsqd's data - the files of queue {queue} would not be read: move them elsewhere "
+                    "to import without them"
+                )
 
     def note_files(self, names: list[str]) -> None:
         """Report files that nsqd renamed to `.bad` because it could not read them. Their messages are not imported."""
@@ -205,9 +219,10 @@ class Importer:
                 self.files.make_directory(os.path.join(self.importing, TOPICS_DIRECTORY))
             for topic in topics:
                 self._import_topic(directory, topic, report, dry_run)
+            report.check_complete(directory.segments)
             if not dry_run:
                 self._commit(directory.originals, report)
-        except (StorageError, CorruptionError):
+        except (StorageError, CorruptionError, StartupError):
             if not dry_run and not self._is_committed():
                 self.files.remove_tree(self.importing)
             raise
@@ -229,6 +244,7 @@ class Importer:
     def _import_topic(self, directory: NsqdDirectory, topic: NsqdTopic, report: ImportReport, dry_run: bool) -> None:
         def queue(channel: str | None) -> Iterator[NsqdMessage]:
             name = queue_name(topic.name, channel)
+            report.read.add(name)
             return NsqdQueue(directory, name, partial(report.note, name)).messages()
 
         channels = [ChannelImport(channel.name, channel.paused, queue(channel.name)) for channel in topic.channels]
@@ -337,7 +353,7 @@ def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callabl
         if next(NsqdQueue(directory, queue, lambda _text: None).messages(), None) is None:
             note(queue, "not in nsqd.dat, and empty: omitted")
             continue
-        note(queue, "not in nsqd.dat, and has messages: imported")
+        note(queue, UNNAMED_NOTE)
         channels_of.setdefault(name, {})
         if channel is not None:
             channels_of[name][channel] = False

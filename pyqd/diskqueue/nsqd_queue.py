@@ -26,7 +26,9 @@ from pyqd.diskqueue.interchange import (
     meta_file,
     parse_meta,
     parse_queue_file,
+    queue_name,
     segment_file,
+    split_queue,
 )
 from pyqd.diskqueue.offline_reader import Window
 
@@ -36,8 +38,9 @@ WRITE_BUFFER_BYTES = 4 << 20
 class NsqdDirectory:
     """nsqd's files in a directory.
 
-    segments: numbers of each queue's segments, in order; a queue with metadata alone has none. originals: the names of
-    all of nsqd's files. bad: those of segments that nsqd has set aside.
+    segments: numbers of each queue's segments, in order; a queue with metadata alone has none. A channel's queue is
+    `topic:channel`, also if nsqd has written it on Windows, where the files are `topic;channel`. originals: the names
+    of all of nsqd's files. bad: those of segments that nsqd has set aside.
     """
 
     def __init__(self, files: Files, path: str) -> None:
@@ -46,6 +49,8 @@ class NsqdDirectory:
         self.segments: dict[str, list[int]] = {}
         self.originals: list[str] = []
         self.bad: list[str] = []
+        # Beginnings of the names of a queue's files.
+        self._bases: dict[str, str] = {}
         for name in sorted(files.list_directory(path)):
             if is_metadata_file(name):
                 self.originals.append(name)
@@ -56,11 +61,20 @@ class NsqdDirectory:
             if found.state == "bad":
                 self.bad.append(name)
             elif found.state == "":
-                numbers = self.segments.setdefault(found.queue, [])
+                numbers = self.segments.setdefault(self._named(found.queue), [])
                 if found.number is not None:
                     numbers.append(found.number)
         for numbers in self.segments.values():
             numbers.sort()
+
+    def _named(self, base: str) -> str:
+        """Return the queue of files whose names begin so. If another name is taken for it already, they stay apart."""
+        queue = queue_name(*split_queue(base))
+        return queue if self._bases.setdefault(queue, base) == base else base
+
+    def base_of(self, queue: str) -> str:
+        """Return the beginning of the names of a queue's files."""
+        return self._bases.get(queue, queue)
 
     def path_of(self, name: str) -> str:
         """Return the path of one of the files."""
@@ -73,13 +87,13 @@ class NsqdQueue:
     def __init__(self, directory: NsqdDirectory, queue: str, note: Callable[[str], None]) -> None:
         self._directory = directory
         self._files = directory.files
-        self._queue = queue
+        self._base = directory.base_of(queue)
         self._note = note
         self._numbers = directory.segments.get(queue, [])
         self._meta = self._read_meta()
 
     def _read_meta(self) -> QueueMeta | None:
-        path = self._directory.path_of(meta_file(self._queue))
+        path = self._directory.path_of(meta_file(self._base))
         if not self._files.exists(path):
             if self._numbers:
                 self._note("no metadata: all its segments are taken")
@@ -121,7 +135,7 @@ class NsqdQueue:
         return wanted
 
     def _path(self, number: int) -> str:
-        return self._directory.path_of(segment_file(self._queue, number))
+        return self._directory.path_of(segment_file(self._base, number))
 
     def _records(self, number: int, offset: int) -> Iterator[NsqdMessage]:
         end = self._files.size_of(self._path(number))
@@ -132,7 +146,7 @@ class NsqdQueue:
             start = offset + RECORD_SIZE.size
             if size < RECORD_HEADER.size or start + size > end:
                 self._note(
-                    f"{segment_file(self._queue, number)}: no record at offset {offset}: "
+                    f"{segment_file(self._base, number)}: no record at offset {offset}: "
                     f"the rest of the segment, {end - offset} bytes, is skipped"
                 )
                 return

@@ -162,6 +162,39 @@ def test_queues_that_nsqd_dat_does_not_name_are_imported_when_they_hold_somethin
     assert {key: channel.depth for key, channel in broker.topic("t").channels_by_name.items()} == {"c": 3}
 
 
+@pytest.fixture
+def windows(tmp_path):
+    """Directory of an nsqd on Windows, in whose file names a semicolon stands before the channel."""
+    write_example(tmp_path)
+    for path in tmp_path.glob("*:*"):
+        path.rename(tmp_path / path.name.replace(":", ";"))
+    return tmp_path
+
+
+def test_channels_of_an_nsqd_on_windows_come_with_their_messages(windows):
+    report = importer_on(windows).run()
+    assert (report.message_count, report.notes) == (14, [])
+    assert_example(windows)
+    assert (windows / "imported-from-nsqd" / "a;x.diskqueue.000000.dat").exists()
+
+
+def test_channels_of_an_nsqd_on_windows_come_without_its_metadata_too(windows):
+    (windows / "nsqd.dat").unlink()
+    report = importer_on(windows).run()
+    assert report.message_count == 14
+    assert ("a:x", "not in nsqd.dat, and has messages: imported") in report.notes
+
+
+def test_a_queue_that_would_not_be_read_stops_the_import_and_nothing_is_changed(tmp_path):
+    write_example(tmp_path)
+    write_queue(tmp_path, "a;x", messages(20))
+    before = snapshot(tmp_path)
+    for dry_run in (True, False):
+        with pytest.raises(StartupError, match="the files of queue a;x would not be read: move them elsewhere"):
+            importer_on(tmp_path).run(dry_run)
+        assert snapshot(tmp_path) == before
+
+
 def test_names_that_are_none_and_ephemeral_ones_are_left_out(tmp_path):
     write_metadata(tmp_path, {"bad name": [], "t": ["c#ephemeral", "x y", "ok"], "e#ephemeral": ["c"]})
     report = importer_on(tmp_path).run()
