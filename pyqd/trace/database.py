@@ -300,10 +300,13 @@ def _cancel(node_id: int, drop: Drop) -> sa.Update:
     """Return the statement that ends deliveries in flight of a channel."""
     table = schema.deliveries.c
     concerned = [
-        table.node_id == node_id,
+        # Without the sum, SQLite would read all deliveries of the node by their key.
+        table.node_id + 0 == node_id,
         table.topic == drop.topic,
         table.channel == drop.channel,
         table.outcome == IN_FLIGHT,
+        # In the words of the index of these rows, or else SQLite does not use it.
+        table.outcome != sa.literal_column("'finished'"),
         table.position < drop.position,
     ]
     return sa.update(schema.deliveries).where(*concerned).values(outcome="cancelled", outcome_at=_time(drop.at_us))

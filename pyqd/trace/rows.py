@@ -333,6 +333,7 @@ class _Assembly:
     def _drop(self, row: int, key: Key) -> None:
         """Cancel the deliveries in flight of a channel."""
         place = key[1:]
+        is_first = place not in self.dropped
         self.dropped.setdefault(place, self.times[row])
         for other, earlier in self.earlier.items():
             if other[1:] == place:
@@ -340,8 +341,11 @@ class _Assembly:
         for other, delivery in self.last.items():
             if other[1:] == place and delivery[OUTCOME] is self.outcomes[IN_FLIGHT]:
                 delivery[OUTCOME:] = self.outcomes["cancelled"], self.times[row]
-        _, topic, channel = self._place(key)
-        self.batch.drops.append(Drop(self.positions[row], topic, channel, array("q", self.decoded.timestamps_us)[row]))
+        if is_first:
+            # Of the deliveries before the batch, a second drop would find none in flight.
+            _, topic, channel = self._place(key)
+            at_us = array("q", self.decoded.timestamps_us)[row]
+            self.batch.drops.append(Drop(self.positions[row], topic, channel, at_us))
 
     def finish(self) -> Batch:
         """Return the rows."""

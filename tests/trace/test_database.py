@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import sqlalchemy as sa
 
 from pyqd.trace.database import Database, Node
 from pyqd.trace.errors import MovedError
@@ -76,6 +79,43 @@ def test_emptying_a_channel_cancels_what_is_in_flight(
         "emptied",
         7,
     )
+
+
+def cancellations_of(database: Database, store: Store) -> list[tuple[str, Any]]:
+    """Store the events of a log. Returns: text and values of the statements that cancel deliveries in flight."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        if statement.startswith("UPDATE trace_deliveries"):
+            statements.append((statement, values))
+
+    sa.event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        store()
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", note)
+    return statements
+
+
+def test_emptying_a_channel_reads_its_unfinished_deliveries_only(sqlite: Database, log: TraceLog) -> None:
+    node = sqlite.node("log", "broker:4151")
+    log.add("dropped", 0, channel="a", reason="emptied", count=1)
+    ((statement, values),) = cancellations_of(sqlite, lambda: sqlite.write(node, log.decoded()))
+    with sqlite.transaction("read", reading=True) as connection:
+        plan = "\n".join(row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values))
+    assert "USING INDEX trace_deliveries_unfinished (topic=? AND channel=?)" in plan
+
+
+def test_a_channel_that_is_emptied_repeatedly_is_searched_once_per_batch(
+    database: Database, log: TraceLog, store: Store
+) -> None:
+    for channel in ("a", "b"):
+        log.add("sent", 1, channel=channel, attempt=1)
+    store()
+    for channel in ("a", "b", "a", "a"):
+        log.add("dropped", 0, channel=channel, reason="emptied", count=1)
+    assert len(cancellations_of(database, store)) == 2
+    assert outcomes_of(database) == [("1", "a", 1, "cancelled", 3), ("1", "b", 1, "cancelled", 4)]
 
 
 def test_overwritten_events_are_a_gap(database: Database, log: TraceLog, store: Store) -> None:
