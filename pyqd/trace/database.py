@@ -172,6 +172,7 @@ class Database:
         Raises: MovedError if the events after the position have been stored by another shipper; as `transaction`.
         """
         recent = self._recent.setdefault(node.node_id, RecentDeliveries())
+        recent.begin(node.position)
         try:
             with uncollected(), self.transaction("write to") as connection:
                 self._lock(connection, node)
@@ -181,7 +182,7 @@ class Database:
         except Exception:
             recent.clear()
             raise
-        recent.learn(batch, changed)
+        recent.learn(batch, changed, decoded.following)
         return replace(node, position=decoded.following)
 
     def _lock(self, connection: sa.Connection, node: Node) -> None:

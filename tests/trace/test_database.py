@@ -138,6 +138,22 @@ def test_a_batch_that_was_stored_is_refused_a_second_time(database: Database, lo
     assert len(outcomes_of(database)) == 1
 
 
+def test_a_shipper_that_goes_on_after_another_one_ends_the_last_delivery(sqlite: Database, log: TraceLog) -> None:
+    other = Database(str(sqlite.engine.url))
+    try:
+        log.add("sent", 7, channel="a", attempt=1)
+        first = sqlite.write(sqlite.node("log", "broker:4151"), log.decoded())
+        log.add("timed_out", 7, channel="a", attempt=1)
+        log.add("sent", 7, channel="a", attempt=2)
+        other.write(other.node("log", "broker:4151"), log.decoded(first.position))
+        log.add("finished", 7, channel="a", attempt=2)
+        node = sqlite.node("log", "broker:4151")
+        sqlite.write(node, log.decoded(node.position))
+    finally:
+        other.close()
+    assert outcomes_of(sqlite) == [("7", "a", 1, "timed_out", 2), ("7", "a", 2, "finished", 4)]
+
+
 def test_long_names_are_cut_and_nul_is_replaced(database: Database, log: TraceLog, store: Store) -> None:
     log.add("published", 1, client="x\0" * 100)
     store()
