@@ -65,7 +65,7 @@ class ToFile:
         self._has_news = asyncio.Event()
 
     async def run(self) -> int:
-        """Write messages until a signal, or a failure. Returns: the exit code."""
+        """Write messages until a signal, or a failure. Returns: the exit code. Raises: Fatal."""
         for directory in {self._options.working_dir, self._options.final_dir}:
             check_directory(directory)
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class ToFile:
                 else:
                     pattern = self._options.topic_pattern
                     logger.warning("skipping topic %s (doesn't match pattern %s)", topic, pattern)
-            async with self._discovering():
+            async with self._discovering() as discovery:
                 while not stopped.is_set():
                     self._has_news.clear()
                     if not self._reap():
@@ -85,18 +85,23 @@ class ToFile:
                         return EXIT_FATAL
                     if not self._logs and self._options.topic:
                         raise Fatal("no topic is left to write")
+                    if discovery is not None and discovery.done():
+                        await self._stop()
+                        # It ends by an error only.
+                        discovery.result()
                     await self._has_news.wait()
             return await self._stop()
 
     @contextlib.asynccontextmanager
-    async def _discovering(self) -> AsyncIterator[None]:
-        """Add topics that match the pattern, if no topic is given by name."""
+    async def _discovering(self) -> AsyncIterator[asyncio.Task[None] | None]:
+        """Add topics that match the pattern in a task, if no topic is given by name."""
         if self._options.topic:
-            yield
+            yield None
             return
         task = asyncio.create_task(self._discover())
+        task.add_done_callback(lambda _: self._has_news.set())
         try:
-            yield
+            yield task
         finally:
             task.cancel()
 

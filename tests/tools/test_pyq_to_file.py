@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -15,6 +16,10 @@ from pathlib import Path
 import cramjam
 import pytest
 
+from pyqd.tools import pyq_to_file
+from pyqd.tools.common import Fatal
+from pyqd.tools.pyq_to_file import ToFile
+from pyqd.tools.to_file.options import Options
 from tests.support import small_disk
 from tests.support.http_stub import http_stub
 from tests.support.server import free_port, wait_until
@@ -389,11 +394,24 @@ class TestWhatTheOriginalLacks:
 
 
 @pytest.mark.slow
-def test_parquet_without_its_package_says_what_to_install(tmp_path) -> None:
+@pytest.mark.parametrize("topics", [("--topic=t", NSQD), ("--topic-pattern=.", LOOKUPD)], ids=["a topic", "a pattern"])
+def test_parquet_without_its_package_says_what_to_install(tmp_path, topics) -> None:
     (tmp_path / "pyarrow.py").write_text("raise ImportError")
     environment = tools_environment()
     environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
-    command = [*Tools().command(TOOL), "--topic=t", NSQD, f"--output-dir={tmp_path}", "--parquet"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    command = [*Tools().command(TOOL), *topics, f"--output-dir={tmp_path}", "--parquet"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith("--parquet needs a package: pip install 'pyqd[parquet]'\n")
+
+
+def test_an_error_in_the_search_for_topics_ends_the_tool(monkeypatch, out) -> None:
+    async def fail(*arguments):
+        if arguments:
+            raise Fatal("no more topics")
+        yield ""
+
+    monkeypatch.setattr(pyq_to_file, "new_topics", fail)
+    options = Options(topic_pattern=".", lookupd_http_address=("127.0.0.1:1",), output_dir=str(out))
+    with pytest.raises(Fatal, match="no more topics"):
+        asyncio.run(asyncio.wait_for(ToFile(options).run(), 5))

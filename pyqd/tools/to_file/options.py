@@ -94,6 +94,8 @@ class Options(HttpTimeouts, Sources, ToolOptions):
             raise Fatal("--topic or --topic-pattern required")
         if not self.topic and not self.lookupd_http_address:
             raise Fatal("--lookupd-http-address must be specified when no --topic specified")
+        # Before a message is taken: its package may be missing.
+        self.encoding("")
 
     def _check_numbers(self) -> None:
         positive = {
