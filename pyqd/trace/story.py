@@ -68,10 +68,27 @@ class Story:
     channels: dict[str, ChannelStory] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # Times of the last steps by channel: a message that is requeued for days has many thousands of steps. No field,
+        # because views show all fields.
+        self._last_at: dict[str | None, datetime] = {}
+
     @property
     def is_over(self) -> bool:
         """True if each channel that is known is done with the message."""
         return bool(self.channels) and all(channel.is_over for channel in self.channels.values())
+
+    def add(self, step: Step) -> None:
+        """Add a step, which is not earlier than those before it."""
+        self.steps.append(step)
+        self._last_at[step.channel] = step.at
+
+    def last_at(self, channel: str | None) -> datetime | None:
+        """Return the time of the last step of a channel or of all channels; None for the channel: of any step."""
+        if channel is None:
+            return self.steps[-1].at if self.steps else None
+        found = [self._last_at[key] for key in (channel, None) if key in self._last_at]
+        return max(found, default=None)
 
 
 def stories_of(database: Database, message_id: str) -> list[Story]:
@@ -178,10 +195,10 @@ def _follow(story: Story, step: Step) -> None:
     """Add a step, and note its effect on the channels. Events on many messages count only if they concern this one."""
     if step.message_count is not None and not _concerns(story, step):
         return
-    before = [other for other in story.steps if other.channel in (None, step.channel) or step.channel is None]
-    if before:
-        step = replace(step, after_s=(step.at - before[-1].at).total_seconds())
-    story.steps.append(step)
+    before = story.last_at(step.channel)
+    if before is not None:
+        step = replace(step, after_s=(step.at - before).total_seconds())
+    story.add(step)
     state = STATE_AFTER.get(step.event)
     if step.channel is not None:
         channel = story.channels.setdefault(step.channel, ChannelStory(step.channel))

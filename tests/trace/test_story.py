@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
+from pyqd.trace import story as story_module
 from pyqd.trace.database import Database
-from pyqd.trace.story import Story, stories_of
+from pyqd.trace.story import Step, Story, stories_of
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.support.trace_tables import since_start_us
 from tests.trace.conftest import Store
@@ -154,3 +159,53 @@ def test_an_id_of_two_brokers_and_topics_has_a_story_for_each(sqlite: Database) 
 
 def test_an_unknown_id_has_no_story(sqlite: Database) -> None:
     assert stories_of(sqlite, ID) == []
+
+
+def seconds_before(story: Story, number: int) -> float | None:
+    """Return the time from the last step before one that concerns the same channel; any channel if it has none."""
+    step = story.steps[number]
+    for other in reversed(story.steps[:number]):
+        if step.channel is None or other.channel in (None, step.channel):
+            return (step.at - other.at).total_seconds()
+    return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_step_tells_the_time_since_the_one_before_in_its_channel(sqlite: Database, seed: int) -> None:
+    choose = random.Random(seed)
+    log = TraceLog()
+    log.add("published", 1)
+    for _ in range(60):
+        at_us = log.at_us + choose.randint(0, 1000)
+        kind, channel = choose.choice(("sent", "requeued", "touched", "dropped", "expired")), choose.choice("ab")
+        if kind == "dropped":
+            log.add(kind, 0, channel=channel, reason="emptied", count=3, at_us=at_us)
+        elif kind == "expired":
+            log.add(kind, 1, channel="", count=3, at_us=at_us)
+        else:
+            log.add(kind, 1, channel=channel, attempt=1, at_us=at_us)
+    sqlite.write(sqlite.node("log", "broker:4151"), log.decoded())
+    story = story_of(sqlite)
+    assert {step.channel for step in story.steps} == {None, "a", "b"}
+    expected = [seconds_before(story, number) for number in range(len(story.steps))]
+    assert [step.after_s for step in story.steps] == pytest.approx(expected)
+
+
+def test_the_cost_of_a_step_does_not_depend_on_the_steps_before_it() -> None:
+    class Counted(list[Step]):
+        """Steps that count how many of them are read."""
+
+        read_count = 0
+
+        def __iter__(self) -> Iterator[Step]:
+            for step in super().__iter__():
+                self.read_count += 1
+                yield step
+
+    steps = Counted()
+    story = Story("1", "orders", "broker:4151", steps=steps)
+    for number in range(100):
+        step = Step(datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=number), "touched", "a")
+        story_module._follow(story, step)
+    assert len(steps) == 100
+    assert steps.read_count == 0
