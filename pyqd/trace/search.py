@@ -35,7 +35,11 @@ class SecondsBetween(GenericFunction[float]):
 @compiles(SecondsBetween, "sqlite")
 def _in_sqlite(element: Any, compiler: Any, **options: Any) -> str:
     start, end = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"((julianday({end}) - julianday({start})) * 86400.0)"
+    # SQLite's own times are whole milliseconds. Times are texts, YYYY-MM-DD HH:MM:SS.ffffff. The fraction is cut off
+    # before a conversion, which would round it up to the next second.
+    seconds = f"strftime('%s', substr({end}, 1, 19)) - strftime('%s', substr({start}, 1, 19))"
+    fraction = f"substr({end}, 21, 6) - substr({start}, 21, 6)"
+    return f"((({seconds}) * 1000000 + ({fraction})) / 1e6)"
 
 
 @compiles(SecondsBetween, "postgresql")

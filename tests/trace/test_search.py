@@ -150,6 +150,32 @@ def test_figures_of_a_topic_and_a_span_of_time(filled: Database) -> None:
     assert [channel.delivery_count for channel in figures.channels] == [2]
 
 
+@pytest.mark.parametrize(
+    ("start_us", "took_us", "limit_s"),
+    [
+        (0, 490, 0.0005),
+        (0, 900, 0.001),
+        (0, 1000, 0.001),
+        (0, 1001, 0.002),
+        (999_500, 1000, 0.001),
+        (999_999, 100, 0.0001),
+        (0, 3_600_000_000 - 1, 5000.0),
+    ],
+)
+def test_times_are_exact_to_the_microsecond(
+    database: Database, log: TraceLog, store: Store, start_us: int, took_us: int, limit_s: float
+) -> None:
+    start_us += AT_US - AT_US % SECOND_US
+    log.add("published", 1, at_us=start_us)
+    log.add("sent", 1, channel="a", attempt=1, at_us=start_us)
+    log.add("finished", 1, channel="a", attempt=1, at_us=start_us + took_us)
+    store()
+    (channel,) = figures_of(database).channels
+    assert channel.percentiles_s[50] == limit_s
+    assert len(find(database, Query(slower_than=timedelta(microseconds=took_us - 1)))) == 1
+    assert find(database, Query(slower_than=timedelta(microseconds=took_us))) == []
+
+
 def test_a_message_of_another_broker_with_the_same_id_is_apart(filled: Database) -> None:
     log = TraceLog()
     add_all(log, [("sent", 4), ("finished", 4)])
