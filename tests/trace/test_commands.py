@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from pyqd.tools.ctl.output import Output
 from pyqd.tools.pyq_trace import main
 from pyqd.tools.trace import reading
 from pyqd.trace.database import Database
+from pyqd.trace.story import Story, stories_of
 from tests.support.http_stub import http_stub, lookup_answers
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
@@ -126,6 +128,31 @@ def test_show_follow_ends_with_the_last_event(
     out += capsys.readouterr().out
     assert codes == [0]
     assert [json.loads(line)["event"] for line in out.splitlines()] == ["published", "sent", "finished"]
+
+
+def test_show_follow_prints_each_event_once_if_two_brokers_have_the_id(
+    sqlite: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "POLL_S", 0)
+    logs = {name: TraceLog() for name in ("one:4151", "two:4151")}
+    # Whose event the database gets before each poll.
+    turns = iter([("one:4151", "sent"), ("two:4151", "sent"), ("one:4151", "finished"), ("two:4151", "finished")])
+
+    def ask() -> list[Story]:
+        name, kind = next(turns)
+        node = sqlite.node(f"log of {name}", name)
+        add_all(logs[name], [(kind, 1)])
+        sqlite.write(node, logs[name].decoded(node.position))
+        return stories_of(sqlite, ID)
+
+    assert reading._follow_story(Output(True), ask) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["nsqd"], line["event"]) for line in lines] == [
+        ("one:4151", "sent"),
+        ("two:4151", "sent"),
+        ("one:4151", "finished"),
+        ("two:4151", "finished"),
+    ]
 
 
 @contextlib.contextmanager

@@ -62,16 +62,18 @@ def show(message_id: str, url: str, as_json: bool | None, follow: bool) -> int:
 
 def _follow_story(output: Output, ask: Callable[[], list[Story]]) -> int:
     """Print the steps of a message as they come, until each channel is done with it."""
-    shown = 0
+    shown: set[tuple[object, ...]] = set()
     while True:
         stories = ask()
-        steps = [(story, step) for story in stories for step in story.steps]
-        for story, step in steps[shown:]:
-            if output.is_json:
-                output.show_line(views.step_value(story, step))
-            else:
-                output.line(views.step_line(step))
-        shown = len(steps)
+        for story in stories:
+            for step in story.steps:
+                key = views.key_of_step(story, step)
+                if key in shown:
+                    continue
+                shown.add(key)
+                output.show_line(views.step_value(story, step)) if output.is_json else output.line(
+                    views.step_line(step)
+                )
         if stories and all(story.is_over for story in stories):
             return OK
         time.sleep(POLL_S)

@@ -83,6 +83,11 @@ def key_of(found: Found) -> tuple[str, ...]:
     return found.nsqd, found.message_id, found.topic, found.channel, found.state, str(found.at)
 
 
+def key_of_step(story: Story, step: Step) -> tuple[object, ...]:
+    """Return the key of a line of `show --follow`. New steps may come before others, and in each of several stories."""
+    return story.nsqd, story.topic, step.channel, step.event, step.position, step.at
+
+
 def step_line(step: Step) -> str:
     """Return a step as a line of text."""
     words = [column.text({**asdict(step), "note": note_of(step)}) for column in STEPS]
