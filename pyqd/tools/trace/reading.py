@@ -71,9 +71,10 @@ def _follow_story(output: Output, ask: Callable[[], list[Story]]) -> int:
                 if key in shown:
                     continue
                 shown.add(key)
-                output.show_line(views.step_value(story, step)) if output.is_json else output.line(
-                    views.step_line(step)
-                )
+                if output.is_json:
+                    output.show_line(views.step_value(story, step))
+                else:
+                    output.line(views.step_line(step))
         if stories and all(story.is_over for story in stories):
             return OK
         time.sleep(POLL_S)
