@@ -125,7 +125,10 @@ PAGES = (
 ONLY_WITH_PYQD = ("/email/messages", "/dead-letters", "/limits", "/settings")
 
 
-LOOKS = {"light": {"color_scheme": "light"}, "phone-dark": {"color_scheme": "dark", "viewport": PHONE}}
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "phone-dark": {"color_scheme": "dark", "viewport": PHONE},
+}
 
 
 @pytest.fixture(scope="module")
