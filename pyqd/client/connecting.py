@@ -419,6 +419,9 @@ class Lookup:
         self._reasons.pop(address, None)
         self.last_error = ""
         self._schedule.succeeded(time.monotonic())
-        if self._on_found is not None:
-            self._on_found([TcpAddress(broker.host, broker.tcp_port) for broker in found])
-        self._arm()
+        try:
+            if self._on_found is not None:
+                self._on_found([TcpAddress(broker.host, broker.tcp_port) for broker in found])
+        finally:
+            # The next answer may be usable, even if this one caused an error.
+            self._arm()

@@ -335,6 +335,23 @@ class TestDiscovery:
             a.wait_for("RDY 2")
         assert stub.requests[0] == ("/lookup", {"topic": "topic"})
 
+    @pytest.mark.parametrize("host", ["a\0b", "\ud800"])
+    def test_an_address_that_no_system_call_takes_does_not_end_the_polls(self, consume, broker, host):
+        _, headers, body = self.answer(broker)
+        good = json.loads(body)["producers"][0]
+        producers = [{**good, "broadcast_address": host}]
+
+        def answered(_path: str, _query: dict[str, str]) -> Any:
+            return 200, headers, json.dumps({"channels": [], "producers": producers}).encode()
+
+        with http_stub(answered) as stub:
+            consumer = consume(lookupd=stub.address, lookupd_poll_interval=0.05)
+            assert consumer.fetch(timeout=0.1) == []
+            producers.append(good)
+            broker.wait_for("RDY 1")
+            broker.deliver(b"body")
+            assert one(consumer).body == b"body"
+
     @pytest.mark.slow
     def test_the_loss_of_a_connection_asks_for_brokers(self, consume, brokers):
         a, b, _ = brokers

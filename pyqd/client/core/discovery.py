@@ -9,6 +9,7 @@ import ipaddress
 import json
 import logging
 import random
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -155,7 +156,7 @@ def _broker(entry: object) -> BrokerAddress | None:
     tcp_port = _number(entry, "tcp_port")
     # 0.0.0.0 would lead to this machine instead of the broker; the lookup daemon saw where the broker is.
     usable = _remote_host(_text(entry, "remote_address")) if _is_wildcard(host) else host
-    if not usable or not 0 < tcp_port <= PORT_MAX:
+    if not _is_host(usable) or not 0 < tcp_port <= PORT_MAX:
         _warn_of(host, tcp_port)
         return None
     return BrokerAddress(
@@ -188,6 +189,15 @@ def _is_wildcard(host: str) -> bool:
         return not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def _is_host(text: str) -> bool:
+    """Return whether the functions that look up hosts take a text: they raise errors for NUL and lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return bool(text) and not any(unicodedata.category(character) == "Cc" for character in text)
 
 
 def _remote_host(address: str) -> str:

@@ -97,7 +97,8 @@ class Engine:
     def _resolve(self, link: Link, host: str, port: int, timeout_s: float) -> None:
         """Look the host up; names in a thread, because that may take seconds."""
         for family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError):
+            # ValueError: a text with NUL, or one that cannot be encoded.
+            with contextlib.suppress(OSError, ValueError):
                 socket.inet_pton(family, host)
                 self.post(partial(link.open_socket, [(family, (host, port))]))
                 return
@@ -105,7 +106,7 @@ class Engine:
         def look_up() -> Callable[[], None]:
             try:
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
+            except (OSError, ValueError) as error:
                 return partial(link.fail, OSError(f"cannot look up {host}: {error}"))
             targets: list[tuple[int, Any]] = [(entry[0], entry[4]) for entry in found]
             return partial(link.open_socket, targets, timeout_s / (len(targets) + 1))

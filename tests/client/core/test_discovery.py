@@ -148,7 +148,16 @@ class TestAnswers:
 
     @pytest.mark.parametrize(
         "fields",
-        [{"tcp_port": 0}, {"tcp_port": 65536}, {"tcp_port": -1}, {"broadcast_address": "", "remote_address": ""}],
+        [
+            {"tcp_port": 0},
+            {"tcp_port": 65536},
+            {"tcp_port": -1},
+            {"broadcast_address": "", "remote_address": ""},
+            {"broadcast_address": "a\0b"},
+            {"broadcast_address": "a\nb"},
+            {"broadcast_address": "\ud800"},
+            {"broadcast_address": "", "remote_address": "a\0b:1"},
+        ],
     )
     def test_a_broker_that_nobody_could_connect_to_is_left_out_with_one_warning(self, fields, caplog):
         discovery._warn_of.cache_clear()

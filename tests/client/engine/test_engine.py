@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from pyqd.client import ClosedError, Consumer, Producer
+from pyqd.client import ClosedError, Consumer, NotConnectedError, Producer
+from pyqd.client.core.connection import ConnectionCore
 from pyqd.client.engine.engine import Engine
+from pyqd.primitives.addresses import TcpAddress
 from tests.support.server import wait_until
 
 WAIT_S = 20.0
@@ -139,6 +141,22 @@ class TestWaiting:
             engine.call_outside(callback)
             assert engine.wait(lambda: results, time.monotonic() + WAIT_S)
         assert results == [False]
+
+
+class TestHosts:
+    @pytest.mark.parametrize("host", ["a\0b", "\ud800"])
+    def test_a_host_that_no_system_call_takes_is_a_failed_connection(self, engine, host):
+        errors = []
+
+        class Handler:
+            def link_lost(self, link, error):
+                errors.append(error)
+
+        with engine.lock:
+            engine.connect(TcpAddress(host, 1), ConnectionCore({}), Handler(), WAIT_S)
+            assert engine.wait(lambda: errors, time.monotonic() + WAIT_S)
+        assert isinstance(errors[0], NotConnectedError)
+        assert "cannot look up" in str(errors[0])
 
 
 class TestProducers:
