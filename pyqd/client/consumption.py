@@ -1,8 +1,9 @@
 """Consuming a channel from a pool of brokers: RDY, in flight, touches, retries, drain; the same for both faces.
 
 Messages arrive in `ready`, from which the faces take them. A message is in flight from its arrival until its answer.
-If its connection is lost, it can no longer be answered, and the broker delivers it again. Lost messages that no user
-has seen yet are dropped from `ready`.
+If its connection is lost, it can no longer be answered, and the broker delivers it again. A message that timed out may
+come again on the same connection: its first copy is lost then. Lost messages that no user has seen yet are dropped from
+`ready`.
 
 Methods without a remark are called with the engine's lock held.
 """
@@ -197,10 +198,22 @@ class Consumption:
         subscription = self._subscriptions[link]
         in_flight = subscription.messages
         messages = [Message(self, link, link.broker, frame, now_s) for frame in frames]
+        replaced_count = 0
         for message in messages:
-            in_flight[message.key] = message
+            former = in_flight.setdefault(message.key, message)
+            if former is not message:
+                # The broker has taken the first copy back: an answer to it would answer this delivery.
+                former.is_lost = True
+                replaced_count += 1
+                del in_flight[message.key]
+                in_flight[message.key] = message
         self.received_count += len(messages)
         self._apply(self.flow.received(link, len(messages), now_s))
+        if replaced_count:
+            self._drop_ready()
+            self._apply(self.flow.timed_out(link, replaced_count, now_s))
+            # A copy may have come twice in one batch, or the connection may be lost now.
+            messages = [message for message in messages if not message.is_lost]
         if self.is_stopping:
             for message in messages:
                 self._give_back(message)
@@ -242,7 +255,7 @@ class Consumption:
         subscription = self._subscriptions.pop(link, None)
         if subscription is not None:
             self._lose(subscription)
-            self._drop_ready(link)
+            self._drop_ready()
         self.pool.lost(link, error)
         self._apply(self.flow.disconnected(link, time.monotonic()))
         if self._is_hopeless(link, error):
@@ -261,14 +274,14 @@ class Consumption:
             self._refused_since_s = now_s
         return not self._has_worked or now_s - self._refused_since_s >= REFUSED_S
 
-    def _drop_ready(self, link: Link) -> None:
-        """Drop the messages of a lost link that no user has seen. Threads take from `ready` meanwhile."""
+    def _drop_ready(self) -> None:
+        """Drop the lost messages that no user has seen. Threads take from `ready` meanwhile."""
         for _ in range(len(self.ready)):
             try:
                 message = self.ready.popleft()
             except IndexError:
                 return
-            if message.link is not link:
+            if not message.is_lost:
                 self.ready.append(message)
 
     def _lose(self, subscription: Subscription) -> None:
@@ -334,20 +347,19 @@ class Consumption:
             self._requeue(message, 0.0, False)
 
     def _answer(self, message: Message) -> bool:
-        """Note an answer; return False if the connection is lost. Raises: AnsweredError."""
+        """Note an answer; return False if the message is lost. Raises: AnsweredError."""
         if message.is_answered:
             raise AnsweredError(f"message {message.id} was answered before")
         message.is_answered = True
-        if message.is_lost:
+        subscription = self._subscriptions.get(message.link)
+        if message.is_lost or subscription is None:
             self.late_count += 1
-            self._engine.log(
-                logging.INFO, "%r: its connection to %s is lost; it will be delivered again", message, message.broker
-            )
+            text = "%r: its connection to %s is lost; it will be delivered again"
+            if subscription is not None:
+                text = "%r: the answer comes too late; %s has delivered the message again"
+            self._engine.log(logging.INFO, text, message, message.broker)
             return False
-        in_flight = self._subscriptions[message.link].messages
-        # A message that timed out may have come again on the same connection.
-        if in_flight.get(message.key) is message:
-            del in_flight[message.key]
+        del subscription.messages[message.key]
         return True
 
     def _after_answer(self, link: Link) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pyqd.client import AuthenticationError, Consumer, Message, Producer, RetryPolicy, SettingError, consumption
 from tests.support.http_stub import http_stub
-from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers, settle
+from tests.support.scripted_broker import MESSAGE, RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers, settle
 
 
 @pytest.fixture
@@ -299,6 +299,73 @@ class TestTouchAndRequeue:
         consumer.resume()
         broker.wait_for("RDY 4")
         assert broker.commands("RDY") == ["RDY 3", "RDY 0", "RDY 4"]
+
+
+def redelivery(number: int) -> bytes:
+    """Return the frame of a message that a scripted broker has delivered before."""
+    return frame(MESSAGE, struct.pack(">qH16s", 1, 2, b"%016x" % number) + b"body")
+
+
+class TestRedelivery:
+    """A message that timed out comes again on the same connection while a handler has its first copy."""
+
+    @pytest.fixture
+    def copies(self, consume, broker) -> tuple[Consumer, Message, Message]:
+        """The consumer, and both copies of the message."""
+        consumer = consume(broker, max_in_flight=2, auto_touch=False)
+        begin(consumer)
+        broker.wait_for("RDY 2")
+        broker.deliver(b"body")
+        first = one(consumer)
+        broker.send_bytes(redelivery(1))
+        return consumer, first, one(consumer)
+
+    def test_the_first_copy_is_lost_and_its_answer_is_not_sent(self, copies, broker):
+        consumer, first, second = copies
+        assert (first.is_lost, second.is_lost) == (True, False)
+        first.finish()
+        second.finish()
+        broker.wait_for("FIN 1")
+        settle(broker)
+        assert broker.commands("FIN", "REQ") == ["FIN 1"]
+        assert consumer.stats()["answered_late"] == 1
+
+    @pytest.mark.slow
+    def test_the_first_copy_leaves_its_slot(self, copies, broker):
+        consumer, _, second = copies
+        assert consumer._consumption.flow.in_flight == 1
+        second.finish()
+        assert consumer._consumption.flow.in_flight == 0
+
+    @pytest.mark.slow
+    def test_copies_may_be_answered_after_the_connection_is_lost(self, copies, broker):
+        consumer, first, second = copies
+        broker.disconnect()
+        broker.wait_for("closed")
+        assert consumer.fetch(timeout=0.1) == []
+        first.requeue()
+        with second:
+            pass
+        assert consumer.stats()["answered_late"] == 2
+
+    @pytest.mark.slow
+    def test_the_first_copy_may_be_answered_after_a_drain(self, copies, broker):
+        consumer, first, second = copies
+        second.finish()
+        assert consumer.drain(WAIT_S) is True
+        first.finish()
+        assert broker.commands("FIN") == ["FIN 1"]
+
+    @pytest.mark.slow
+    def test_a_first_copy_that_no_user_has_seen_is_dropped(self, consume, broker):
+        consumer = consume(broker, max_in_flight=2, auto_touch=False)
+        begin(consumer)
+        broker.wait_for("RDY 2")
+        broker.deliver(b"body")
+        broker.send_bytes(redelivery(1))
+        settle(broker)
+        assert one(consumer).attempts == 2
+        assert consumer.fetch(timeout=0) == []
 
 
 class TestDiscovery:
