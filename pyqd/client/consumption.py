@@ -332,8 +332,9 @@ class Consumption:
         link: Link = message.link
         self._apply(self.flow.requeued(link, time.monotonic(), backoff))
         command = commands.req(message.key, min(REQUEUE_MS_MAX, round(delay_s * 1000)))
-        subscription = self._subscriptions[link]
-        if self.is_stopping and not subscription.is_closing:
+        # The RDY command may have found the connection broken.
+        subscription = self._subscriptions.get(link)
+        if self.is_stopping and subscription is not None and not subscription.is_closing:
             # Before CLOSE_WAIT the broker could deliver the message to this connection again, where it would time out.
             subscription.held_requeues.append(command)
         else:
@@ -457,7 +458,8 @@ class Consumption:
             if self._subscriptions.get(link) is not subscription:
                 return
             now_s = time.monotonic()
-            for message in subscription.messages.values():
+            # A copy: a command that finds the connection broken empties the table.
+            for message in list(subscription.messages.values()):
                 if now_s - message.touched_s >= interval_s:
                     message.touched_s = now_s
                     link.send(commands.touch(message.key))
@@ -507,7 +509,8 @@ class Consumption:
             return
         self.is_stopping = True
         self._apply(self.flow.stop(time.monotonic()))
-        for link in self._subscriptions:
+        # A copy: CLS may find the connection broken, which ends the subscription.
+        for link in list(self._subscriptions):
             link.send(commands.CLS, soon=True)
             self._engine.call_later(CLOSE_WAIT_S, partial(self._end_intake, link))
         # Threads take from `ready` without the lock.
@@ -549,9 +552,10 @@ class Consumption:
         """
         subscription = self._subscriptions.get(link)
         if subscription is not None and subscription.has_ended and not subscription.messages:
+            # Before the flush, which may find the connection broken.
+            del self._subscriptions[link]
             link.flush()
             link.close()
-            del self._subscriptions[link]
             self.flow.disconnected(link, time.monotonic())
 
     @property
@@ -567,7 +571,7 @@ class Consumption:
     def close(self) -> None:
         """Close all links. The brokers deliver unanswered messages again."""
         self.stop()
-        for link, subscription in self._subscriptions.items():
+        for link, subscription in list(self._subscriptions.items()):
             self._send_held(link, subscription)
         self.pool.close()
         for subscription in self._subscriptions.values():

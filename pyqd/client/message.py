@@ -56,8 +56,8 @@ class Message:
     """Message of a channel. It is answered once: finished or requeued.
 
     body: bytes. attempts: number of deliveries, this one included. timestamp_ns: time of publishing, since 1970.
-    broker: address of its broker. is_lost: its connection is gone, so that the broker delivers the message again, or the
-    message timed out and has come again on the same connection. An answer has no effect then. As a context manager it is
+    broker: address of its broker. is_lost: its connection is gone, so that the broker delivers the message again, or it
+    timed out and has come again on the same connection. An answer has no effect then. As a context manager it is
     finished at the end of the block, and requeued by the retry policy if the block raises.
     """
 

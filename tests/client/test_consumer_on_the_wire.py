@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from pyqd.client import AuthenticationError, Consumer, Message, Producer, RetryPolicy, SettingError, consumption
+from pyqd.client.engine.link import Link
 from tests.support.http_stub import http_stub
 from tests.support.scripted_broker import MESSAGE, RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers, settle
+from tests.support.server import wait_until
 
 
 @pytest.fixture
@@ -366,6 +368,78 @@ class TestRedelivery:
         settle(broker)
         assert one(consumer).attempts == 2
         assert consumer.fetch(timeout=0) == []
+
+
+class TestCommandsThatFindTheConnectionBroken:
+    """A command that a link sends at once may be the one that discovers the loss of the connection."""
+
+    @pytest.fixture
+    def breaking(self, monkeypatch) -> Callable[[str], None]:
+        """Return a function: the next command that begins so finds its connection broken."""
+        send = Link.send
+
+        def break_at(beginning: str) -> None:
+            def failing(link: Link, command: bytes, *, soon: bool = False) -> None:
+                if command.startswith(beginning.encode()):
+                    link.fail(ConnectionResetError("broken"))
+                else:
+                    send(link, command, soon=soon)
+
+            monkeypatch.setattr(Link, "send", failing)
+
+        return break_at
+
+    @pytest.fixture
+    def messages(self, consume, broker) -> tuple[Consumer, list[Message]]:
+        """A consumer and its two messages. They are touched after a short time."""
+        broker.msg_timeout_ms = 400
+        consumer = consume(broker, max_in_flight=2)
+        begin(consumer)
+        broker.wait_for("RDY 2")
+        broker.deliver(b"1", b"2")
+        return consumer, [one(consumer), one(consumer)]
+
+    def test_a_failed_message_is_requeued_without_an_error(self, messages, breaking):
+        consumer, (first, second) = messages
+        breaking("RDY")
+        first.requeue()
+        assert second.is_lost
+        assert consumer.stats()["in_flight"] == 0
+
+    @pytest.mark.slow
+    def test_touches_end(self, messages, breaking, broker, caplog):
+        _, (first, _) = messages
+        breaking("TOUCH")
+        broker.wait_for("RDY 2", times=2)
+        assert first.is_lost
+        assert "internal error" not in caplog.text
+
+    def test_a_consumer_stops(self, messages, breaking):
+        consumer, (first, _) = messages
+        breaking("CLS")
+        assert consumer.drain(WAIT_S) is True
+        assert first.is_lost
+
+    def test_the_last_answer_ends_a_consumer(self, messages, broker, monkeypatch):
+        consumer, (first, second) = messages
+        consumer.stop()
+        broker.wait_for("CLS")
+        first.finish()
+        subscription = next(iter(consumer._consumption._subscriptions.values()))
+        wait_until(lambda: subscription.has_ended, "the end of the intake")
+        monkeypatch.setattr(Link, "flush", lambda link: link.fail(ConnectionResetError("broken")))
+        second.finish()
+        assert consumer._consumption.is_drained
+
+    def test_a_consumer_gives_back_at_its_end(self, messages, breaking, broker):
+        broker.answers_cls = False
+        consumer, (first, second) = messages
+        consumer.stop()
+        broker.wait_for("CLS")
+        first.requeue()
+        breaking("REQ")
+        consumer.close()
+        assert second.is_lost
 
 
 class TestDiscovery:
