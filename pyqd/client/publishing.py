@@ -93,6 +93,9 @@ class Publishing:
         self._next = 0
         self._waiting: deque[Publication] = deque()
         self._is_ticking = False
+        # The latest deadline so far, and until when a publication may wait behind one with a later deadline.
+        self._latest_s = 0.0
+        self._is_mixed_until_s = 0.0
 
     def submit(self, publication: Publication, *, at_once: bool) -> Link | None:
         """Take a publication; return the link that it is sent through, None if there is none yet. Raises: ClosedError.
@@ -103,6 +106,10 @@ class Publishing:
             raise ClosedError("the producer is closed")
         self.pending_bytes += publication.size
         self.pending_count += 1
+        if publication.deadline_s >= self._latest_s:
+            self._latest_s = publication.deadline_s
+        else:
+            self._is_mixed_until_s = self._latest_s
         if not self._is_ticking:
             self._is_ticking = True
             self._engine.call_later(TICK_S, self._tick)
@@ -226,6 +233,8 @@ class Publishing:
                 publication.progress = WAITING
                 again.append(publication)
         self.retried_count += len(again)
+        # They come before older publications of other links, and are sent behind newer ones.
+        self._is_mixed_until_s = self._latest_s
         self._waiting.extendleft(reversed(again))
         self._send_waiting()
 
@@ -236,12 +245,33 @@ class Publishing:
         self._is_ticking = self.pending_count > 0
         if self._is_ticking:
             self._engine.call_later(TICK_S, self._tick)
+        else:
+            self._latest_s = self._is_mixed_until_s = 0.0
+        # Without a search: with equal timeouts the first publication of a queue has its earliest deadline.
         while self._waiting and self._waiting[0].deadline_s <= now_s:
             publication = self._waiting.popleft()
             self._finish(publication, self.timed_out(publication))
+        is_mixed = now_s <= self._is_mixed_until_s
+        if is_mixed:
+            overdue = [each for each in self._waiting if each.deadline_s <= now_s]
+            if overdue:
+                self._waiting = deque(each for each in self._waiting if each.deadline_s > now_s)
+            for publication in overdue:
+                self._finish(publication, self.timed_out(publication))
         for link, unanswered in list(self._ready):
             if unanswered and unanswered[0].deadline_s <= now_s and self._is_stuck(link, unanswered[0], now_s):
                 link.fail(UnansweredError(f"{link.broker}: no answer in time"))
+            elif is_mixed and link.is_open:
+                self._end_overdue(link, unanswered, now_s)
+
+    def _end_overdue(self, link: Link, unanswered: deque[Publication], now_s: float) -> None:
+        """End the overdue publications behind one that has more time, for which the link stays, unless it is silent."""
+        overdue = [each for each in unanswered if each.deadline_s <= now_s and not each.is_done()]
+        if overdue and now_s - link.heard_s > SILENT_S:
+            link.fail(UnansweredError(f"{link.broker}: no answer in time"))
+            return
+        for publication in overdue:
+            self._finish(publication, self.timed_out(publication))
 
     def _is_stuck(self, link: Link, oldest: Publication, now_s: float) -> bool:
         """True if a link is given up. An impatient user is no reason: others wait for answers on the same link."""

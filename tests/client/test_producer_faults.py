@@ -23,6 +23,7 @@ from pyqd.client import (
     RefusedError,
     TimedOutError,
     UnansweredError,
+    publishing,
 )
 from tests.support.publish_broker import ERROR, RESPONSE, frame, ok, publish_brokers
 from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
@@ -474,6 +475,60 @@ class TestLostConnections:
         producer.publish("t", b"after")
         restart.join()
         assert daemon.topic("t")["message_count"] >= 1
+
+
+class TestTimeoutsOfSeveralLengths:
+    """A publication with a short timeout behind one with a long timeout."""
+
+    @pytest.fixture
+    def patient(self):
+        """Function that publishes with a long timeout in a thread, and returns its future."""
+        with ThreadPoolExecutor(1) as pool:
+            yield lambda producer: pool.submit(producer.publish, "t", b"patient", timeout=WAIT_S)
+
+    @pytest.mark.slow
+    def test_a_short_one_is_kept_without_a_broker(self, face, patient):
+        producer = face.producer(f"127.0.0.1:{free_port()}", timeout=0.3)
+        long = patient(producer)
+        wait_until(lambda: producer.stats()["pending"] == 1, "the first publication")
+        with pytest.raises(NotConnectedError):
+            producer.submit("t", b"x").result(WAIT_S / 4)
+        assert not long.done()
+        producer.close(0)
+        with pytest.raises(ClosedError):
+            long.result(WAIT_S)
+
+    @pytest.mark.slow
+    def test_a_short_one_is_kept_by_a_broker_that_is_slow(self, face, scripted, patient):
+        def wait(publish):
+            scripted.released.wait(WAIT_S)
+            return ok(publish)
+
+        scripted.answer = wait
+        producer = face.producer(scripted.address, timeout=0.3)
+        long = patient(producer)
+        scripted.wait(lambda: len(scripted.published) == 1, "the first publication")
+        with pytest.raises(TimedOutError) as caught:
+            producer.submit("t", b"x").result(WAIT_S / 4)
+        assert caught.value.may_have_happened is True
+        scripted.released.set()
+        # The connection stays for the first one, and the late answer to the second one is ignored.
+        long.result(WAIT_S)
+        producer.publish("t", b"after")
+        assert scripted.connection_count == 1
+        assert producer.stats()["failed"] == 1
+
+    @pytest.mark.slow
+    def test_a_silent_broker_is_left_when_the_short_one_is_over(self, face, scripted, patient, monkeypatch):
+        monkeypatch.setattr(publishing, "SILENT_S", 0.1)
+        scripted.answer = lambda publish: ok(publish) if scripted.connection_count > 1 else b""
+        producer = face.producer(scripted.address, timeout=0.3, **SOON)
+        long = patient(producer)
+        scripted.wait(lambda: len(scripted.published) == 1, "the first publication")
+        with pytest.raises(TimedOutError):
+            producer.submit("t", b"x").result(WAIT_S / 4)
+        long.result(WAIT_S)
+        assert scripted.connection_count == 2
 
 
 class TestSeveralBrokers:
