@@ -165,6 +165,7 @@ class Publishing:
 
     def link_events(self, link: Link, events: list[Event]) -> None:
         unanswered = self._unanswered.get(link)
+        is_new = False
         for event in events:
             if type(event) is Response:
                 if unanswered:
@@ -178,12 +179,15 @@ class Publishing:
                 return
             elif isinstance(event, Ready):
                 self._connected(link)
+                is_new = True
+        # Not before the last event: an error frame right behind the answer to IDENTIFY refuses no publication.
+        if is_new:
+            self._send_waiting()
 
     def _connected(self, link: Link) -> None:
         self.pool.connected(link)
         self._unanswered[link] = unanswered = deque[Publication]()
         self._ready.append((link, unanswered))
-        self._send_waiting()
 
     def _send_waiting(self) -> None:
         while self._waiting and self._ready:

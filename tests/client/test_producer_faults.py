@@ -477,6 +477,17 @@ class TestLostConnections:
         assert daemon.topic("t")["message_count"] >= 1
 
 
+class TestRefusedSetUp:
+    def test_an_error_right_behind_the_answer_to_identify_refuses_no_publication(self, face, scripted):
+        scripted.after_identify = frame(ERROR, b"E_INVALID the broker does not want this client")
+        producer = face.producer(scripted.address, reconnect_first=0.01, reconnect_max=0.05)
+        future = producer.submit("t", b"x")
+        wait_until(lambda: scripted.connection_count > 1, "the second connection")
+        scripted.after_identify = b""
+        future.result(WAIT_S)
+        assert producer.stats()["failed"] == 0
+
+
 class TestTimeoutsOfSeveralLengths:
     """A publication with a short timeout behind one with a long timeout."""
 
