@@ -112,7 +112,7 @@ class ConnectionCore:
         self._compression: Layer | None = None
         # Upgrades that are granted and not made yet, in their order.
         self._upgrades: list[str] = []
-        self._awaits_ok = False
+        self._owes_nop = False
         self._head = bytearray()
         self._reader = FrameReader()
         # Commands whose bytes take_output() returns.
@@ -133,7 +133,7 @@ class ConnectionCore:
         return len(self.queued)
 
     def take_output(self) -> bytes:
-        """Return the bytes to send now; empty if there are none."""
+        """Return the bytes to send now; empty if there are none. Raises: ProtocolError, TlsError."""
         data = b""
         if self.queued:
             data = self.queued[0] if len(self.queued) == 1 else b"".join(self.queued)
@@ -142,7 +142,7 @@ class ConnectionCore:
                 data = self._compression.send(data)
         if self._tls is not None:
             if data and not self._tls.is_established:
-                raise AssertionError("a command was queued in the middle of the TLS handshake")
+                raise ProtocolError(f"{self.broker}: a command was queued in the middle of the TLS handshake")
             sealed = self._tls.send(data) if data else b""
             return self._tls.take_output() + sealed
         return data
@@ -230,7 +230,11 @@ class ConnectionCore:
             self.state = State.CLOSED
             raise refusal(data, self.broker, doing)
         if data == HEARTBEAT:
-            self.queued.append(commands.NOP)
+            if self.state is State.AUTHENTICATING:
+                self.queued.append(commands.NOP)
+            else:
+                # A broker makes all upgrades right behind IDENTIFY, so that it would read a plain NOP as their bytes.
+                self._owes_nop = True
             return
         if self.state is State.IDENTIFYING:
             self._take_info(data)
@@ -286,6 +290,9 @@ class ConnectionCore:
         self._feed_head(rest)
 
     def _authenticate(self) -> None:
+        if self._owes_nop:
+            self._owes_nop = False
+            self.queued.append(commands.NOP)
         if not self.info.get("auth_required"):
             self.state = State.READY
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 
@@ -9,10 +10,11 @@ import pytest
 
 from pyqd.client.core import commands
 from pyqd.client.core.connection import CloseWait, ConnectionCore, Event, Messages, Ready, Response
-from pyqd.client.core.layers import TlsLayer
-from pyqd.client.errors import AuthenticationError, TlsError
+from pyqd.client.core.layers import DeflateLayer, SnappyLayer, TlsLayer
+from pyqd.client.errors import AuthenticationError, ProtocolError, TlsError
 from tests.support.authd import AuthServer
 from tests.support.certificates import Certificates
+from tests.support.scripted_broker import RESPONSE, frame
 from tests.support.server import Daemon, pyqd, running
 
 WAIT_S = 10.0
@@ -83,6 +85,49 @@ def core_with(certificates: Certificates, *features: str, secret: str | None = "
         auth_secret=secret,
         broker="broker",
     )
+
+
+def answer_to_identify(**facts: object) -> bytes:
+    return frame(RESPONSE, json.dumps(facts).encode())
+
+
+HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
+
+
+@pytest.mark.parametrize("in_one_packet", [True, False])
+def test_a_heartbeat_before_tls_is_not_answered_in_plain_text(certificates, in_one_packet):
+    core = core_with(certificates, "tls_v1")
+    core.take_output()
+    said = [HEARTBEAT, answer_to_identify(tls_v1=True)]
+    sent = b""
+    for piece in [b"".join(said)] if in_one_packet else said:
+        assert core.receive(piece) == []
+        sent += core.take_output()
+    # A record of the handshake begins with its type, 22.
+    assert sent.startswith(b"\x16")
+
+
+@pytest.mark.parametrize("in_one_packet", [True, False])
+@pytest.mark.parametrize(("feature", "new_layer"), [("snappy", SnappyLayer), ("deflate", DeflateLayer)])
+def test_a_heartbeat_before_compression_is_answered_behind_the_upgrade(certificates, feature, new_layer, in_one_packet):
+    core, peer = core_with(certificates, feature), new_layer()
+    core.take_output()
+    said = [HEARTBEAT, answer_to_identify(**{feature: True})]
+    for piece in [b"".join(said)] if in_one_packet else said:
+        assert core.receive(piece) == []
+        assert core.take_output() == b""
+    assert isinstance(core.receive(peer.send(frame(RESPONSE, b"OK")))[0], Ready)
+    assert peer.receive(core.take_output()) == commands.NOP
+
+
+def test_a_command_within_the_handshake_of_tls_is_an_error_of_the_client(certificates):
+    core = core_with(certificates, "tls_v1")
+    core.take_output()
+    core.receive(answer_to_identify(tls_v1=True))
+    core.take_output()
+    core.send(commands.NOP)
+    with pytest.raises(ProtocolError, match="in the middle of the TLS handshake"):
+        core.take_output()
 
 
 @pytest.mark.slow
