@@ -194,21 +194,19 @@ class Registry:
     def unregister(self, producer: Producer, topic: str, channel: str = "") -> list[str]:
         """End a registration; that of a topic ends those of its channels.
 
-        An ephemeral topic or channel that has no producer left is deleted. Returns: the channels whose registration
-        ended with the topic's.
+        The named topic or channel is deleted if it is ephemeral and has no producer left. Channels stay without their
+        topic, as in nsqlookupd. Returns: the channels whose registration ended with the topic's.
         """
+        ended = []
         if channel:
             place = self._channel_place(topic, channel)
-            if place is not None:
-                self._end(producer, place)
-            return []
-        ended = []
-        for place in list(self._channels(topic)):
-            if self._end(producer, place):
-                ended.append(place.channel)
-        place = self._topics.get(topic)
+        else:
+            ended = [each.channel for each in self._channels(topic) if self._end(producer, each)]
+            place = self._topics.get(topic)
         if place is not None:
             self._end(producer, place)
+            if not place.producers and is_ephemeral_str(channel or topic):
+                self._delete(place)
         return ended
 
     def _end(self, producer: Producer, place: Place) -> bool:
@@ -219,8 +217,6 @@ class Registry:
             if not place.channel:
                 self._forget_tombstone(place.topic, producer.number)
             self._changed(place.topic)
-        if not place.producers and is_ephemeral_str(place.channel or place.topic):
-            self._delete(place)
         return ended
 
     def create_topic(self, topic: str) -> Place:

@@ -90,6 +90,17 @@ def test_the_last_unregister_deletes_ephemeral_registrations() -> None:
     assert (registry.topics(), registry.channels("t#ephemeral")) == ([], ["kept"])
 
 
+def test_the_end_of_a_topic_keeps_its_ephemeral_channels() -> None:
+    registry = Registry()
+    first, second = added(registry, 1), added(registry, 2)
+    registry.register(first, "t", "c#ephemeral")
+    registry.create_channel("t", "d#ephemeral")
+    registry.register(second, "t")
+    assert registry.unregister(second, "t") == []
+    assert registry.unregister(first, "t") == ["c#ephemeral"]
+    assert registry.channels("t") == ["c#ephemeral", "d#ephemeral"]
+
+
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_broker_is_hidden_without_ping_and_back_with_the_next(asked_before: bool) -> None:
     registry = Registry(inactive_ns=10 * SECOND_NS)
@@ -195,14 +206,13 @@ class Model:
         if self.producers:
             producer = self.chance.choice(self.producers)
             self.registry.unregister(producer, topic, channel)
-            for key in [(topic, channel)] if channel else [key for key in self.held if key[0] == topic]:
-                self.end(key, producer.peer.tcp_port)
-
-    def end(self, key: tuple[str, str], port: int) -> None:
-        if key in self.held:
-            self.held[key].discard(port)
-            if not self.held[key] and (key[1] or key[0]).endswith("#ephemeral"):
-                del self.held[key]
+            named = (topic, channel)
+            for key, ports in self.held.items():
+                if key == named or (key[0] == topic and not channel):
+                    ports.discard(producer.peer.tcp_port)
+            # Channels stay without their topic, ephemeral ones included.
+            if not self.held.get(named, {0}) and (channel or topic).endswith("#ephemeral"):
+                del self.held[named]
 
     def delete_topic(self, topic: str, _channel: str) -> None:
         list(self.registry.topic_deletion(topic))
