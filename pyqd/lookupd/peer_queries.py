@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import gevent
 
@@ -58,6 +58,7 @@ class PeerQueries:
         if len(self._greenlets) < ASKED_AT_ONCE:
             greenlet = spawn(self._run)
             self._greenlets.add(greenlet)
+            # For a greenlet that is killed before it begins.
             greenlet.rawlink(self._greenlets.discard)
         if self._expirer is None or self._expirer.dead:
             self._expirer = spawn(self._expire)
@@ -72,14 +73,18 @@ class PeerQueries:
             self._expirer.kill(block=False)
 
     def _run(self) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            names = None
-            try:
-                names = self._names_of(waiting)
-            finally:
-                # Also if the greenlet is killed: the topic holds its messages until then.
-                waiting.answered(names)
+        try:
+            while self._waiting:
+                waiting = self._waiting.popleft()
+                names = None
+                try:
+                    names = self._names_of(waiting)
+                finally:
+                    # Also if the greenlet is killed: the topic holds its messages until then.
+                    waiting.answered(names)
+        finally:
+            # Without a switch since the last test of the queue: rawlink() tells of the end one pass of the loop later.
+            self._greenlets.discard(cast("gevent.Greenlet[..., None]", gevent.getcurrent()))
 
     def _deadline_s(self, waiting: Waiting) -> float:
         """Return when a query is given up, as far as that is known now."""
