@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.client.engine.engine import Engine
 from tests.support.faces import Face
 from tests.support.publish_broker import PublishBroker, publish_brokers
 from tests.support.server import Daemon, Implementation, nsqd, pyqd, running
@@ -35,6 +36,27 @@ def face(request: pytest.FixtureRequest) -> Iterator[Face]:
     made = Face(request.param)
     yield made
     made.close()
+
+
+class Owner:
+    """Owner of an engine that does nothing at a fork and at the end of the process."""
+
+    def _after_fork(self) -> None:
+        pass
+
+    def _at_exit(self) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """An engine without a face, which a thread of its own drives until a user does."""
+    owner = Owner()
+    made = Engine("pyqd test", owner)
+    yield made
+    with made.lock:
+        made.close()
+    made.join()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from pyqd.client.connecting import Lookup
 from pyqd.client.engine.engine import Engine
 from pyqd.client.settings import make_settings
 from pyqd.primitives.addresses import Address
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.server import wait_until
-
-
-class Owner:
-    def _after_fork(self) -> None:
-        pass
-
-    def _at_exit(self) -> None:
-        pass
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """An engine that its stand-in drives."""
-    owner = Owner()
-    made = Engine("pyqd test", owner)
-    yield made
-    with made.lock:
-        made.close()
-    made.join()
 
 
 def test_an_error_in_the_use_of_an_answer_does_not_end_the_polls(engine: Engine) -> None:

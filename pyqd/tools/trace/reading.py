@@ -65,16 +65,16 @@ def _follow_story(output: Output, ask: Callable[[], list[Story]]) -> int:
     shown: set[tuple[object, ...]] = set()
     while True:
         stories = ask()
-        for story in stories:
-            for step in story.steps:
-                key = views.key_of_step(story, step)
-                if key in shown:
-                    continue
-                shown.add(key)
-                if output.is_json:
-                    output.show_line(views.step_value(story, step))
-                else:
-                    output.line(views.step_line(step))
+        steps = [(story, step) for story in stories for step in story.steps]
+        for story, step in steps:
+            key = views.key_of_step(story, step)
+            if key in shown:
+                continue
+            shown.add(key)
+            if output.is_json:
+                output.show_line(views.step_value(story, step))
+            else:
+                output.line(views.step_line(step))
         if stories and all(story.is_over for story in stories):
             return OK
         time.sleep(POLL_S)

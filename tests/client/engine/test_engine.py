@@ -12,7 +12,6 @@ import pytest
 
 from pyqd.client import ClosedError, Consumer, NotConnectedError, Producer
 from pyqd.client.core.connection import ConnectionCore
-from pyqd.client.engine.engine import Engine
 from pyqd.primitives.addresses import TcpAddress
 from tests.support.server import wait_until
 
@@ -26,24 +25,6 @@ def _switch_often():
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval_s)
-
-
-class Owner:
-    def _after_fork(self):
-        pass
-
-    def _at_exit(self):
-        pass
-
-
-@pytest.fixture
-def engine():
-    owner = Owner()
-    made = Engine("pyqd test", owner)
-    yield made
-    with made.lock:
-        made.close()
-    made.join()
 
 
 def start(*functions):
