@@ -12,6 +12,7 @@ no client has published.
 """
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 QUEUED, IN_FLIGHT, DEFERRED = "queued", "in flight", "deferred"
@@ -88,8 +89,9 @@ class Channel:
     delivered: dict[int, int] = dataclasses.field(default_factory=dict)
     # Messages that were given another due time than their publisher's.
     moved: set[int] = dataclasses.field(default_factory=set)
-    # Messages that are there twice since a power cut: the second one may come or not, also after further starts.
-    twice: set[int] = dataclasses.field(default_factory=set)
+    # Copies beyond the first one of messages that a power cut has left twice, or several cuts more often. They may come
+    # or not, also after further starts.
+    twice: Counter[int] = dataclasses.field(default_factory=Counter)
     # With --sync-fin: the stamp of the FIN of each message that a completed round has covered.
     kept: dict[int, int] = dataclasses.field(default_factory=dict)
     # Whether both of two were in flight: then counts are not compared until the next start.
@@ -243,8 +245,7 @@ class Model:
                 message.number in channel.done or message.number in channel.copies
             ):
                 # It may remember that it is done with it, or not. It may have it twice already.
-                channel.lost += message.number in channel.twice
-                channel.twice.add(message.number)
+                channel.twice[message.number] += 1
                 continue
             state = DEFERRED if message.due_ns else QUEUED
             parked = message.due_ns != 0

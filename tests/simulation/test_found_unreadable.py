@@ -749,3 +749,31 @@ def test_messages_behind_a_lost_record_that_a_ledger_on_a_full_disk_does_not_rea
         ],
         features=["absent", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_each_of_several_power_cuts_may_bring_back_the_origins_of_a_deferred_message(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 1, 0, 0, 2),
+            ("create_channel", 0, 1),
+            ("create_channel_at", 0, 0, 0),
+            ("spoil", 2, 0, 0),
+            ("pub", 0, 0),
+            ("dpub", 1, 0, 0),
+            ("spoil", 1, 3, 39295),
+            ("pub", 0, 0),
+            ("dpub", 1, 0, 0),
+            ("delete_channel", 1),
+            ("http_pub", 1, 5, 0, 2),
+            ("kill",),
+            ("stop",),
+            ("dpub", 0, 0, 0),
+            ("pub", 1, 0),
+            ("cut", 3, 1),
+            ("stop",),
+            ("limit", 0, 0, 1),
+            ("cut", 2, 60708),
+        ],
+        features=["absent", "unmapping", "unreadable", "writes"],
+    )

@@ -5,6 +5,7 @@ A step of a schedule is one call of `World.step`. Operations are in `operations`
 
 import gc
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -419,7 +420,7 @@ class World:
         counts = (found.depth, found.deferred_count, found.in_flight_count)
         expect(found.in_flight_count == in_flight, f"in flight of {channel.name}", counts, in_flight)
         spent = sum(copy.state != IN_FLIGHT and channel.spends(copy) for copy in channel.copies.values())
-        least, most = waiting - spent, waiting + len(channel.twice) + channel.lost
+        least, most = waiting - spent, waiting + channel.twice.total() + channel.lost
         expect(least <= found.depth + found.deferred_count <= most, f"waiting in {channel.name}", counts, least, most)
         # While its ledger grows or pages are read in a background job, a channel may count deferred messages of an
         # earlier run as queued.
@@ -507,7 +508,7 @@ class World:
             channel.copies.pop(number, None)
             return
         if number in channel.twice and copy is None:
-            channel.twice.discard(number)
+            channel.twice -= Counter((number,))
             copy = channel.copies[number] = Copy(number, QUEUED, attempts=attempts - 1)
         expect(copy is not None, f"{name} delivers again what was finished:", number)
         assert copy is not None
