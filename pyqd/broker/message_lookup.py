@@ -13,6 +13,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.message_lookup import (
+    AT_DEAD_LETTER,
     AT_DEFERRED,
     AT_FINISHED,
     AT_HELD,
@@ -26,6 +27,8 @@ from pyqd.primitives.errors import StorageError
 
 READY: Final = "ready"
 DEFERRED: Final = "deferred"
+# Also a status: such a message can be cancelled only.
+DEAD_LETTER: Final = "dead_letter"
 
 DONE: Final = "done"
 IN_FLIGHT: Final = "in_flight"
@@ -35,7 +38,7 @@ UNKNOWN: Final = "unknown"
 FAILED: Final = "failed"
 
 REFUSAL_OF: Final = {AT_IN_FLIGHT: IN_FLIGHT, AT_FINISHED: FINISHED, AT_HELD: HELD, AT_UNKNOWN: UNKNOWN}
-STATE_OF: Final = {AT_QUEUED: READY, AT_RETURNED: READY, AT_DEFERRED: DEFERRED}
+STATE_OF: Final = {AT_QUEUED: READY, AT_RETURNED: READY, AT_DEFERRED: DEFERRED, AT_DEAD_LETTER: DEAD_LETTER}
 
 CHANNELS_PER_SLICE: Final = 8
 
@@ -108,6 +111,8 @@ def change_on_channel(
     state = STATE_OF.get(lookup.place)
     if state is None:
         return Outcome(channel.name, REFUSAL_OF[lookup.place])
+    if state == DEAD_LETTER and change is not cancel:
+        return Outcome(channel.name, DEAD_LETTER)
     if lookup.due_ns():
         # A deferred message is in the queue until it is parked.
         state = DEFERRED
@@ -122,6 +127,9 @@ def change_on_channel(
             error,
         )
         return Outcome(channel.name, FAILED, state)
+    if lookup.place not in STATE_OF:
+        # Its record was verified for the change, and is damaged.
+        return Outcome(channel.name, REFUSAL_OF[lookup.place])
     return Outcome(channel.name, DONE, state)
 
 

@@ -7,8 +7,9 @@ it is cheapest:
     queued         the topic's log, by the id, which grows with the ordinal (see pyx/diskqueue/logreader.pyx)
     deferred       2 bytes of the id's fingerprint for each slot, read through: 10 million are 20 MB
     returned       the fingerprints in the ring's entries, 16 bytes each, read through
+    dead letter    likewise, in the ring of those that are not published yet
 
-The last two are read in steps, and the caller yields to the event loop between them, or has pages read that the step
+The last three are read in steps, and the caller yields to the event loop between them, or has pages read that the step
 found absent. Slots stay, and entries of the
 ring keep their numbers or get higher ones, so the search misses only a message that moves meanwhile. A message that
 moves to the ring's end is met there. A message that is parked again may get a slot that the search has passed: another
@@ -28,7 +29,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t
 
 from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, fingerprint
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, fingerprint
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.segment cimport Segment
@@ -41,8 +42,8 @@ cdef enum:
     ENTRIES_PER_STEP = 1 << 19           # 8 MiB
     ROUNDS_MAX = 8                       # after these the search is one step
 
-AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT = (
-    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT)
+AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT, AT_DEAD_LETTER = (
+    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT, DEAD_LETTER)
 
 
 @cython.final
@@ -62,6 +63,7 @@ cdef class MessageLookup:
     cdef int begin_round(self) except -1:
         self.next_slot = 0
         self.next_number = 0
+        self.next_letter = 0
         self.parked_end = self.channel.parking.parked_end()
         return 0
 
@@ -79,6 +81,8 @@ cdef class MessageLookup:
         """
         cdef Presence presence = reader.begin()
         cdef bint asks = self.round_count < ROUNDS_MAX
+        cdef ReadyRing ready = self.channel.ready
+        cdef ReadyRing letters = self.channel.dead_letters.pending
         if self.channel.slots.find(self.guid) >= 0:
             return self.found(IN_FLIGHT, NULL, 0)
         self.kept = reader.find(self.guid)
@@ -87,9 +91,15 @@ cdef class MessageLookup:
             return False
         if self.step_in_log():
             return True
-        if self.step_in_parked(presence if asks else None) or self.step_in_ring():
+        if self.step_in_parked(presence if asks else None):
             return True
-        if self.next_slot < self.slots_end() or self.next_number < self.channel.ready.end():
+        if self.next_slot < self.slots_end():
+            return False
+        if self.step_in_ring(ready, &self.next_number, RETURNED):
+            return True
+        if self.step_in_ring(letters, &self.next_letter, DEAD_LETTER):
+            return True
+        if self.next_number < ready.end() or self.next_letter < letters.end():
             return False
         if self.parked_end != self.channel.parking.parked_end():
             self.round_count += 1
@@ -143,35 +153,37 @@ cdef class MessageLookup:
             self.next_slot = min(slot + 1, end)
         return False
 
-    cdef bint step_in_ring(self) except -1:
-        """Search some entries of the ring, after the slots. Returns: True if the message is there."""
-        cdef ChannelCore channel = self.channel
-        cdef uint64_t end = channel.ready.end()
-        cdef uint64_t number = max(self.next_number, channel.ready.first)
+    cdef bint step_in_ring(self, ReadyRing ring, uint64_t* next_number, Place place) except -1:
+        """Search some entries of a ring. next_number: of the next one. Returns: True if the message is there."""
+        cdef uint64_t end = ring.end()
+        cdef uint64_t number = max(next_number[0], ring.first)
         cdef uint32_t wanted = fingerprint(self.guid)
         cdef const ReadyEntry* entry
-        if self.next_slot < self.slots_end():
-            return False
         if self.round_count < ROUNDS_MAX:
             end = min(end, number + self.entries_per_step)
         while number < end:
-            entry = channel.ready.at(number)
+            entry = ring.at(number)
             if entry.fingerprint == wanted and entry.record.guid == self.guid:
-                self.next_number = number
-                return self.found(RETURNED, entry.record, number)
+                next_number[0] = number
+                return self.found(place, entry.record, number)
             number += 1
-        self.next_number = number
+        next_number[0] = number
         return False
 
+    cdef ReadyRing ring(self):
+        """Return the ring that the message was found in; None if it was found elsewhere."""
+        if self.place == RETURNED:
+            return self.channel.ready
+        return self.channel.dead_letters.pending if self.place == DEAD_LETTER else None
+
     cdef bint is_in_place(self) except -1:
-        """Return True if the message is queued, returned or deferred, in the place that was found."""
+        """Return True if the message is in the place that was found, in which it may be changed."""
         cdef ChannelCore channel = self.channel
+        cdef ReadyRing ring = self.ring()
         if self.place == DEFERRED:
             return channel.parking.parked.waiting_in(<uint32_t> self.at) == self.record
-        if self.place == RETURNED:
-            return (
-                channel.ready.first <= self.at < channel.ready.end()
-                and channel.ready.at(self.at).record.guid == self.guid)
+        if ring is not None:
+            return ring.first <= self.at < ring.end() and ring.at(self.at).record.guid == self.guid
         return self.place == QUEUED and record_ordinal(self.record) >= channel.cursor.ordinal()
 
     def due_ns(self):
@@ -182,8 +194,9 @@ cdef class MessageLookup:
 
     cdef uint8_t source(self) except *:
         """Return which log the record of the message is from."""
-        if self.place == RETURNED:
-            return self.channel.ready.at(self.at).source
+        cdef ReadyRing ring = self.ring()
+        if ring is not None:
+            return ring.at(self.at).source
         return FROM_PARKED if self.place == DEFERRED else FROM_TOPIC
 
     def make_room(self, bint cancels):
@@ -198,7 +211,7 @@ cdef class MessageLookup:
         return cancels and self.kept != NULL and self.channel.make_room_to_cancel(record_ordinal(self.kept))
 
     def cancel(self):
-        """Finish the message, which was found queued, returned or deferred since the loop ran.
+        """Finish the message, which was found queued, returned, deferred or as a dead letter since the loop ran.
 
         A channel that is moved back does not deliver it: that is noted first, so a kill leaves it noted and finished.
         Raises: StorageError, MemoryError (nothing changed).
@@ -218,17 +231,18 @@ cdef class MessageLookup:
     cdef int finish(self) except -1:
         """Finish the message in its place. Raises: StorageError, MemoryError (nothing changed)."""
         cdef ChannelCore channel = self.channel
+        cdef ReadyRing ring = self.ring()
         cdef ReadyEntry entry
         if self.place == DEFERRED:
             channel.parking.reach(self.record, FROM_PARKED)
             self.note_cancelled()
             channel.parking.parked.take(<uint32_t> self.at)
             channel.parking.finish(self.record, FROM_PARKED)
-        elif self.place == RETURNED:
-            entry = channel.ready.at(self.at)[0]
+        elif ring is not None:
+            entry = ring.at(self.at)[0]
             channel.parking.reach(entry.record, entry.source)
             self.note_cancelled()
-            channel.ready.remove(self.at)
+            ring.remove(self.at)
             channel.parking.finish(entry.record, entry.source)
         else:
             channel.parking.reach(self.record, FROM_TOPIC)

@@ -26,7 +26,8 @@ record of all. If it did, the answer is still a record at or after the time (or 
 time: the earliest such record that segment beginnings and, inside a segment, marks show.
 
 Ids grow with the ordinals, as a topic gives them out, so a message is found by its id as by its position. Messages that
-were imported with ids of their own may lie in any order, and some of them may not be found.
+were imported with ids of their own may lie in any order, and some of them may not be found. Until a segment has been
+verified, a damaged id in it may hide others, too.
 
 Invariants: 1. marks are in order; the first is the segment's first record. 2. `offset` is behind the last one walked.
 
@@ -106,8 +107,11 @@ cdef class SegmentIndex:
             record = record_at(segment, self.offset, self.ordinal)
             if record == NULL:
                 self.broken = True
-                self.ends_unmended = segment.unverified
+                self.unmended = segment.unverified
                 break
+            if record.guid < self.guid and record.guid != 0:
+                # One of the ids may be damaged.
+                self.unmended = self.unmended or segment.unverified
             if self.count == 0 or self.offset - self.marks[self.count - 1].offset >= MARK_BYTES:
                 self.add_mark(record)
             self.guid = max(self.guid, record.guid)
@@ -196,8 +200,8 @@ cdef class LogReader:
 
     cdef SegmentIndex index_of(self, Segment segment):
         cdef SegmentIndex index = self.log.indexes.get(segment.number)
-        # A broken one is begun again once the damage has been mended; before, every step would come to the same end.
-        if index is None or (index.ends_unmended and not segment.unverified):
+        # A damaged one is begun again once the damage has been mended; before, every step would come to the same end.
+        if index is None or (index.unmended and not segment.unverified):
             index = SegmentIndex(segment)
             self.log.indexes[segment.number] = index
         return index
@@ -293,10 +297,11 @@ cdef class LogReader:
         found[0] = at
         return offset
 
-    def read_raw(self, uint64_t start, uint64_t end, uint64_t bytes_max):
+    def read_raw(self, uint64_t start, uint64_t end, uint64_t bytes_max, uint64_t count_max=ORDINAL_MASK):
         """Return (bytes, count, next): the records of the ordinals `[start, end)`, in the format of their segments.
 
-        Whole records up to `bytes_max` bytes, but at least one if there is one. next: the ordinal to read on from.
+        Up to `count_max` whole records of `bytes_max` bytes, but at least one if there is one. next: the ordinal to
+        read on from.
         Trimmed and damaged records are skipped. Cost: one copy; O(64 KiB) before it, once prepared.
         """
         cdef Segment segment = self.log.segment_of(start)
@@ -315,7 +320,7 @@ cdef class LogReader:
                 if record == NULL:
                     break
                 span = record_span(record.size_bytes)
-                if record_ordinal(record) >= end or (count and total + span > bytes_max):
+                if record_ordinal(record) >= end or (count and total + span > bytes_max) or count == count_max:
                     full = True
                     break
                 offset += span

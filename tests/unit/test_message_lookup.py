@@ -1,12 +1,16 @@
 """Messages found by their ids while they move about."""
 
 import errno
+import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyqd.broker import message_lookup
+from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.hot.broker.message_lookup import (
+    AT_DEAD_LETTER,
     AT_DEFERRED,
     AT_FINISHED,
     AT_IN_FLIGHT,
@@ -15,10 +19,22 @@ from pyqd.hot.broker.message_lookup import (
     AT_UNKNOWN,
     MessageLookup,
 )
+from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_SLICE
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
-from tests.support.storage import CountedFiles, Jobs, broker_on, consumer_on, publish, run_all_wakes
+from tests.support.storage import (
+    SEGMENT_HEADER_BYTES,
+    CountedFiles,
+    Jobs,
+    broker_on,
+    consumer_on,
+    publish,
+    run_all_wakes,
+)
+
+# Of a record.
+GUID_AT = 16
 
 
 @pytest.fixture
@@ -34,6 +50,15 @@ def find(topic: Any, guid: int, per_turn: int = 1) -> MessageLookup:
         if lookup.step(topic.reader):
             return lookup
     raise AssertionError("not within 1000 parts")
+
+
+def segment_with(root: Path, guid: int) -> Path:
+    [found] = [path for path in root.rglob("log/*.seg") if struct.pack("<Q", guid) in path.read_bytes()]
+    return found
+
+
+def change(topic: Any, guid: int, how: message_lookup.Change) -> list[message_lookup.Outcome]:
+    return message_lookup.change_message(topic, [topic.channel("c")], guid, how, lambda: None)
 
 
 @pytest.mark.parametrize("per_turn", [1, 7, 1000])
@@ -69,6 +94,62 @@ def test_a_message_that_moves_behind_the_search_is_found(topic):
     lookup.cancel()
     assert channel.deferred_count == 0
     assert find(topic, last).place in (AT_FINISHED, AT_UNKNOWN)
+
+
+@pytest.mark.parametrize("per_turn", [1, 1000])
+def test_a_dead_letter_that_is_not_published_yet_can_be_cancelled_only(topic, per_turn):
+    channel = topic.channel("c")
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="missing"))
+    consumer = consumer_on(channel)
+    ids = publish(topic, 20)
+    for _ in ids:
+        channel.requeue_message(consumer, channel.take_message(consumer)[0], 0)
+    assert all(find(topic, guid, per_turn).place == AT_DEAD_LETTER for guid in ids)
+    later = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
+    assert change(topic, ids[7], later) == [("c", "dead_letter", None)]
+    assert change(topic, ids[7], message_lookup.cancel) == [("c", "done", "dead_letter")]
+    assert change(topic, ids[7], message_lookup.cancel) == [("c", "finished", None)]
+    assert (channel.dead_letters_pending, channel.depth) == (19, 19)
+    topic.check()
+
+
+def test_a_message_whose_record_turns_out_to_be_damaged_is_not_called_rescheduled(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c")
+    ids = publish(topic, 400, size_bytes=500)
+    topic.broker.close()
+    path = segment_with(tmp_path, ids[7])
+    content = bytearray(path.read_bytes())
+    content[content.index(struct.pack("<Q", ids[7])) + 60] ^= 0xFF
+    path.write_bytes(content)
+    topic = broker_on(tmp_path).topic("t")
+    assert change(topic, ids[7], message_lookup.reschedule_to(topic, wall() + HOUR_NS)) == [("c", "unknown", None)]
+    topic.check()
+
+
+def test_a_damaged_id_hides_no_other_message_once_its_segment_has_been_verified(tmp_path):
+    topic = broker_on(tmp_path, max_bytes_per_file=64 << 20).topic("t")
+    topic.channel("c")
+    ids = publish(topic, 7000, size_bytes=4000)
+    topic.broker.close()
+    # A sealed segment of several slices of a search.
+    path = segment_with(tmp_path, ids[4500])
+    content = bytearray(path.read_bytes())
+    assert len(content) >= 2 * WALK_BYTES_PER_SLICE
+    (first,) = struct.unpack_from("<Q", content, SEGMENT_HEADER_BYTES + GUID_AT)
+    damaged = ids.index(first) + 3
+    last = damaged + len(content) // 4048 - 4
+    # The id is a higher one then.
+    content[content.index(struct.pack("<Q", ids[damaged])) + 7] |= 0x40
+    path.write_bytes(content)
+    topic = broker_on(tmp_path, max_bytes_per_file=64 << 20).topic("t")
+    channel = topic.channel("c")
+    find(topic, ids[damaged + 1])
+    consumer = consumer_on(channel)
+    while (taken := channel.take_message(consumer)[0]) < ids[damaged]:
+        channel.finish_message(consumer, taken)
+    assert {find(topic, guid).place for guid in ids[damaged + 2 : last : 50]} == {AT_QUEUED}
+    topic.broker.close()
 
 
 def test_a_message_in_the_middle_of_the_ring_is_taken_out_and_the_rest_keeps_its_order(topic):

@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.broker.slots cimport ReadyRing
 from pyqd.hot.diskqueue.logreader cimport LogReader
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.wire.record cimport Record
@@ -14,6 +15,7 @@ cdef enum Place:
     RETURNED = 4                         # in the ring of messages for redelivery
     DEFERRED = 5                         # in the parked log, under its due time
     IN_FLIGHT = 6
+    DEAD_LETTER = 7                      # to be published in the dead-letter topic
 
 cdef class MessageLookup:
     cdef readonly ChannelCore channel
@@ -21,11 +23,12 @@ cdef class MessageLookup:
     cdef readonly Place place            # of the last `step`; right until the loop runs
     cdef const Record* kept              # in the topic's log, whatever the place; NULL: the log does not have it
     cdef const Record* record            # at the place, if there is one there
-    cdef uint64_t at                     # slot in the parked log, or number in the ring
+    cdef uint64_t at                     # slot in the parked log, or number in its ring
     cdef uint64_t slots_per_step
     cdef uint64_t entries_per_step
     cdef uint64_t next_slot              # the search has come to this slot ...
-    cdef uint64_t next_number            # ... and to this entry
+    cdef uint64_t next_number            # ... and to this entry of those for redelivery
+    cdef uint64_t next_letter            # ... and of the dead letters
     cdef uint64_t parked_end             # of the parked log when this round of the search began
     cdef uint64_t round_count
 
@@ -33,7 +36,8 @@ cdef class MessageLookup:
     cdef uint8_t source(self) except *
     cdef bint step_in_log(self) except -1
     cdef bint step_in_parked(self, Presence presence) except -1
-    cdef bint step_in_ring(self) except -1
+    cdef bint step_in_ring(self, ReadyRing ring, uint64_t* next_number, Place place) except -1
+    cdef ReadyRing ring(self)
     cdef uint64_t slots_end(self) noexcept
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept
     cdef int begin_round(self) except -1

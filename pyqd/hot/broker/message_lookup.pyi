@@ -10,6 +10,7 @@ AT_QUEUED: int
 AT_RETURNED: int
 AT_DEFERRED: int
 AT_IN_FLIGHT: int
+AT_DEAD_LETTER: int
 
 @final
 class MessageLookup:

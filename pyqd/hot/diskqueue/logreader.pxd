@@ -22,7 +22,7 @@ cdef class SegmentIndex:
     cdef int64_t timestamp_ns            # of the record before; 0: none yet
     cdef uint64_t guid                   # the greatest before; 0: none yet
     cdef bint broken                     # no valid record at the walk's place; the rest cannot be read
-    cdef bint ends_unmended              # broken, and the segment may be mended yet
+    cdef bint unmended                   # broken, or ids are out of order, and the segment may be mended yet
 
     cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1
     cdef int add_mark(self, const Record* record) except -1
