@@ -775,10 +775,13 @@ cdef class ChannelCore(Scheduled):
             return 0
         if not self.ledger.header.paused and self.dispatcher.can_dispatch():
             return 0
-        excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor)
+        # The rest of the depth waits for redelivery.
+        excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor - self.ledger.ahead)
+        if excess == 0:
+            return 0
         if self.trace is not None:
             self.trace.dropped_many(REASON_EPHEMERAL, excess)
-        return self.ledger.finish_range(self.readable.end - excess, self.readable.end)
+        return self.ledger.finish_range(self.ledger.start_of_newest(excess, self.readable.end), self.readable.end)
 
     cdef bint sort_rest(self) except -1:
         """Sort by the limit of attempts as far as the work budget of this pass goes.

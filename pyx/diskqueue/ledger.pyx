@@ -375,6 +375,30 @@ cdef class Ledger:
         self.absorb()
         return 0
 
+    cdef uint64_t start_of_newest(self, uint64_t count, uint64_t end) except? 0:
+        """Return the last ordinal from which on `count` records before `end` are not finished; the cursor's, if fewer.
+
+        Cost: O(records, 64 at a time).
+        """
+        cdef uint64_t start = max(end, self.header.cursor)
+        cdef uint64_t step, unfinished
+        while count != 0 and start > self.header.cursor:
+            step = min(start - self.header.cursor, <uint64_t> 64)
+            unfinished = self.unfinished_in(start - step, start)
+            if unfinished > count:
+                step = 1
+                unfinished = self.unfinished_in(start - 1, start)
+            start -= step
+            count -= unfinished
+        return start
+
+    cdef uint64_t unfinished_in(self, uint64_t start, uint64_t end) noexcept:
+        """Count the unfinished records of `[start, end)`, from the floor on."""
+        cdef uint64_t limit = min(end, self.bits_end())
+        if self.finished_count == 0 or start >= limit:
+            return end - start
+        return end - start - ring_count(self.words, self.capacity_bits, start, limit)
+
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1:
         """Prepare to finish the records of `[start, end)`: the ring reaches them, and all pages are writable.
 

@@ -28,6 +28,7 @@ from tests.support.storage import (
     run_all_wakes,
     take_all,
 )
+from tests.support.tracing import events_of
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
 RING_BITS_MIN = 8 * 4096
@@ -547,6 +548,22 @@ def test_an_ephemeral_channel_keeps_no_more_than_the_memory_queue_and_counts_all
     publish(topic, 2, start=10)
     topic.broker.scheduler.run_wakes()
     assert channel.depth == 2
+    topic.check()
+
+
+def test_an_ephemeral_channel_drops_the_newest_messages_that_are_queued_and_none_is_counted_twice(tmp_path):
+    broker = broker_on(tmp_path, mem_queue_size=10, trace_topic=("*",))
+    topic = broker.topic("t")
+    channel = topic.channel("c#ephemeral")
+    queued = publish(topic, 15)
+    publish(topic, 200, due_ns=wall() + HOUR_NS)
+    for _ in range(3):
+        run_all_wakes(broker)
+        channel.pause(False)
+    assert (channel.depth, channel.deferred_count) == (10, 200)
+    assert [event.count for event in events_of(broker) if event.kind == "dropped"] == [5]
+    consumer = consumer_on(channel)
+    assert [message[0] for message in take_all(channel, consumer)] == queued[:10]
     topic.check()
 
 

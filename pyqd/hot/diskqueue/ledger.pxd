@@ -94,6 +94,8 @@ cdef class Ledger:
     cdef bint try_finish(self, uint64_t ordinal) except -1
     cdef int reach(self, uint64_t ordinal) except -1
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1
+    cdef uint64_t start_of_newest(self, uint64_t count, uint64_t end) except? 0
+    cdef uint64_t unfinished_in(self, uint64_t start, uint64_t end) noexcept
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1
     cdef bint is_finished(self, uint64_t ordinal) noexcept
     cdef uint64_t finished_end(self) noexcept
