@@ -38,6 +38,8 @@ FORMAT: Final = 1
 PAGE_BYTES: Final = 4096
 # Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
 EVENT_BYTES: Final = 16
+# Of a page, as their headers are read on the loop. A reader that has caught up seals a small block with each poll.
+BLOCKS_MAX: Final = 1000
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
 ORDINAL_MASK: Final = (1 << 48) - 1
@@ -330,8 +332,8 @@ class Tracing:
     def read(self, position: int, bytes_max: int, pause: Pause) -> Page:
         """Read whole blocks, from the one with the event at a position on, or from the next one that is kept.
 
-        bytes_max: also limits the events, to one for each EVENT_BYTES. If the reader has come to the end, the open
-        block is sealed. pause: yields to the event loop.
+        bytes_max: also limits the events, to one for each EVENT_BYTES. A page has BLOCKS_MAX blocks at most. If the
+        reader has come to the end, the open block is sealed. pause: yields to the event loop.
         """
         if self.log is None or self._reader is None:
             return Page(b"", position, position, position)
@@ -352,7 +354,7 @@ class Tracing:
         while True:
             # The page ends with its segment: the pages of the next one were not asked for.
             end = min(log.log.end, log.log.end_of_segment(ordinal))
-            data, count, following = reader.read_raw(ordinal, end, bytes_max)
+            data, count, following = reader.read_raw(ordinal, end, bytes_max, BLOCKS_MAX)
             if (count and end_position(data) > position) or following >= log.log.end:
                 break
             # Only the block before, or all was damaged or trimmed.

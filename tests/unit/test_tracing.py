@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker.tracing import TraceSetting
+from pyqd.broker.tracing import BLOCKS_MAX, TraceSetting, blocks_in
 from pyqd.hot.broker.trace import OPEN_BYTES, TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.wire import trace_events
@@ -290,6 +290,16 @@ def test_a_block_and_a_page_have_a_limited_number_of_events(broker):
 
 
 @pytest.mark.slow
+def test_a_page_has_a_limited_number_of_blocks(broker):
+    topic = broker.topic("t")
+    for _ in range(2 * BLOCKS_MAX + 1):
+        topic.publish_body(b"x", wall())
+        broker.tracing.log.seal()
+    pages = pages_of(broker)
+    assert max(sum(1 for _ in blocks_in(page.data)) for page in pages) <= BLOCKS_MAX
+    assert sum(page.next - page.first for page in pages) == len(events_of(broker)) == 2 * BLOCKS_MAX + 1
+
+
 def test_pages_of_any_size_give_all_events_once(broker):
     publish(broker, 20_000)
     whole = events_of(broker)
