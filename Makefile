@@ -19,6 +19,7 @@ BUILT := build/release.built
 BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
 SPARK_CLASSES := build/spark/classes.made
+TESTS_COMPILED := build/tests.compiled
 # Modules with an interface for users.
 API_MODULES := pyqd.client pyqd.client.aio pyqd.client.codecs pyqd.client.http pyqd.testing
 DATA ?= data
@@ -65,7 +66,8 @@ ready: $(READY) $(BUILT) ## all that `run` needs: packages and the release build
 
 # Some tests with servers of their own need their share of the machine, which others may take for seconds. So a few that
 # failed run once more, alone, and are named. Tests of lost messages are not repeated (PROOFS in tests/conftest.py).
-test: build $(TOOLS) $(SPARK_CLASSES) ## build, then the whole test suite
+test: ## build, then the whole test suite
+	@$(MAKE) --no-print-directory --jobs=2 build $(SPARK_CLASSES) $(TESTS_COMPILED)
 	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS) || \
 		$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures=none --second-look $(ARGS)
 
@@ -175,6 +177,12 @@ $(SPARK_CLASSES): $(TOOLS)
 	@echo 'build: writing an archive of the classes that Spark loads, for its tests (30 s)'
 	@mkdir -p $(@D)
 	@$(BIN)/python -m tests.support.spark_java
+	@touch $@
+
+# pytest compiles each test with its assertions rewritten. Its processes begin together, and so each would compile all.
+$(TESTS_COMPILED): $(TOOLS) $(BUILT) $(BENCH_BUILT)
+	@echo 'build: compiling the tests (20 s)'
+	@$(BIN)/python -m pytest -q --collect-only >build/tests.log || { tail -n 40 build/tests.log; exit 1; }
 	@touch $@
 
 absent:
