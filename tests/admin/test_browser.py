@@ -11,10 +11,20 @@ from tests.admin.conftest import Admin, World
 from tests.admin.test_access import Browser
 from tests.support.nsq import Client
 
+STRANGER = "10.9.9.9:4151"
+
 
 @pytest.fixture
 def browser(open_admin: Admin) -> Browser:
     return Browser(open_admin)
+
+
+@pytest.fixture
+def queue(browser: Browser, world: World, topic: str) -> dict[str, str]:
+    """The form of a channel with three ready messages, which the browser has open: its fields."""
+    world.publish(topic, {0: 3}, channel="c")
+    browser.get(f"/topics/{topic}/c/messages")
+    return {"node": world.addresses()[0], "state": "ready", "change": "cancel", "all": "yes", "confirmed": "yes"}
 
 
 def ids(browser: Browser) -> list[str]:
@@ -152,12 +162,38 @@ class TestMessages:
             client.sub(topic, "c", rdy_count=1)
             assert client.read_message().body == b"later"
 
-    def test_a_wrong_number_of_seconds_is_named(self, browser: Browser, world: World, topic: str) -> None:
-        world.publish(topic, {0: 1}, channel="c")
-        path = f"/topics/{topic}/c/messages"
-        browser.get(path)
-        answer = browser.post(path, state="ready", change="reschedule", seconds="soon", id=ids(browser)[0])
+    @pytest.mark.parametrize("seconds", ["soon", "-1", "1_0", "inf", "nan", "1e3", "\u0661", "1e308", "1" * 30])
+    def test_a_wrong_number_of_seconds_is_named(
+        self, browser: Browser, queue: dict[str, str], topic: str, seconds: str
+    ) -> None:
+        answer = browser.post(f"/topics/{topic}/c/messages", **queue | {"change": "reschedule"}, seconds=seconds)
         assert (answer.status, b"is no number of seconds" in answer.body) == (502, True)
+
+    @pytest.mark.parametrize("seconds", ["600", "600.5", ".5"])
+    def test_seconds_may_have_a_fraction(
+        self, browser: Browser, queue: dict[str, str], topic: str, seconds: str
+    ) -> None:
+        answer = browser.post(f"/topics/{topic}/c/messages", **queue | {"change": "reschedule"}, seconds=seconds)
+        assert answer.status == 303
+
+    @pytest.mark.parametrize("node", [STRANGER, ""])
+    def test_a_broker_without_the_topic_is_not_replaced_in_a_change(
+        self, browser: Browser, queue: dict[str, str], world: World, topic: str, node: str
+    ) -> None:
+        answer = browser.post(f"/topics/{topic}/c/messages", **queue | {"node": node})
+        assert (answer.status, f"The broker &#39;{node}&#39; of this form" in browser.page) == (502, True)
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"change": "drop"}, {"change": ""}, {"state": "lost"}, {"state": ""}],
+        ids=["verb", "none", "state", "no state"],
+    )
+    def test_an_unknown_change_or_state_changes_nothing(
+        self, browser: Browser, queue: dict[str, str], world: World, topic: str, wrong: dict[str, str]
+    ) -> None:
+        assert browser.post(f"/topics/{topic}/c/messages", **queue | wrong).status == 400
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
 
 
 class TestPublish:
@@ -191,6 +227,13 @@ class TestPublish:
             client.sub(topic, "c", rdy_count=1)
             assert len(client.read_message().body) == 900_000
 
+    def test_a_broker_without_the_topic_is_not_replaced_in_publishing(
+        self, browser: Browser, queue: dict[str, str], world: World, topic: str
+    ) -> None:
+        answer = browser.post(f"/topics/{topic}/-/publish", node=STRANGER, body="x")
+        assert (answer.status, STRANGER in browser.page) == (502, True)
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+
 
 class TestSeek:
     @pytest.mark.slow
@@ -207,6 +250,14 @@ class TestSeek:
         assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 0
         assert browser.post(path, to="earliest", node=world.addresses()[0]).status == 303
         world.brokers[0].wait_for_channel(topic, "c", depth=5)
+
+    def test_a_broker_without_the_topic_is_not_replaced_in_a_seek(
+        self, browser: Browser, queue: dict[str, str], world: World, topic: str
+    ) -> None:
+        assert browser.post(f"/topics/{topic}/c/seek", to="latest", node=STRANGER).status == 303
+        browser.get(f"/topics/{topic}/c")
+        assert STRANGER in browser.page
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
 
     def test_a_wrong_place_is_named(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0}, channel="c")

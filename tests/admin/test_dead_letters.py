@@ -105,7 +105,19 @@ def test_a_channel_without_a_dead_letter_topic_says_so(browser: Browser, world: 
     world.publish(topic, {0: 0}, channel="c")
     answer = browser.get(f"/topics/{topic}/c/dead-letters")
     assert (answer.status, b"has no dead-letter topic" in answer.body) == (200, True)
-    assert browser.post(f"/topics/{topic}/c/dead-letters", id="0" * 16).status == 502
+    path = f"/topics/{topic}/c/dead-letters"
+    assert browser.post(path, node=world.addresses()[0], id="0" * 16).status == 502
+    assert "has no dead-letter topic any more" in browser.page
+
+
+def test_a_broker_without_the_topic_is_not_replaced_in_a_return(browser: Browser, world: World, topic: str) -> None:
+    kill(world, topic, b"one")
+    path = f"/topics/{topic}/c/dead-letters"
+    browser.get(path)
+    answer = browser.post(path, node="10.9.9.9:4151", holder="", all="yes", confirmed="yes")
+    assert (answer.status, "10.9.9.9:4151" in browser.page) == (502, True)
+    assert dead_count(world, topic) == 1
+    assert depth(world, topic, "c") == 0
 
 
 def test_other_channels_with_the_same_dead_letter_topic_are_named(browser: Browser, world: World, topic: str) -> None:
@@ -113,5 +125,5 @@ def test_other_channels_with_the_same_dead_letter_topic_are_named(browser: Brows
     world.publish(f"{topic}.2", {0: 0}, channel="audit")
     limit(world, f"{topic}.2", "audit", f"{topic}.dead")
     browser.get(f"/topics/{topic}/c/dead-letters")
-    browser.post(f"/topics/{topic}/c/dead-letters", holder="", all="yes")
+    browser.post(f"/topics/{topic}/c/dead-letters", node=world.addresses()[0], holder="", all="yes")
     assert f"{topic}.2/audit too" in browser.page

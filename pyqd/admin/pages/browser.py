@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from flask import Blueprint, flash, redirect, render_template, request, url_for
+from flask import Blueprint, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
 from pyqd.admin.access.roles import Role
@@ -23,6 +23,8 @@ from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 FORMS: Final = ("text", "json", "hex")
 MESSAGE_ID: Final = re.compile(r"[0-9a-f]{16}")
+# As many digits as the milliseconds of a 64-bit integer allow.
+SECONDS: Final = re.compile(r"[0-9]{1,15}(\.[0-9]*)?|\.[0-9]+")
 # Results of a change of one message.
 RESULTS: Final = {
     "done": mark("done"),
@@ -102,8 +104,10 @@ class Browser:
         check_token()
         self.site.require(Role.OPERATE, topic)
         fields = request.form
-        node, state = chosen(fields.get("node"), self.nodes(topic)), chosen(fields.get("state"), STATES)
-        change = chosen(fields.get("change"), CHANGES)
+        state, change = fields.get("state", ""), fields.get("change", "")
+        if state not in STATES or change not in CHANGES:
+            abort(400)
+        node = named(fields.get("node", ""), self.nodes(topic))
         when = {"due": fields["due"]} if change == "reschedule" and fields.get("due") else {}
         if change == "reschedule" and not when:
             when = {"defer": milliseconds(fields.get("seconds", ""))}
@@ -155,7 +159,7 @@ class Browser:
         """Publish one message, or one for each line."""
         check_token()
         self.site.require(Role.OPERATE, topic)
-        node = chosen(request.form.get("node"), self.nodes(topic) or self.all_nodes())
+        node = named(request.form.get("node", ""), self.nodes(topic) or self.all_nodes())
         text = request.form.get("body", "").replace("\r\n", "\n")
         query = {"topic": topic}
         delay = request.form.get("delay", "").strip()
@@ -192,7 +196,7 @@ class Browser:
         done = 0
         for node in request.form.getlist("node"):
             try:
-                self.site.upstream.post(chosen(node, self.nodes(topic)), "/channel/seek", query)
+                self.site.upstream.post(named(node, self.nodes(topic)), "/channel/seek", query)
                 done += 1
             except UpstreamError as error:
                 flash(str(error), "bad")
@@ -249,12 +253,17 @@ def chosen(wanted: str | None, known: Sequence[str]) -> str:
     return known[0]
 
 
+def named(node: str, known: Sequence[str]) -> str:
+    """Return the broker that a change names. Raises: UpstreamError if it is none of the known ones."""
+    if node not in known:
+        # The change must not go to a broker that the user has not chosen.
+        text = _("The broker %(node)s of this form is not known to have the topic now: load the page again.")
+        raise UpstreamError(text % {"node": repr(node)})
+    return node
+
+
 def milliseconds(seconds: str) -> str:
     """Return seconds of a form as whole milliseconds. Raises: UpstreamError."""
-    try:
-        value = float(seconds or 0)
-        if not 0 <= value < float("inf"):
-            raise ValueError
-    except ValueError:
-        raise UpstreamError(_("%(text)s is no number of seconds") % {"text": repr(seconds)}) from None
-    return str(round(value * 1000))
+    if not SECONDS.fullmatch(seconds or "0"):
+        raise UpstreamError(_("%(text)s is no number of seconds") % {"text": repr(seconds)})
+    return str(round(float(seconds or 0) * 1000))

@@ -12,7 +12,7 @@ from pyqd.admin.access.roles import Role
 from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
 from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.browser import FORMS, absent, chosen, refused, tell
+from pyqd.admin.pages.browser import FORMS, absent, chosen, named, refused, tell
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
@@ -75,7 +75,7 @@ class DeadLetterViews:
         check_token()
         self.site.require(Role.OPERATE, topic)
         fields = request.form
-        node, text = chosen(fields.get("node"), self.nodes(topic)), fields.get("text", "")
+        node, text = named(fields.get("node", ""), self.nodes(topic)), fields.get("text", "")
         letters = self.of(node, topic, channel)
         holding = letters.holding()
         if holding is None:
