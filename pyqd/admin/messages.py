@@ -6,7 +6,6 @@ Source: docs/http.md, "Single messages".
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +59,7 @@ class Message:
                 base64.b64decode(row.get("body") or ""),
                 bool(row.get("truncated")),
             )
-        except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UpstreamError(f"not a message of a pyqd: {error!r}") from None
 
     def matches(self, text: str, client: str = "") -> bool:

@@ -6,6 +6,7 @@ Source: docs/nsq/admin-and-tools.md, "Notifications".
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import logging
 import queue
@@ -91,5 +92,5 @@ class Notifier:
             except urllib.error.HTTPError as error:
                 # The answer does not matter.
                 error.close()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 logger.error("failed to send a notification to %s: %s", self.endpoint, error)

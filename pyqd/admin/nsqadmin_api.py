@@ -6,7 +6,6 @@ Source: docs/nsq/admin-and-tools.md, "nsqadmin".
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 import json
 import logging
@@ -101,7 +100,7 @@ def basic_user() -> str:
         return ""
     try:
         return base64.b64decode(value, validate=True).decode(errors="replace").partition(":")[0]
-    except binascii.Error:
+    except ValueError:
         return ""
 
 

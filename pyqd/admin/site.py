@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import http.client
 import ssl
 import urllib.error
 import urllib.request
@@ -123,13 +124,19 @@ class Site:
         origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         wanted = urllib.request.Request(f"{origin}{target}", headers=headers)
         try:
-            with urllib.request.urlopen(
-                wanted, timeout=self.options.http_client_request_timeout_ns / SECOND_NS
-            ) as answer:
-                return answer.status, answer.headers.get("Content-Type", ""), answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.headers.get("Content-Type", ""), error.read()
+            return answer_to(wanted, self.options.http_client_request_timeout_ns / SECOND_NS)
+        except http.client.HTTPException as error:
+            raise OSError(f"the answer of {origin} is not HTTP: {error!r}") from error
+
+
+def answer_to(wanted: urllib.request.Request, timeout_s: float) -> tuple[int, str, bytes]:
+    """Return status, content type and body of the answer to a request. Raises: OSError, ValueError, HTTPException."""
+    try:
+        with urllib.request.urlopen(wanted, timeout=timeout_s) as answer:
+            return answer.status, answer.headers.get("Content-Type", ""), answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers.get("Content-Type", ""), error.read()
 
 
 def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:

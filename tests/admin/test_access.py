@@ -146,6 +146,11 @@ class TestLogin:
         assert answer.status == 429
         assert int(answer.headers["retry-after"]) > 0
 
+    def test_credentials_that_are_no_base64_are_refused(self, closed: Admin) -> None:
+        for value in ("\u00e9", "a", "\u00ff="):
+            answer = closed.ask("GET", "/api/topics", headers={"Authorization": f"Basic {value}"})
+            assert answer.status == 401, value
+
 
 class TestRoles:
     @pytest.mark.slow
@@ -308,7 +313,7 @@ class TestBrowsersAreProtected:
     def test_a_form_without_the_token_is_refused(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0})
         browser.log_in("ada")
-        for token in ("", "x" * 32):
+        for token in ("", "x" * 32, "é"):
             answer = browser.post("/do/pause", token, topic=topic)
             assert answer.status == 403
         assert not (world.brokers[0].topic(topic) or {})["paused"]

@@ -194,6 +194,14 @@ class TestChanging:
         assert admin.send("POST", f"/api/topics/{topic}", {"action": "pause"}).status == 200
         assert [(broker.topic(topic) or {})["paused"] for broker in world.brokers] == [True, True]
 
+    def test_credentials_that_are_no_base64_do_not_refuse_an_action(
+        self, open_admin: Admin, world: World, topic: str
+    ) -> None:
+        world.publish(topic, {0: 0})
+        headers = {"Authorization": "Basic \u00e9"}
+        assert open_admin.ask("POST", f"/api/topics/{topic}", b'{"action":"pause"}', headers).status == 200
+        assert f"pause_topic topic={topic} by anonymous" in open_admin.log.read_text()
+
     def test_an_unknown_action_is_refused(self, admin: Admin, world: World, topic: str) -> None:
         answer = admin.send("POST", f"/api/topics/{topic}", {"action": "explode"})
         assert (answer.status, answer.message) == (400, "INVALID_ACTION")

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import socket
+import socketserver
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -125,6 +126,24 @@ def endpoint() -> Iterator[Endpoint]:
     found.close()
 
 
+@pytest.fixture
+def babbler() -> Iterator[str]:
+    """URL of a server whose answers are not HTTP."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(b"garbage\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
 class TestEmptyCluster:
     def test_a_cluster_without_brokers_says_how_to_register_one(self, start_admin: Callable[..., Admin]) -> None:
         with http_stub(lookup_answers({})) as lookupd:
@@ -179,6 +198,17 @@ class TestNotifications:
         wait_until(lambda: "failed to send a notification" in admin.log.read_text(), "the error")
         assert admin.ask("GET", "/ping").status == 200
 
+    def test_an_answer_that_is_not_http_does_not_keep_later_notifications_back(
+        self, world: World, start_admin: Callable[..., Admin], babbler: str, topic: str
+    ) -> None:
+        world.publish(topic, {0: 0})
+        admin = start_admin(
+            "pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={babbler}"
+        )
+        for action in ("pause", "unpause"):
+            assert admin.send("POST", f"/api/topics/{topic}", {"action": action}).status == 200
+        wait_until(lambda: admin.log.read_text().count("failed to send a notification") == 2, "both errors")
+
 
 class TestGraphite:
     @pytest.mark.parametrize("name", BOTH)
@@ -212,6 +242,16 @@ class TestGraphite:
             answer = admin.ask("GET", f"/api/graphite?{query}")
             assert (answer.status, answer.message) == (status, said)
         assert admin.ask("GET", "/render").status == 404
+
+    def test_an_answer_that_is_not_http_is_a_failure_of_graphite(
+        self, world: World, start_admin: Callable[..., Admin], babbler: str
+    ) -> None:
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--graphite-url={babbler}", "--proxy-graphite")
+        admin = start_admin("pyqadmin", *flags)
+        answer = admin.ask("GET", "/api/graphite?metric=rate&target=x")
+        assert (answer.status, answer.message) == (500, "INTERNAL_ERROR")
+        assert admin.ask("GET", "/render?target=x").status == 502
+        assert "Traceback" not in admin.log.read_text()
 
 
 class TestLive:

@@ -11,7 +11,6 @@ Source: docs/admin.md, "Access".
 from __future__ import annotations
 
 import base64
-import binascii
 import time
 from typing import Final
 
@@ -112,6 +111,6 @@ def basic_credentials(request: Request) -> tuple[str, str]:
         return "", ""
     try:
         name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return "", ""
     return name, password

@@ -32,7 +32,9 @@ def csrf_token() -> str:
 
 def check_token() -> None:
     """Refuse a POST that does not come from a page of this session."""
-    if not hmac.compare_digest(request.form.get(TOKEN, ""), session.get(TOKEN, "") or secrets.token_urlsafe(24)):
+    given, expected = request.form.get(TOKEN, ""), session.get(TOKEN, "") or secrets.token_urlsafe(24)
+    # The function takes text in ASCII only.
+    if not hmac.compare_digest(given.encode(), expected.encode()):
         abort(403, OUT_OF_DATE)
 
 
