@@ -200,7 +200,7 @@ def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None
     check_names(topic, channel)
     brokers = session.brokers(may_be_none=True)
     if not yes:
-        held = held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=True)
+        held = deleted_messages(session, brokers, topic, channel)
         session.confirm(f"Delete {subject(topic, channel)} with {messages(held)}{places(brokers)}?", yes)
     registered = registrations_deleted(session, topic, channel)
     try:
@@ -210,7 +210,20 @@ def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None
         if not registered:
             raise
         rows = []
+    if not registered and not rows and not session.failures:
+        raise not_found(topic, channel)
     show(session, [*registered, *rows])
+
+
+def deleted_messages(session: Session, brokers: list[Broker], topic: str, channel: str | None) -> int:
+    """Return the number of messages that a deletion drops. Raises: NotFoundError."""
+    try:
+        return held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=True)
+    except NotFoundError:
+        # A lookup daemon may have a registration without a topic.
+        if not session.cluster.lookup_daemons():
+            raise
+        return 0
 
 
 def registrations_deleted(session: Session, topic: str, channel: str | None) -> list[Row]:
@@ -240,9 +253,7 @@ def held_messages(read: list[NodeStats], topic: str, channel: str | None, *, of_
     """Return the number of messages that a topic, its channels, or one of them hold. Raises: NotFoundError."""
     topics = [entry for stats in read for entry in stats.topics if entry["topic_name"] == topic]
     if not topics:
-        raise NotFoundError(
-            "TOPIC_NOT_FOUND" if channel is None else "CHANNEL_NOT_FOUND", doing=subject(topic, channel)
-        )
+        raise not_found(topic, channel)
     channels = [
         counted
         for entry in topics
@@ -253,6 +264,11 @@ def held_messages(read: list[NodeStats], topic: str, channel: str | None, *, of_
     return int(total + sum(entry["depth"] for entry in topics)) if channel is None else int(total)
 
 
+def not_found(topic: str, channel: str | None) -> NotFoundError:
+    """Return the error for a topic or a channel that no daemon has."""
+    return NotFoundError("TOPIC_NOT_FOUND" if channel is None else "CHANNEL_NOT_FOUND", doing=subject(topic, channel))
+
+
 def subject(topic: str, channel: str | None) -> str:
     """Return the words for a topic or a channel."""
     return f"topic {topic}" if channel is None else f"channel {channel} of topic {topic}"
@@ -260,5 +276,7 @@ def subject(topic: str, channel: str | None) -> str:
 
 def places(brokers: list[Broker]) -> str:
     """Return the words for the brokers of a question."""
+    if not brokers:
+        return " on no broker"
     addresses = ", ".join(broker.address for broker in brokers)
     return f" on {len(brokers)} brokers ({addresses})" if len(brokers) > 1 else f" on {addresses}"

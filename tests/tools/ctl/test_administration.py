@@ -180,6 +180,16 @@ def test_a_registration_without_a_topic_is_deleted(found: Ctl, lookup: LookupDae
     assert found("delete", topic, "--yes").code == 4
 
 
+def test_the_deletion_of_a_registration_without_a_topic_is_asked(
+    found: Ctl, lookup: LookupDaemon, registered: Daemon, topic: str
+) -> None:
+    lookup.ask("POST", f"/channel/create?topic={topic}&channel=email")
+    for name, channel in ((f"topic {topic}", ()), (f"channel email of topic {topic}", ("email",))):
+        ran = found("delete", topic, *channel)
+        question = f"Delete {name} with 0 messages on {address_of(registered)}?"
+        assert (ran.code, question in ran.err) == (2, True), ran.err
+
+
 def test_a_lookup_daemon_that_does_not_answer_is_reported(found: Ctl, lookup: LookupDaemon, registered: Daemon) -> None:
     absent = f"127.0.0.1:{free_port()}"
     ran = found("nodes", PYQD_LOOKUPD_HTTP_ADDRESS=f"{absent},127.0.0.1:{lookup.ports['HTTP']}")
@@ -196,6 +206,10 @@ def test_a_lookup_daemon_without_brokers_is_reported(tmp_path: Path) -> None:
         assert (ran.code, ran.err) == (3, "pyqctl: no broker is known: the lookup daemons name none\n")
         assert ctl("create", "orders", "email").code == 0
         assert empty.ask("GET", "/channels?topic=orders")[1] == {"channels": ["email"]}
+        ran = ctl("delete", "orders")
+        assert (ran.code, "Delete topic orders with 0 messages on no broker?" in ran.err) == (2, True), ran.err
+        assert ctl("delete", "orders", "--yes").code == 0
+        assert ctl("delete", "orders", "--yes").code == 4
 
 
 def test_nsqd_is_administered_as_well(go_ctl: Ctl, go_broker: Daemon, topic: str) -> None:
