@@ -144,6 +144,16 @@ def test_messages_are_searched(traced: Viewer) -> None:
     assert b"Traceback" not in traced.admin.log.read_bytes()
 
 
+@pytest.mark.parametrize("until", ["0001-01-01T00:00", "0001-01-01T00:00%2B23:00", "9999-12-31T23:59-23:00"])
+def test_a_time_at_the_ends_of_the_calendar_is_no_error(traced: Viewer, until: str) -> None:
+    assert traced.ask("GET", f"/messages?topic=orders&within=7%20d&until={until}").status == 200
+
+
+@pytest.mark.parametrize("target", ["/messages?topic=%00", "/messages/%00", "/messages?channel=%ff%F0%9F%98%80"])
+def test_text_that_no_name_has_finds_nothing(traced: Viewer, target: str) -> None:
+    assert traced.ask("GET", target).status in (200, 404)
+
+
 def test_a_user_of_some_topics_finds_their_messages_among_newer_ones(closed: Admin) -> None:
     page = closed.ask("GET", "/messages", headers=OTTO).body.decode()
     assert ("0000000000000002" in page, "noise" in page) == (True, False)

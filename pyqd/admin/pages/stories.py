@@ -14,6 +14,7 @@ from pyqd.admin.health import mark
 from pyqd.admin.pages.browser import MESSAGE_ID
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
+from pyqd.primitives.names import is_valid_name_str
 from pyqd.trace.database import Database
 from pyqd.trace.errors import TraceError
 from pyqd.trace.search import STATES, Query, newest
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 LIMIT: Final = 200
 UNTIL_FORM: Final = "%Y-%m-%dT%H:%M:%S"
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SPANS: Final = {"10 min": 600, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
 
@@ -61,12 +63,14 @@ NAMES: Final = {
 
 
 def time_of(text: str) -> datetime | None:
-    """Return the time of a field of a form, which is UTC; None if it is empty or no time."""
+    """Return the time of a field of a form, which is UTC; None if it is empty or no time since 1970."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found = found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):
         return None
-    return found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    # The start of a search is earlier, and must be in the calendar too.
+    return found if found >= EPOCH else None
 
 
 def named(name: str) -> str:
@@ -110,7 +114,9 @@ class Stories:
             limit=LIMIT,
             topics=None if topic or self.site.sees_all() else self.visible_topics(),
         )
-        rows = self.read(lambda: newest(self.database, query))
+        # Databases refuse some other texts, such as those with NUL.
+        can_exist = all(is_valid_name_str(name) for name in (topic, channel) if name)
+        rows = self.read(lambda: newest(self.database, query)) if can_exist else []
         found = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
         return render_template(
             "stories.html",
@@ -142,7 +148,8 @@ class Stories:
 
     def story(self, message_id: str) -> str | tuple[str, int]:
         """Show all that is known of the messages with an id."""
-        stories = self.read(lambda: stories_of(self.database, message_id))
+        can_exist = MESSAGE_ID.fullmatch(message_id) is not None
+        stories = self.read(lambda: stories_of(self.database, message_id)) if can_exist else []
         found = [story for story in stories if self.site.may(Role.VIEW, story.topic)]
         return render_template("story.html", id=message_id, stories=found, named=named), 200 if found else 404
 
