@@ -107,6 +107,27 @@ def test_a_code_of_another_browser_is_refused(admin: Admin, issuer: Issuer) -> N
     assert other.get("/").status == 303
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"aud": "other"}, {"exp": 1}, {"nonce": "other"}, {"iss": "http://other"}, {"exp": "soon"}], ids=str
+)
+def test_a_token_with_wrong_claims_is_a_failed_login(admin: Admin, issuer: Issuer, wrong: dict[str, object]) -> None:
+    browser = Browser(admin)
+    answer = log_in(browser, issuer, groups=["orders-team"], **wrong)
+    assert (answer.status, answer.headers["location"]) == (303, "/login")
+    browser.get("/login")
+    assert "The login has failed." in browser.page
+    assert browser.get("/").status == 303
+
+
+@pytest.mark.parametrize("id_token", ["no token", 5, "e30.e30.e30"])
+def test_an_answer_without_a_signed_token_is_a_failed_login(
+    admin: Admin, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, id_token: object
+) -> None:
+    monkeypatch.setattr(issuer, "token", lambda _given: {"access_token": "a", "token_type": "B", "id_token": id_token})
+    answer = log_in(Browser(admin), issuer)
+    assert (answer.status, answer.headers["location"]) == (303, "/login")
+
+
 def test_an_address_behind_a_proxy_with_https_is_told_to_the_issuer(admin: Admin, issuer: Issuer) -> None:
     headers = {"Host": "admin.example.org", "X-Forwarded-Proto": "https"}
     location = admin.ask("GET", "/login/oidc", headers=headers).headers["location"]
