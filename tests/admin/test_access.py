@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import subprocess
 import sys
@@ -423,10 +424,22 @@ class TestUsersFile:
     @pytest.mark.slow
     def test_names_with_any_letters_are_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "users"
-        add_user(path, 'ä"b c.d', "long enough", Role.VIEW, ("*",))
-        assert list(entries_of(path.read_text())) == ['ä"b c.d']
-        remove_user(path, 'ä"b c.d')
-        assert entries_of(path.read_text()) == {}
+        names = ['ä"b c.d', "\U0001f600"]
+        for name in names:
+            add_user(path, name, "long enough", Role.VIEW, ("*",))
+        assert list(entries_of(path.read_text("utf-8"))) == names
+        for name in names:
+            remove_user(path, name)
+        assert entries_of(path.read_text("utf-8")) == {}
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+    def test_a_changed_file_keeps_its_owner(self, tmp_path: Path) -> None:
+        path = tmp_path / "users"
+        path.write_text("")
+        os.chown(path, 1234, 2345)
+        add_user(path, "ada", "long enough", Role.VIEW, ("*",))
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (1234, 2345, 0o600)
 
 
 class TestParts:

@@ -25,7 +25,7 @@ def user_command(argv: Sequence[str]) -> int:
         elif arguments.verb == "remove":
             remove_user(path, arguments.name)
         else:
-            for name, entry in sorted(entries_of(path.read_text()).items()):
+            for name, entry in sorted(entries_of(path.read_text("utf-8")).items()):
                 print(f"{name}\t{entry.user.role.name.lower()}\t{' '.join(entry.user.topics)}")
     except (OSError, ValueError) as error:
         print(f"pyqadmin user {arguments.verb}: {error}", file=sys.stderr)

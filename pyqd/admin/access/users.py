@@ -104,7 +104,7 @@ class Users:
         with self._lock:
             try:
                 found = self.path.stat()
-                entries = entries_of(self.path.read_text())
+                entries = entries_of(self.path.read_text("utf-8"))
             except (OSError, ValueError) as error:
                 raise StartupError(f"failed to read --users-file {self.path} - {error}") from None
             if stat.S_IMODE(found.st_mode) & 0o077:
@@ -139,14 +139,14 @@ def add_user(path: Path, name: str, password: str, role: Role, topics: tuple[str
         raise ValueError(f"{name!r} is no name of a user")
     if len(password) < PASSWORD_MIN:
         raise ValueError(f"a password has at least {PASSWORD_MIN} characters")
-    entries = entries_of(path.read_text()) if path.exists() else {}
+    entries = entries_of(path.read_text("utf-8")) if path.exists() else {}
     entries[name] = Entry(User(name, role, topics), HASHER.hash(password))
     write_users(path, entries)
 
 
 def remove_user(path: Path, name: str) -> None:
     """Remove a user from a file. Raises: ValueError, OSError."""
-    entries = entries_of(path.read_text())
+    entries = entries_of(path.read_text("utf-8"))
     if name not in entries:
         raise ValueError(f"there is no user {name} in {path}")
     del entries[name]
@@ -157,17 +157,17 @@ def write_users(path: Path, entries: Mapping[str, Entry]) -> None:
     """Replace the file in one step. Raises: OSError."""
     lines = []
     for name, entry in entries.items():
-        # A JSON string is a TOML string.
         lines += [
-            f"[{json.dumps(name)}]",
-            f"password = {json.dumps(entry.password_hash)}",
+            f"[{toml(name)}]",
+            f"password = {toml(entry.password_hash)}",
             f'role = "{entry.user.role.name.lower()}"',
-            f"topics = {json.dumps(list(entry.user.topics))}",
+            f"topics = {toml(list(entry.user.topics))}",
             "",
         ]
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            keep_owner(path, descriptor)
             file.write("\n".join(lines))
             file.flush()
             os.fsync(file.fileno())
@@ -176,3 +176,16 @@ def write_users(path: Path, entries: Mapping[str, Entry]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def toml(value: str | list[str]) -> str:
+    """Return a string or a list of strings in TOML."""
+    # JSON is TOML, except its pairs of escapes for characters beyond 16 bits, and a bare DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def keep_owner(path: Path, descriptor: int) -> None:
+    """Give a new file to the owner of the file that it replaces: root may change the file of a running pyqadmin."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        found = path.stat()
+        os.fchown(descriptor, found.st_uid, found.st_gid)
