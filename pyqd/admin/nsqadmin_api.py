@@ -385,4 +385,7 @@ def addresses_of(body: bytes) -> tuple[str, ...]:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError("not an array of strings")
+    # An escape in JSON may be half of a character, which no answer and no request can contain.
+    for item in found:
+        item.encode()
     return tuple(found)

@@ -339,7 +339,7 @@ class TestBrowsersAreProtected:
         world.publish(topic, {0: 0})
         admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
         path, body = f"/api/topics/{topic}", b'{"action":"pause"}'
-        for origin in ("http://evil.example", "null", f"http://127.0.0.1:{admin.port + 1}"):
+        for origin in ("http://evil.example", "null", "http://[evil", f"http://127.0.0.1:{admin.port + 1}"):
             answer = admin.ask("POST", path, body, {"Origin": origin})
             assert (answer.status, answer.message) == (403, "CROSS_SITE_REQUEST")
         assert not (world.brokers[0].topic(topic) or {})["paused"]

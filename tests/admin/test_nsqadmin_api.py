@@ -287,6 +287,11 @@ class TestConfig:
         addresses = json.dumps([world.lookupd]).encode()
         assert admin.ask("PUT", "/config/nsqlookupd_http_addresses", addresses).json == [world.lookupd]
 
+    def test_an_address_that_is_no_text_changes_nothing(self, open_admin: Admin, world: World) -> None:
+        answer = open_admin.ask("PUT", "/config/nsqlookupd_http_addresses", b'["\\ud800:4161"]')
+        assert (answer.status, answer.message) == (400, "INVALID_VALUE")
+        assert open_admin.get("/config/nsqlookupd_http_addresses") == [world.lookupd]
+
     @pytest.mark.parametrize(
         ("option", "value", "status", "refused"),
         [

@@ -45,7 +45,15 @@ def is_of_other_site(request: Request) -> bool:
         return site not in ("same-origin", "none")
     # Over plain HTTP browsers tell no more than the origin. Forms have a token; a proxy may change the host of theirs.
     origin = request.headers.get("Origin")
-    return origin is not None and request.blueprint == API and urlsplit(origin).netloc != request.host
+    return origin is not None and request.blueprint == API and host_of(origin) != request.host
+
+
+def host_of(origin: str) -> str:
+    """Return host and port of an origin; empty for a text that is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def guard(app: Flask, policy: Policy) -> None:
