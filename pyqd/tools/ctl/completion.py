@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from pyqd.client.errors import ClientError
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.tools.ctl.cluster import ask
+from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.session import FLAGS_KEY, Session
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -42,13 +43,8 @@ def _channels_by_topic(ctx: click.Context, topic: str | None) -> dict[str, list[
     session = Session({"timeout_ns": TIMEOUT_NS, **ctx.meta.get(FLAGS_KEY, {})})
     found: dict[str, set[str]] = {}
     with contextlib.suppress(ClientError), contextlib.closing(session):
-        for answer in ask(session.brokers(), lambda broker: statistics(broker, topic)).answers:
-            for entry in answer.value["topics"] or ():
+        for answer in ask(session.brokers(), lambda broker: read_stats(broker, topic)).answers:
+            for entry in answer.value.topics:
                 names = found.setdefault(entry["topic_name"], set())
                 names.update(channel["channel_name"] for channel in entry["channels"])
     return {name: sorted(found[name]) for name in sorted(found)}
-
-
-def statistics(broker: Any, topic: str | None) -> Any:
-    """Return the counters of a broker, without its clients."""
-    return broker.get("/stats", format="json", topic=topic, include_clients="false", include_mem="false")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 # Bodies and names come from outside. A terminal would obey control characters, C1 and marks of direction among them.
-UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 GAP_CHARS: Final = 2
 # Text is cut to no less, before columns are left out.
 TEXT_CHARS_MIN: Final = 16

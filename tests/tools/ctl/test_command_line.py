@@ -20,6 +20,7 @@ from pyqd import __version__
 from pyqd.tools.ctl.app import cli
 from pyqd.tools.ctl.frame import CtlCommand
 from tests.support import preloaded
+from tests.support.http_stub import http_stub, json_answer
 from tests.support.readiness import is_readable
 from tests.support.server import REPOSITORY, Daemon
 from tests.tools.ctl.conftest import VARIABLES, Ctl, address_of
@@ -289,6 +290,13 @@ def test_bash_completes_commands_topics_and_channels(tmp_path: Path, broker: Dae
 def test_completion_without_a_broker_offers_nothing(bare: Ctl) -> None:
     variables = {"COMP_WORDS": "pyqctl topics x", "COMP_CWORD": "2", "_PYQCTL_COMPLETE": "bash_complete"}
     ran = bare(PYQD_HTTP_ADDRESS="127.0.0.1:1", **variables)
+    assert (ran.code, ran.out.strip(), ran.err) == (0, "", "")
+
+
+def test_completion_from_a_server_that_is_no_broker_offers_nothing(bare: Ctl) -> None:
+    variables = {"COMP_WORDS": "pyqctl topics x", "COMP_CWORD": "2", "_PYQCTL_COMPLETE": "bash_complete"}
+    with http_stub(lambda _path, _query: json_answer({"status": "ok"})) as other:
+        ran = bare(PYQD_HTTP_ADDRESS=other.address, **variables)
     assert (ran.code, ran.out.strip(), ran.err) == (0, "", "")
 
 

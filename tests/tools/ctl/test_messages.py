@@ -198,10 +198,10 @@ def test_messages_that_the_topic_holds_are_shown(ctl: Ctl, broker: Daemon, topic
 
 
 def test_control_characters_of_a_body_do_not_reach_the_terminal(ctl: Ctl, broker: Daemon, queue: str) -> None:
-    broker.http("POST", "/pub", "\x1b[31m[red]\r\n\x9b\u202eend".encode(), topic=queue)
+    broker.http("POST", "/pub", "\x1b[31m[red]\r\n\x9b\u202e\u061cend".encode(), topic=queue)
     shown = ctl("peek", queue, "email", "--table", COLUMNS="200").out
-    assert r"\x1b[31m[red]\x0d\n\u009b\u202eend" in shown
-    assert not {"\x1b", "\x9b", "\u202e", "\r"} & set(shown)
+    assert r"\x1b[31m[red]\x0d\n\u009b\u202e\u061cend" in shown
+    assert not {"\x1b", "\x9b", "\u202e", "\u061c", "\r"} & set(shown)
 
 
 def test_messages_of_an_unknown_channel_end_with_exit_code_4(ctl: Ctl, queue: str) -> None:
