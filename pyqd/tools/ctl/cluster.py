@@ -96,9 +96,9 @@ class Cluster:
                 secured.append(https_address(host, port, self.timeout_s))
             except ClientError as error:
                 failures.append(Failure(f"{host}:{port}", error))
+        self.failures += failures
         if failures and not secured:
             raise failures[0].error
-        self.failures += failures
         return secured
 
 

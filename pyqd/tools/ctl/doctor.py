@@ -15,7 +15,7 @@ from pyqd.tools.ctl.checks import FAILURE, Finding
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, UNHEALTHY
-from pyqd.tools.ctl.facts import broker_facts, lookup_facts
+from pyqd.tools.ctl.facts import LookupFacts, broker_facts, lookup_facts
 from pyqd.tools.ctl.frame import command
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.session import Session
@@ -40,12 +40,11 @@ def doctor(session: Session, quiet: bool) -> int:
     """
     lookups = [answer.value for answer in ask(session.cluster.lookup_daemons(), lookup_facts).answers]
     brokers: list[Broker] = []
+    found: list[Finding] = []
     if not lookups or any(facts.error is None for facts in lookups):
-        brokers = session.brokers(may_be_none=True)
-    # Each lookup daemon without an answer has a finding of its own.
-    session.failures.clear()
+        brokers, found = find_brokers(session, lookups)
     facts = [answer.value for answer in ask(brokers, broker_facts).answers]
-    found = [finding for each in lookups for finding in checks.lookup_findings(each)]
+    found += [finding for each in lookups for finding in checks.lookup_findings(each)]
     found += [finding for each in facts for finding in checks.broker_findings(each, facts, lookups)]
     found += machine_findings(session.context_file)
     shown = [each for each in found if not quiet or each.state in (checks.WARNING, FAILURE)]
@@ -54,6 +53,25 @@ def doctor(session: Session, quiet: bool) -> int:
     rows = [each._asdict() for each in shown]
     session.output.show({"checks": rows, **summary}, lambda: views.findings(rows, summary))
     return UNHEALTHY if states[FAILURE] else OK
+
+
+def find_brokers(session: Session, lookups: list[LookupFacts]) -> tuple[list[Broker], list[Finding]]:
+    """Return the brokers, and a finding for each that did not tell its HTTPS port. Raises: ClientError."""
+    brokers: list[Broker] = []
+    try:
+        brokers = session.brokers(may_be_none=True)
+    except ClientError:
+        if not session.cluster.failures:
+            raise
+    failures = [*session.failures, *session.cluster.failures]
+    session.failures.clear()
+    # Each lookup daemon without an answer has a finding of its own.
+    checked = {facts.address for facts in lookups}
+    return brokers, [
+        Finding(failure.address, "answer", FAILURE, str(failure.error), checks.NO_ANSWER)
+        for failure in failures
+        if failure.address not in checked
+    ]
 
 
 def machine_findings(file: ContextFile) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from tests.lookupd.conftest import LookupDaemon
 from tests.lookupd.conftest import running as lookup_running
 from tests.support.certificates import Certificates
+from tests.support.http_stub import http_stub, json_answer, lookup_answers
 from tests.support.server import Daemon, free_port, pyqd, running, wait_until
 from tests.tools.ctl.conftest import Ctl, address_of
 
@@ -138,6 +140,21 @@ def test_the_https_port_of_a_broker_is_found_behind_a_lookup_daemon(
     _, secure, lookup = strict
     given = ("-l", f"http://127.0.0.1:{lookup.ports['HTTP']}", f"--ca={certificates.authority.path}")
     assert bare("nodes", *given).json()["nodes"][0]["node"] == f"https://{secure}"
+
+
+@pytest.mark.parametrize("is_other_up", [True, False])
+def test_doctor_finds_a_broker_whose_https_port_is_not_told(
+    bare: Ctl, strict: tuple[Daemon, str, LookupDaemon], certificates: Certificates, is_other_up: bool
+) -> None:
+    daemon, secure, _ = strict
+    down = f"127.0.0.1:{free_port()}"
+    known = lookup_answers({"t": [down, *([address_of(daemon)] if is_other_up else [])]})
+    with http_stub(lambda path, query: json_answer("OK") if path == "/ping" else known(path, query)) as lookup:
+        ran = bare("doctor", "-l", f"http://{lookup.address}", f"--ca={certificates.authority.path}")
+    assert ran.code == 7, ran.err
+    answers = {row["node"]: row["state"] for row in json.loads(ran.out)["checks"] if row["check"] == "answer"}
+    assert answers[down] == "failure"
+    assert (answers.get(f"https://{secure}") == "ok") == is_other_up
 
 
 def test_a_token_is_not_sent_to_a_plain_port_if_tls_is_asked_for(
