@@ -181,6 +181,8 @@ def readings(
 ) -> Iterator[dict[str, Any]]:
     """Yield readings with rates, at an interval. Raises: ClientError if no broker answers the first time."""
     before: Reading | None = None
+    # The search for the brokers is not repeated: those that it has missed are missing from each reading.
+    missed = [str(failure.error) for failure in session.failures]
     done = 0
     while count is None or done <= count:
         began_s = time.monotonic()
@@ -192,7 +194,7 @@ def readings(
         yield {
             "time_ns": time.time_ns(),
             "rows": watch_rows(before, now),
-            "errors": [str(failure.error) for failure in found.failures],
+            "errors": missed + [str(failure.error) for failure in found.failures],
         }
         before = now
         done += 1

@@ -198,6 +198,16 @@ def test_a_lookup_daemon_that_does_not_answer_is_reported(found: Ctl, lookup: Lo
     assert ran.err.startswith(f"pyqctl: {absent}: GET /nodes: Connection refused")
 
 
+def test_watch_tells_of_a_lookup_daemon_that_does_not_answer(
+    found: Ctl, lookup: LookupDaemon, registered: Daemon
+) -> None:
+    absent = f"127.0.0.1:{free_port()}"
+    addresses = f"{absent},127.0.0.1:{lookup.ports['HTTP']}"
+    ran = found("watch", "--count=1", "--interval=200ms", PYQD_LOOKUPD_HTTP_ADDRESS=addresses)
+    errors = [json.loads(line)["errors"] for line in ran.out.splitlines()]
+    assert errors == [[f"{absent}: GET /nodes: Connection refused"]] * 2
+
+
 @pytest.mark.slow
 def test_a_lookup_daemon_without_brokers_is_reported(tmp_path: Path) -> None:
     with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), tmp_path / "log")) as empty:
