@@ -33,6 +33,7 @@ RESULTS: Final = {
     "finished": mark("finished already"),
     "in_flight": mark("in flight, not changed"),
     "held": mark("held by the topic, not changed"),
+    "dead_letter": mark("a dead letter, can only be cancelled"),
     "unknown": mark("unknown"),
     "failed": mark("failed"),
 }
