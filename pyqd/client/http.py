@@ -34,6 +34,7 @@ from pyqd.client.errors import (
     TlsError,
     TooBigError,
 )
+from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
 
 HTTP_PORT: Final = 4151
@@ -214,6 +215,8 @@ class HttpClient:
             return failure
         if isinstance(error, http.client.BadStatusLine):
             return "the answer is not HTTP; is it the port of the TCP protocol?"
+        if isinstance(error, http.client.IncompleteRead):
+            return f"the connection ended within the answer, after {len(error.partial)} bytes of its body"
         return f"{type(error).__name__}: {error}"
 
     def _once(self, method: str, target: str, body: bytes | None) -> Reply:
@@ -227,7 +230,7 @@ class HttpClient:
                 refuse_own(self._open.sock)
         self._open.request(method, target, body=body, headers=self._headers)
         answer = self._open.getresponse()
-        data = answer.read(ANSWER_BYTES_MAX + 1)
+        data = read_body(answer, ANSWER_BYTES_MAX)
         if len(data) > ANSWER_BYTES_MAX:
             raise ProtocolError(f"{self.address}: {method} {target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
         self._used_s = time.monotonic()

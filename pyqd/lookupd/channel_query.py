@@ -17,6 +17,7 @@ import gevent.ssl
 from pyqd import __version__
 from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.errors import reason_of
+from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
 
 # Some 15,000 names of full length.
@@ -76,7 +77,7 @@ class ChannelQuery:
                 connection.sock = self._tls_context().wrap_socket(connection.sock, server_hostname=address.host)
             connection.request("GET", target, headers=HEADERS)
             response = connection.getresponse()
-            body = response.read(ANSWER_BYTES_MAX + 1)
+            body = read_body(response, ANSWER_BYTES_MAX)
         finally:
             connection.close()
         if len(body) > ANSWER_BYTES_MAX:

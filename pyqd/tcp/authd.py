@@ -21,6 +21,7 @@ from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError, reason_of
 from pyqd.primitives.goquote import go_quote
+from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
 from pyqd.tcp.permissions import BadAnswer, Permissions, decode_permissions
 
@@ -115,7 +116,7 @@ class AuthServers:
             target = urlunsplit(("", "", url.path or "/", url.query, ""))
             connection.request("GET" if body is None else "POST", target, body, headers)
             response = connection.getresponse()
-            answer = response.read(ANSWER_BYTES_MAX + 1)
+            answer = read_body(response, ANSWER_BYTES_MAX)
             if len(answer) > ANSWER_BYTES_MAX:
                 raise BadAnswer(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
             return response.status, response.headers.get("Location", ""), answer

@@ -28,7 +28,7 @@ from pyqd.client.errors import (
 )
 from pyqd.client.http import BrokerHttp, ChannelResult, HttpAddress, parse_http_address
 from tests.support.certificates import Certificates
-from tests.support.http_stub import http_stub, json_answer
+from tests.support.http_stub import cut_off, http_stub, json_answer
 from tests.support.nsq import Client
 from tests.support.server import Daemon, free_port, pyqd, running
 
@@ -204,6 +204,25 @@ def test_passing_trouble_is_retried_until_an_answer_comes(opened):
     with http_stub(lambda path, query: next(answers)) as stub:
         assert opened(stub.address).info() == {"v": 1}
         assert len(stub.requests) == 4
+
+
+@pytest.mark.parametrize("byte_count", [0, 5])
+def test_an_answer_that_is_cut_off_is_requested_again(opened, byte_count):
+    whole = json_answer({"v": 1})
+    answers = iter([cut_off(whole, byte_count), whole, whole])
+    with http_stub(lambda path, query: next(answers)) as stub:
+        client = opened(stub.address)
+        assert client.info() == {"v": 1}
+        assert client.info() == {"v": 1}
+        assert len(stub.requests) == 3
+
+
+def test_answers_that_are_all_cut_off_are_an_error_with_the_reason(opened):
+    with (
+        http_stub(lambda path, query: cut_off(json_answer({"v": 1}), 5)) as stub,
+        pytest.raises(NotConnectedError, match=r"the connection ended within the answer, after 5 bytes of its body$"),
+    ):
+        opened(stub.address, retry_timeout_s=0.0).info()
 
 
 def test_passing_trouble_that_lasts_is_an_error_with_the_last_answer(opened):

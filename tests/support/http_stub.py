@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-# Status, headers, body; None: the connection is closed without an answer.
+# Status, headers, body; None: the connection is closed without an answer. If the headers have a Content-Length other
+# than the body's, the connection is closed after the body.
 Answer = tuple[int, dict[str, str], bytes] | None
 Handler = Callable[[str, dict[str, str]], Answer]
 
@@ -53,7 +54,10 @@ class HttpStub:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
+                if "Content-Length" not in headers:
+                    self.send_header("Content-Length", str(len(body)))
+                elif headers["Content-Length"] != str(len(body)):
+                    self.close_connection = True
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -86,6 +90,14 @@ def http_stub(answer: Handler) -> Iterator[HttpStub]:
 def json_answer(shown: Any, status: int = 200) -> Answer:
     """Return an answer with a JSON body."""
     return status, {"Content-Type": "application/json"}, json.dumps(shown).encode()
+
+
+def cut_off(answer: Answer, byte_count: int) -> Answer:
+    """Return an answer whose connection ends after so many bytes of the body."""
+    assert answer is not None
+    status, headers, body = answer
+    assert byte_count < len(body)
+    return status, {**headers, "Content-Length": str(len(body))}, body[:byte_count]
 
 
 def lookup_answers(producers_of: dict[str, list[str]]) -> Handler:

@@ -21,7 +21,7 @@ from pyqd_spark.brokers import (
 from pyqd_spark.discovery import DataLossError, Discovery, check_topics
 from pyqd_spark.options import Connection, OptionError
 from pyqd_spark.read_options import Bound, Settings
-from tests.support.http_stub import http_stub, json_answer, lookup_answers
+from tests.support.http_stub import cut_off, http_stub, json_answer, lookup_answers
 from tests.support.server import free_port
 
 NODE = "1f0c"
@@ -147,6 +147,15 @@ def test_each_page_starts_at_the_end_of_the_previous_one():
         pages = list(BrokerClient(stub.address, connection()).pages("orders", NODE, 0, 7))
     assert [page.next for page in pages] == [3, 6, 7]
     assert [query["from"] for _, query in stub.requests] == ["0", "3", "6"]
+
+
+@pytest.mark.parametrize("byte_count", [0, 40])
+def test_a_page_that_is_cut_off_is_requested_again(byte_count):
+    page = log_answer(data=bytes(100), following=7)
+    answers = iter([cut_off(page, byte_count), page])
+    with http_stub(lambda *_: next(answers)) as stub:
+        pages = list(BrokerClient(stub.address, connection(retry_s=10.0)).pages("orders", NODE, 0, 7))
+    assert [(page.next, len(page.data)) for page in pages] == [(7, 100)]
 
 
 def test_a_page_without_anything_is_the_last():
