@@ -224,7 +224,7 @@ class HttpClient:
             self.close()
         if self._open is None:
             self._open = self._connection()
-            self._open.connect()
+            self._connect(self._open)
             self._open.sock.settimeout(self.timeout_s)
             if self.place.path is None:
                 refuse_own(self._open.sock)
@@ -235,6 +235,13 @@ class HttpClient:
             raise ProtocolError(f"{self.address}: {method} {target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
         self._used_s = time.monotonic()
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        try:
+            connection.connect()
+        except UnicodeError as error:
+            # The codec idna, which the socket module uses.
+            raise NotConnectedError(f"{self.address}: {self.place.host!r} is no host name: {error}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
         place = self.place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import threading
@@ -190,6 +191,14 @@ def test_a_broker_that_cannot_be_reached_is_an_error_with_its_address(opened):
         opened(address, retry_timeout_s=0.0).info()
     with pytest.raises(NotConnectedError, match=rf"{address}: GET /info: Connection refused, tried for 0.01 s$"):
         opened(address, retry_timeout_s=0.01).info()
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_name_that_cannot_exist_is_an_error_at_once_that_names_it(opened, host):
+    started_s = time.monotonic()
+    with pytest.raises(NotConnectedError, match=f"^{re.escape(host)}:4151: '{re.escape(host)}' is no host name: "):
+        opened(f"{host}:4151", retry_timeout_s=30.0).info()
+    assert time.monotonic() - started_s < 10.0
 
 
 def test_a_request_that_may_not_be_repeated_is_sent_once(opened):

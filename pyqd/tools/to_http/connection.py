@@ -211,6 +211,9 @@ class Pool:
             raise RequestTimeoutError("no connection in time") from None
         except OSError as error:
             raise RequestError(f"cannot connect: {reason_of(error)}") from error
+        except UnicodeError as error:
+            # The codec idna, which the event loop uses.
+            raise RequestError(f"cannot connect: {self._origin.host!r} is no host name: {error}") from None
         finally:
             self._opening_count -= 1
             self._wake(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -233,6 +234,15 @@ def test_a_port_without_a_server_is_an_error() -> None:
     async def test(connections: Connections) -> None:
         with pytest.raises(RequestError, match="cannot connect: Connection refused"):
             await connections.request(Origin(False, "127.0.0.1", free_port()), REQUEST, TIMEOUT_S)
+
+    run(test)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_name_that_cannot_exist_is_an_error_that_names_it(host: str) -> None:
+    async def test(connections: Connections) -> None:
+        with pytest.raises(RequestError, match=f"cannot connect: '{re.escape(host)}' is no host name: "):
+            await connections.request(Origin(False, host, 80), REQUEST, TIMEOUT_S)
 
     run(test)
 
