@@ -165,4 +165,8 @@ def knock(address: Address, timeout_s: float) -> None:
             probe.settimeout(timeout_s)
             probe.connect(address.path)
     else:
-        socket.create_connection((address.host, address.port), timeout=timeout_s).close()
+        try:
+            socket.create_connection((address.host, address.port), timeout=timeout_s).close()
+        except UnicodeError as error:
+            # The codec idna, which the socket module uses.
+            raise OSError(f"{address.host!r} is no host name: {error}") from None

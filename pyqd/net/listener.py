@@ -126,18 +126,19 @@ class Listener:
 
 
 def listening_socket(address: Address) -> socket.socket:
-    """Return a non-blocking listening socket. An empty host means every interface, by IPv4 and IPv6."""
+    """Return a non-blocking listening socket. An empty host means every interface, IPv4 and IPv6. Raises: OSError."""
     if isinstance(address, UnixAddress):
         listener = socket.socket(socket.AF_UNIX)
         where: Any = address.path
     else:
         every = not address.host
-        family, _, _, _, where = socket.getaddrinfo(
-            ("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if every else address.host,
-            address.port,
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_PASSIVE,
-        )[0]
+        host = ("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if every else address.host
+        try:
+            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except UnicodeError as error:
+            # The codec idna, which the socket module uses.
+            raise OSError(f"{host!r} is no host name: {error}") from None
+        family, _, _, _, where = found[0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -144,7 +144,8 @@ class NsqClient:
             self._socket = socket.create_connection((self._host, int(port)), timeout=timeout_s)
             refuse_own(self._socket)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # UnicodeError: a host name that cannot exist.
             raise BrokenError(f"{address}: {error}") from error
 
     def __enter__(self) -> "NsqClient":

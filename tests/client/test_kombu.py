@@ -389,6 +389,14 @@ def test_connecting_fails_if_no_broker_listens() -> None:
         connection.ensure_connection(max_retries=1, interval_start=0)
 
 
+def test_connecting_to_a_host_name_that_cannot_exist_fails_as_to_any_other() -> None:
+    with (
+        Connection("pyqd://a..b:4150") as connection,
+        pytest.raises(OperationalError, match="is no host name"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0)
+
+
 @pytest.mark.parametrize(
     ("given", "complete"),
     [

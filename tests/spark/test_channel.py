@@ -24,7 +24,7 @@ import pytest
 from pyqd_spark import channel
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.channel import Batch, ChannelSettings, PyqdChannelDataSource, PyqdChannelReader, Row
-from pyqd_spark.nsq_client import NsqClient
+from pyqd_spark.nsq_client import BrokenError, NsqClient
 from pyqd_spark.options import OptionError
 from tests.support import nsq
 from tests.support.certificates import Certificates
@@ -226,6 +226,11 @@ def test_leases_are_renewed_while_a_batch_lands(daemon: Daemon, path: Path, monk
     rows = drain(options(daemon, path, msgTimeoutMs=3000, idleTimeoutMs=2000))
     assert set(landed(path)["id"].to_pylist()) == {message_id.decode() for message_id in touched}
     assert sum(row["count"] for row in rows) >= 20
+
+
+def test_a_broker_whose_host_name_cannot_exist_is_named() -> None:
+    with pytest.raises(BrokenError, match=r"^a\.\.b:4150: "):
+        NsqClient("a..b:4150", 1.0)
 
 
 def test_messages_that_could_not_be_finished_are_counted(

@@ -317,6 +317,12 @@ def test_the_http_port_is_told_from_the_tcp_port(run_ours: Run, http_address: st
     assert f"{http_address} speaks HTTP; give the address of the TCP protocol" in result.err
 
 
+def test_a_host_name_that_cannot_exist_is_named(run_ours: Run) -> None:
+    result = run_ours(TOOL, "publish", "--nsqd-tcp-address=a..b:4150")
+    assert (result.code, result.out) == (1, b"")
+    assert "cannot find the host of a..b:4150: " in result.err
+
+
 @contextlib.contextmanager
 def answering(answer: bytes) -> Iterator[str]:
     """A server that sends the same bytes to each client, and nothing else; yields its address."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.net.listener import Listener, listening_socket
-from pyqd.primitives.addresses import UnixAddress
+from pyqd.primitives.addresses import TcpAddress, UnixAddress
 from pyqd.primitives.errors import StartupError
 
 
@@ -65,6 +65,11 @@ def test_a_file_that_is_no_socket_is_never_removed(path: Path, kind: str) -> Non
         Listener(lambda connection, remote: None).start(UnixAddress(str(path)))
     assert path.is_symlink() or path.is_dir() or path.read_bytes() == b"content"
     assert kind != "link to a stale socket" or (path.parent / "other").is_socket()
+
+
+def test_a_host_name_that_cannot_exist_is_an_error_that_names_it() -> None:
+    with pytest.raises(OSError, match=r"^'a\.\.b' is no host name: "):
+        listening_socket(TcpAddress("a..b", 0))
 
 
 def test_a_listener_that_stops_leaves_the_socket_that_has_taken_its_name(path: Path) -> None:

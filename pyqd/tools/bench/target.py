@@ -92,6 +92,9 @@ def reason(address: str, error: Exception) -> str:
     """Return the text for a connection that could not be opened, with the remedy."""
     if isinstance(error, ForeignError) and str(error) == "HTTP":
         return f"{address} speaks HTTP; give the address of the TCP protocol, whose port is 4150 by default"
+    if isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError):
+        # The codec idna of the socket module. UnicodeDecodeError comes from an answer that is no text.
+        return f"cannot find the host of {address}: {error}"
     if isinstance(error, (ForeignError, ValueError)):
         return f"{address} does not speak NSQ's protocol; give the TCP address of nsqd or pyqd"
     if isinstance(error, TimeoutError):
