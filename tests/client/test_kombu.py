@@ -271,6 +271,27 @@ def test_basic_get_returns_one_message_and_leaves_the_others(connection: Connect
     assert bound.get() is None
 
 
+def test_a_consumer_after_basic_get_receives_without_its_limit(connection: Connection) -> None:
+    collector = Collector(connection)
+    bound = WORK(collector.consumer.channel)
+    publish(connection, "first")
+    assert bound.get().payload == "first"
+    collector.consumer.add_queue(bound)
+    collector.consumer.consume()
+    for number in range(5):
+        publish(connection, number)
+    assert sorted(collector.collect(5)) == list(range(5))
+
+
+def test_basic_get_leaves_the_limit_of_a_consumer_of_the_queue(connection: Connection) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, "first")
+    assert WORK(collector.consumer.channel).get().payload == "first"
+    for number in range(5):
+        publish(connection, number)
+    assert sorted(collector.collect(5)) == list(range(5))
+
+
 def test_a_deleted_queue_is_gone(connection: Connection, daemon: Daemon) -> None:
     publish(connection, 1)
     bound = WORK(connection.default_channel)

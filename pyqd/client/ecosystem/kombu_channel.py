@@ -222,27 +222,32 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Set the number of messages that may be unanswered."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         for intake in self._all_intakes():
-            intake.consumer.max_in_flight = prefetch_count or UNLIMITED
+            intake.consumer.max_in_flight = self._prefetch_limit
         self.wake()
+
+    @property
+    def _prefetch_limit(self) -> int:
+        return self.qos.prefetch_count or UNLIMITED
 
     def _all_intakes(self) -> list[Intake]:
         return [intake for intakes in list(self._intakes.values()) for intake in intakes]
 
-    def _open_intakes(self, queue: str) -> list[Intake]:
-        """Receive from all sources of a queue."""
+    def _open_intakes(self, queue: str, limit: int | None = None) -> list[Intake]:
+        """Receive from all sources of a queue. limit: of messages in flight from each; the prefetch limit if None."""
+        limit = limit or self._prefetch_limit
         intakes = self._intakes.setdefault(queue, [])
         known = {intake.source for intake in intakes}
         for intake in intakes:
+            intake.consumer.max_in_flight = limit
             intake.resume()
         for source in self._sources(queue):
             if (queue, source) not in known:
-                intakes.append(self._intake(queue, source))
+                intakes.append(self._intake(queue, source, limit))
         return intakes
 
-    def _intake(self, queue: str, source: Source) -> Intake:
+    def _intake(self, queue: str, source: Source, limit: int) -> Intake:
         self.connection.announce(source.topic, source.channel)
-        count = self.qos.prefetch_count or UNLIMITED
-        consumer: Consumer = self.connection.new_consumer(source.topic, source.channel, count)
+        consumer: Consumer = self.connection.new_consumer(source.topic, source.channel, limit)
         opened_ns = time.time_ns() if source.channel.endswith(EPHEMERAL) else 0
 
         def is_meant(message: ClientMessage) -> bool:
@@ -312,8 +317,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
         """Return a message of a queue; None if none arrives within a second."""
-        for intake in self._open_intakes(queue):
-            intake.consumer.max_in_flight = len(self.qos.unanswered) + 1
+        is_consumed = queue in self._active_queues
+        self._open_intakes(queue, None if is_consumed else len(self.qos.unanswered) + 1)
         deadline_s = time.monotonic() + GET_S
         while True:
             received = self._inbox.take(lambda: [self.owner_of(queue)], max(0.0, deadline_s - time.monotonic()))
