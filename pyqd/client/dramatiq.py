@@ -34,6 +34,8 @@ from pyqd.client.settings import make_settings, parse_targets
 DEAD_LETTERS: Final = ".XQ"
 # A queue counts as empty after this many looks that found it so: a message is counted nowhere while it moves.
 EMPTY_LOOKS: Final = 2
+# Year 10000, in Unix milliseconds. JSON has integers that no float holds.
+DUE_MS_MAX: Final = 253_402_300_800_000
 
 __all__ = ["PyqdBroker"]
 
@@ -185,6 +187,7 @@ class PyqdConsumer(DramatiqConsumer):
         """Return the message in a body; None if it was requeued until it is due, or is no message of Dramatiq."""
         try:
             message = DramatiqMessage.decode(received.body)
+            check_fields(message)
         except (DecodeError, TypeError, KeyError) as error:
             self.broker.logger.error("Message %s goes to the dead letters: %s", received.id, error)
             self.broker.bury(self.queue_name, received.body)
@@ -223,7 +226,18 @@ def received_in(message: MessageProxy) -> ClientMessage:
     return message.received
 
 
+def check_fields(message: DramatiqMessage[Any]) -> None:
+    """Check fields whose type Dramatiq relies on outside the calls of actors. Raises: TypeError."""
+    if not isinstance(message.options, dict):
+        raise TypeError(f"its options are no object, but {message.options!r}")
+    if not isinstance(message.actor_name, str):
+        raise TypeError(f"the name of its actor is no text, but {message.actor_name!r}")
+
+
 def due_ms_of(message: DramatiqMessage[Any]) -> int | None:
-    """Return the due time of a message in Unix milliseconds; None without one."""
+    """Return the due time of a message in Unix milliseconds, at most the year 10000; None without one."""
     eta = message.options.get("eta")
-    return math.ceil(eta) if isinstance(eta, (int, float)) else None
+    # JSON in Python has NaN and infinity.
+    if not isinstance(eta, (int, float)) or (isinstance(eta, float) and not math.isfinite(eta)):
+        return None
+    return math.ceil(min(eta, DUE_MS_MAX))

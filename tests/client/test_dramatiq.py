@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dramatiq.errors import ConnectionClosed, QueueJoinTimeout, QueueNotFound
 
 from pyqd.client import Consumer, Producer
 from pyqd.client.dramatiq import PyqdBroker
-from tests.support.server import WAIT_S, Daemon, free_port
+from tests.support.server import WAIT_S, Daemon, free_port, wait_until
 
 WAIT_MS = int(WAIT_S * 1000)
 
@@ -150,6 +151,53 @@ def test_a_body_of_another_program_goes_to_the_dead_letter_topic(broker: PyqdBro
         broker.join("default", timeout=WAIT_MS)
     assert runs.values == [1]
     daemon.wait_for_topic("default.XQ", depth=2)
+
+
+def body_with(**fields: object) -> bytes:
+    """Return the body of a message to the actor `act` with the argument "odd" and other fields."""
+    whole = {"queue_name": "default", "actor_name": "act", "args": ["odd"], "kwargs": {}, "options": {}}
+    return json.dumps({**whole, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [body_with(options=None), body_with(options="eta"), body_with(actor_name=[]), b"[" * 100_000],
+    ids=["options-null", "options-text", "actor", "deep"],
+)
+def test_a_message_with_fields_of_the_wrong_type_goes_to_the_dead_letter_topic(
+    broker: PyqdBroker, url: str, daemon: Daemon, body: bytes
+) -> None:
+    runs = Runs()
+    act = actor(broker, runs)
+    with Producer(url) as producer, working(broker):
+        producer.publish("default", body)
+        act.send(1)
+        broker.join("default", timeout=WAIT_MS)
+    assert runs.values == [1]
+    daemon.wait_for_topic("default.XQ", depth=1)
+
+
+@pytest.mark.parametrize("eta", [float("nan"), float("inf"), float("-inf")])
+def test_an_eta_that_is_no_time_is_ignored(broker: PyqdBroker, url: str, eta: float) -> None:
+    runs = Runs()
+    actor(broker, runs)
+    with Producer(url) as producer, working(broker):
+        producer.publish("default", body_with(options={"eta": eta}))
+        broker.join("default", timeout=WAIT_MS)
+    assert runs.values == ["odd"]
+
+
+@pytest.mark.parametrize("eta", [1e308, 10**400], ids=["float", "int"])
+def test_a_message_with_an_eta_that_never_comes_waits_in_the_broker(
+    broker: PyqdBroker, url: str, daemon: Daemon, eta: float
+) -> None:
+    runs = Runs()
+    act = actor(broker, runs)
+    with Producer(url) as producer, working(broker):
+        producer.publish("default", body_with(options={"eta": eta}))
+        daemon.wait_for_channel("default", "dramatiq", deferred_count=1, in_flight_count=0)
+        act.send(1)
+        wait_until(lambda: runs.values == [1], "the next message is processed")
 
 
 def test_messages_that_wait_in_a_worker_go_back_when_it_stops(url: str, daemon: Daemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import re
 import subprocess
@@ -129,6 +130,41 @@ def test_a_message_of_another_program_does_not_stop_the_consumer(url: Url, daemo
         publish(connection, "mine")
         assert collector.collect(1) == ["mine"]
         daemon.wait_for_topic("dead", depth=2)
+
+
+MISSHAPEN: dict[str, dict[str, Any]] = {
+    "encoding": {"properties": {"body_encoding": "rot13"}},
+    "encoding-number": {"properties": {"body_encoding": 5}},
+    "base64": {"body": "x", "properties": {"body_encoding": "base64"}},
+    "text-number": {"body": 5, "properties": {"body_encoding": "text"}},
+    "surrogate": {"body": "\ud800", "properties": {"body_encoding": "text"}},
+    "delivery-info": {"properties": {"delivery_info": None}},
+    "properties": {"properties": []},
+    "headers": {"headers": None},
+    "routing-key": {"routing_key": 5},
+    "decimal": {"headers": {"a": {"__type__": "decimal", "__value__": "x"}}},
+    "bytes": {"headers": {"a": {"__type__": "bytes", "__value__": 5}}},
+    "date": {"headers": {"a": {"__type__": "datetime", "__value__": "never"}}},
+}
+
+
+def misshapen_bodies() -> list[Any]:
+    whole = {"body": "x", "headers": {}, "properties": {}}
+    shaped = [pytest.param(json.dumps({**whole, **fields}).encode(), id=name) for name, fields in MISSHAPEN.items()]
+    return [*shaped, pytest.param(b"[" * 100_000, id="deep")]
+
+
+@pytest.mark.parametrize("body", misshapen_bodies())
+def test_a_message_that_kombu_cannot_decode_goes_to_the_dead_letter_topic(
+    url: Url, daemon: Daemon, body: bytes
+) -> None:
+    with Connection(url, transport_options={"dead_letter_topic": "dead"}) as connection:
+        collector = Collector(connection, WORK)
+        with ClientProducer(url) as producer:
+            producer.publish("work", body)
+        publish(connection, "mine")
+        assert collector.collect(1) == ["mine"]
+        daemon.wait_for_topic("dead", depth=1)
 
 
 def test_at_most_prefetch_count_messages_are_unanswered(connection: Connection, daemon: Daemon) -> None:

@@ -284,7 +284,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _admit(self, received: Received, no_ack: bool) -> Any:
         """Return kombu's message for a received one; None if it is not due, or not for the queue."""
         (queue, source), message = received.intake.source, received.message
-        payload = decode_payload(message.body)
+        payload = decode_payload(message.body, self.codecs)
         if payload is None:
             self.bury(message, "not a message of kombu")
             return None
@@ -297,9 +297,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             if not any(binding.accepts(key) for binding in self._bindings.get(queue, ())):
                 finish(message)
                 return None
-        return self._unanswered(message, payload, no_ack)
+        try:
+            return self._unanswered(message, payload, no_ack)
+        except ValueError as error:
+            self.bury(message, f"its content cannot be decoded: {error}")
+            return None
 
     def _unanswered(self, message: ClientMessage, payload: dict[str, Any], no_ack: bool) -> Any:
+        """Return kombu's message, and note that it has no answer yet. Raises: ValueError if it cannot be decoded."""
         self._tag_count += 1
         tag = f"{self.channel_id}.{self._tag_count}"
         # A worker that finds an eta starts a timer, which costs up to a second, even if the eta has passed.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Container
 from datetime import datetime, timezone, tzinfo
 from typing import Any, Final
 
@@ -39,14 +40,29 @@ def encode_payload(payload: dict[str, Any], **routing: str) -> bytes:
     return str(dumps({**payload, **routing})).encode()
 
 
-def decode_payload(body: bytes) -> dict[str, Any] | None:
-    """Return the message of kombu in a body; None if the body is something else."""
+def decode_payload(body: bytes, encodings: Container[str]) -> dict[str, Any] | None:
+    """Return the message of kombu in a body; None if the body is something else. encodings: of payloads, by name."""
     try:
         payload = loads(body.decode())
-        known = isinstance(payload["properties"], dict) and isinstance(payload["headers"], dict) and "body" in payload
-    except (ValueError, TypeError, KeyError):
+        return payload if is_message(payload, encodings) else None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+        # kombu's decoders of dates, numbers and bytes raise any of these for a value of the wrong kind.
         return None
-    return payload if known else None
+
+
+def is_message(payload: Any, encodings: Container[str]) -> bool:
+    """Return True if a JSON value is a message of kombu. Raises: TypeError, KeyError, AttributeError if it is not."""
+    headers, properties, content = payload["headers"], payload["properties"], payload["body"]
+    encoding = properties.get("body_encoding")
+    # A content with these encodings is passed on as it is.
+    is_plain = not encoding or encoding.lower() == "utf-8"
+    return (
+        isinstance(headers, dict)
+        and isinstance(properties, dict)
+        and isinstance(properties.get("delivery_info", {}), dict)
+        and isinstance(payload.get("routing_key", ""), str)
+        and (is_plain or (encoding in encodings and isinstance(content, str)))
+    )
 
 
 def due_ms_of(payload: dict[str, Any]) -> int | None:
