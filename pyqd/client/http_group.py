@@ -69,8 +69,15 @@ class HttpGroup:
         raise silent or missing
 
     def _clients(self) -> Iterator[BrokerHttp]:
-        for address in dict.fromkeys((*self._addresses, *self._named_by_lookupd("/nodes"))):
-            yield BrokerHttp(address, **self._options(self._settings.http_token))
+        """Yield a client of each broker. Host and port identify it: a host with two names counts as two brokers."""
+        places = set()
+        for address in (*self._addresses, *self._named_by_lookupd("/nodes")):
+            client = BrokerHttp(address, **self._options(self._settings.http_token))
+            # Not by the text: users leave out the port or write http://, and lookup daemons do neither.
+            place = client.place._replace(secure=False)
+            if place not in places:
+                places.add(place)
+                yield client
 
     def _named_by_lookupd(self, path: str, **query: str) -> Iterator[str]:
         """Yield the HTTP addresses of brokers in the answers of the lookup daemons.

@@ -9,8 +9,9 @@ import pytest
 
 from pyqd.client import LookupFailedError, NotConnectedError, Producer
 from pyqd.client.ecosystem.http_api import GroupHttp
+from pyqd.client.http_group import HttpGroup
 from pyqd.client.settings import make_settings, parse_targets
-from tests.support.http_stub import http_stub
+from tests.support.http_stub import Answer, http_stub, json_answer, lookup_answers
 from tests.support.server import Daemon, daemons_running, free_port, pyqd
 from tests.support.workers import url_of
 
@@ -68,6 +69,25 @@ def test_a_broker_without_http_is_named_in_the_error() -> None:
     targets = parse_targets(f"pyqd://127.0.0.1?http=127.0.0.1:{port}", None)
     with pytest.raises(NotConnectedError, match=f"127.0.0.1:{port}"):
         GroupHttp(targets, make_settings(targets.settings)).size("work", "all")
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}", "http://{}/"])
+def test_a_broker_that_the_settings_and_a_lookup_daemon_name_counts_once(form: str) -> None:
+    topics = {"topics": [{"topic_name": "work", "depth": 3, "channels": []}]}
+
+    def answer(path: str, query: dict[str, str]) -> Answer:
+        return json_answer(topics) if path == "/stats" else lookup_answers({"work": [stub.address]})(path, query)
+
+    with http_stub(answer) as stub:
+        targets = parse_targets(None, stub.address)
+        api = GroupHttp(targets, make_settings({"http": form.format(stub.address)}))
+        assert api.size("work", "all") == 3
+
+
+def test_a_broker_with_and_without_its_port_counts_once() -> None:
+    http = "LOCALHOST, localhost:4151, http://localhost, https://localhost, [::1], /run/one, /run/two"
+    clients = list(HttpGroup(parse_targets("127.0.0.1", None), make_settings({"http": http}))._clients())
+    assert [client.address for client in clients] == ["LOCALHOST", "https://localhost", "[::1]", "/run/one", "/run/two"]
 
 
 class TestLookup:
