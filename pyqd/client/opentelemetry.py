@@ -257,7 +257,7 @@ def processing(message: Message, tracer_provider: TracerProvider | None = None) 
 def traced(handler: Handler) -> Handler:
     """Return a handler that processes each message in a span: @consumer.handler() above @traced.
 
-    handler: a function, or a coroutine function for asyncio.
+    handler: a function, or a coroutine function for asyncio; or an object whose `__call__` is one of them.
     """
 
     @functools.wraps(handler)
@@ -270,4 +270,10 @@ def traced(handler: Handler) -> Handler:
         with processing(message):
             return await handler(message)
 
-    return cast(Handler, handle_in_loop if inspect.iscoroutinefunction(handler) else handle)
+    return cast(Handler, handle_in_loop if is_coroutine_function(handler) else handle)
+
+
+def is_coroutine_function(handler: Callable[..., Any]) -> bool:
+    """Return True if a call of a function, or of an object with `__call__`, returns a coroutine."""
+    # `__call__` of the type, as in a call: that of a function is no coroutine function.
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

@@ -195,22 +195,38 @@ def test_a_refused_message_of_asyncio_is_an_error_of_its_span(url: str, recorder
     assert recorder.span("publish three").status.status_code is StatusCode.UNSET
 
 
-def test_a_traced_coroutine_function_is_in_its_span_until_it_ends() -> None:
-    spans: list[Any] = []
+class Delivery:
+    """Stand-in for the owner of a message."""
 
-    @traced
-    async def handle(message: Message) -> str:
+    topic, channel, codec = "orders", "email", None
+
+
+@pytest.fixture
+def message() -> Any:
+    """A message in an envelope."""
+    fields = (2, 0, 1, b"0" * 16, wrap(PARENT, b"body"))
+    return Message(Delivery(), None, "broker", fields, 0.0)  # type: ignore[arg-type]
+
+
+class SpanKeeper:
+    """Handler of asyncio that is an object, and keeps the current spans of its calls."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+
+    async def __call__(self, message: Message) -> str:
         await asyncio.sleep(0)
-        spans.append(trace.get_current_span())
+        self.spans.append(trace.get_current_span())
         return "done"
 
-    class Owner:
-        topic, channel, codec = "orders", "email", None
 
-    message: Any = Message(Owner(), None, "broker", (2, 0, 1, b"0" * 16, wrap(PARENT, b"body")), 0.0)  # type: ignore[arg-type]
+@pytest.mark.parametrize("form", ["object", "function"])
+def test_a_traced_handler_of_asyncio_is_in_its_span_until_it_ends(message: Any, form: str) -> None:
+    keeper = SpanKeeper()
+    handle = traced(keeper if form == "object" else keeper.__call__)
     assert inspect.iscoroutinefunction(handle)
     assert asyncio.run(handle(message)) == "done"
-    assert f"{spans[0].get_span_context().trace_id:032x}" in PARENT["traceparent"]
+    assert f"{keeper.spans[0].get_span_context().trace_id:032x}" in PARENT["traceparent"]
 
 
 def test_a_producer_of_the_wrong_face_is_refused() -> None:
