@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pyqd.client.core.discovery import BrokerAddress, TopicUnknownError, parse_lookup_answer
 from pyqd.client.errors import ClientError, LookupFailedError, NotConnectedError, NotFoundError, SettingError
-from pyqd.client.http import BrokerHttp, ChannelResult, HttpClient
+from pyqd.client.http import BrokerHttp, ChannelResult, HttpClient, parse_http_address
 from pyqd.client.outgoing import Delay, Time, parse_due
 from pyqd.client.settings import Settings, Targets
 from pyqd.primitives.addresses import TcpAddress
@@ -92,7 +92,8 @@ class HttpGroup:
                 logger.warning("cannot ask a lookup daemon: %s", error)
                 failures.append(error)
                 continue
-            yield from (str(TcpAddress(broker.host, broker.http_port)) for broker in brokers if broker.http_port)
+            addresses = (str(TcpAddress(broker.host, broker.http_port)) for broker in brokers if broker.http_port)
+            yield from filter(_is_address, addresses)
         if failures and len(failures) == len(self._lookupd):
             raise failures[0]
 
@@ -126,6 +127,16 @@ def check_id(message_id: str | None) -> None:
 def _flat(addresses: str | Iterable[str] | None) -> Sequence[str]:
     texts = [addresses] if isinstance(addresses, str) else addresses or ()
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+def _is_address(address: str) -> bool:
+    """Return True if a broker's address in the answer of a lookup daemon can be one; log it otherwise."""
+    try:
+        parse_http_address(address)
+    except SettingError as error:
+        logger.warning("a broker that a lookup daemon names is left out: %s", error)
+        return False
+    return True
 
 
 def _host(address: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,14 @@ class TestLookup:
         with http_stub(lambda path, query: (200, {}, answer)) as stub:
             targets = parse_targets(None, stub.address)
             return list(GroupHttp(targets, make_settings({}))._named_by_lookupd("/nodes"))
+
+    @pytest.mark.parametrize("host", ["a/b", "a@b", "[", "a?b"])
+    def test_a_broker_whose_address_can_be_none_is_left_out_with_a_warning(
+        self, host: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rows = [{"broadcast_address": name, "tcp_port": 4150, "http_port": 4151} for name in (host, "right")]
+        assert self.named_by(json.dumps({"producers": rows}).encode()) == ["right:4151"]
+        assert f"left out: '{host}:4151'" in caplog.text or f"not '{host}:4151'" in caplog.text
 
     def test_brokers_are_named_in_both_formats(self) -> None:
         producers = (
