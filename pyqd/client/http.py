@@ -238,9 +238,10 @@ class HttpClient:
 
     def _connect(self, connection: http.client.HTTPConnection) -> None:
         try:
+            # The socket module does the same. Under gevent the error there would also be logged with a traceback.
+            self.place.host.encode("idna")
             connection.connect()
         except UnicodeError as error:
-            # The codec idna, which the socket module uses.
             raise NotConnectedError(f"{self.address}: {self.place.host!r} is no host name: {error}") from None
 
     def _connection(self) -> http.client.HTTPConnection:

@@ -134,11 +134,13 @@ def listening_socket(address: Address) -> socket.socket:
         every = not address.host
         host = ("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if every else address.host
         try:
-            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            # The socket module does the same. Under gevent the error there would also be logged with a traceback.
+            host.encode("idna")
         except UnicodeError as error:
-            # The codec idna, which the socket module uses.
             raise OSError(f"{host!r} is no host name: {error}") from None
-        family, _, _, _, where = found[0]
+        family, _, _, _, where = socket.getaddrinfo(
+            host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
