@@ -471,6 +471,11 @@ class TestParts:
         assert user_of_claims(options, {"sub": "1", "groups": ["guests"]}) is None
         assert user_of_claims(options, {"sub": "1"}) is None
 
+    def test_a_login_without_the_claim_has_no_value_that_a_rule_could_name(self) -> None:
+        options = AdminOptions(oidc_role=("None=admin",))
+        assert user_of_claims(options, {"sub": "1"}) is None
+        assert user_of_claims(options, {"sub": "1", "groups": None}) is None
+
 
 @pytest.fixture(autouse=True)
 def no_crash(closed: Admin) -> Iterator[None]:

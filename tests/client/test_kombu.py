@@ -246,6 +246,17 @@ def test_a_fanout_exchange_reaches_every_queue(url: Url) -> None:
         assert [collector.collect(1) for collector in collectors] == [["hello"], ["hello"]]
 
 
+def test_a_binding_that_follows_the_end_of_a_consumer_does_not_resume_it(url: Url) -> None:
+    exchange = Exchange("more", type="fanout")
+    with Connection(url) as former, Connection(url) as other:
+        collector = Collector(former, WORK)
+        collector.consumer.cancel()
+        Queue(WORK.name, exchange, channel=collector.consumer.channel).declare()
+        for number in range(20):
+            publish(other, number)
+        assert sorted(Collector(other, WORK).collect(20)) == list(range(20))
+
+
 def test_a_transient_direct_exchange_routes_by_key_between_processes(url: Url) -> None:
     exchange = Exchange("replies", type="direct", durable=False)
     with Connection(url) as first, Connection(url) as second, Connection(url) as publisher:

@@ -42,7 +42,7 @@ def user_of_claims(options: AdminOptions, claims: Mapping[str, Any]) -> User | N
     The highest role counts, for the topics of all rules that give it.
     """
     found = claims.get(options.oidc_claim)
-    values = set(map(str, found)) if isinstance(found, list) else {str(found)}
+    values = set() if found is None else set(map(str, found)) if isinstance(found, list) else {str(found)}
     name = str(claims.get("preferred_username") or claims.get("email") or claims.get("sub"))
     rules = [(role, topics) for value, role, topics in map(parse_rule, options.oidc_role) if value in values]
     if not rules:

@@ -144,7 +144,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self.connection.http.create_channel(source.topic, source.channel)
         except ClientError as error:
             logger.warning("queue %s exists from its first consumer on, and not from now: %s", queue, error)
-        if queue in self._intakes:
+        if queue in self._active_queues:
             self._open_intakes(queue)
 
     def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = "", **options: Any) -> None:
