@@ -36,7 +36,7 @@ TO_COMPILE = $(if $(filter $(words $(PYX)),$(COUNT)),$(COUNT) modules ($(ALL_SEC
 BUILD_LOG := build/compile.log
 
 # Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
-JOBS ?= $(shell expr 2 '*' $$(nproc))
+JOBS ?= $(shell expr 3 "*" $$(nproc))
 # loadgroup: tests/spark runs in one process, and so in one Spark session; all other tests go to any free process.
 IN_PARALLEL = -n $(JOBS) --dist loadgroup
 # The suite starts the daemon hundreds of times, so compiled bytecode is kept even if the environment disables it.

@@ -80,7 +80,8 @@ class Channel:
 
     limits: in force since `limited_ns`; limits_before: not None while a change is not confirmed. seeking: a seek has no
     answer yet; sought_ns: when the last one got its answer. Of this life of the daemon: unanswered_fins: how many FINs
-    of a message have no answer; finished_ns: when the FIN was sent that has succeeded.
+    of a message have no answer; finished_ns: when the FIN was sent that has succeeded. Of this round: timed_out: how
+    many messages came again when their time-out had passed; sudden: those that came again before, as notes.
     """
 
     topic: int
@@ -94,6 +95,8 @@ class Channel:
     requeues_sent: int = 0
     requeues_confirmed: int = 0
     timeouts_seen: int = 0
+    timed_out: int = 0
+    sudden: list[str] = field(default_factory=list)
     dead_letters_seen: int = 0
     limits: Limits = Limits()
     limits_before: Limits | None = None
@@ -524,9 +527,23 @@ class World:
             return
         self.totals.duplicated += 1
         if timed_out and not killed:
-            self.totals.timed_out += 1
+            channel.timed_out += 1
         elif not killed:
-            self.note("unexplained", where)
+            channel.sudden.append(f"{where}: {(now_ns - copy.sent_after_ns) / MS_NS:.0f} ms after it was sent")
+
+    def end_round(self, channel: Channel, timeout_count: int) -> None:
+        """Judge the messages that came again before their time-out. timeout_count: of the daemon, which outlives kills.
+
+        A daemon that was kept waiting between giving and sending a message sends it again early.
+        """
+        if channel.timed_out + len(channel.sudden) <= timeout_count - channel.timeouts_seen:
+            channel.timed_out += len(channel.sudden)
+        else:
+            for text in channel.sudden:
+                self.note("unexplained", text)
+        self.totals.timed_out += channel.timed_out
+        channel.timeouts_seen, channel.timed_out = timeout_count, 0
+        channel.sudden.clear()
 
     def begin_channel(self, channel: Channel, split: Split) -> None:
         """Set the states of a new channel's messages: those behind the split are owed."""

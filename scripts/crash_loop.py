@@ -346,9 +346,12 @@ class Harness:
                 self.changes.note_positions(
                     topic, ask(f"/topic/positions?topic={topic.name}"), Split(world.next_event(), topic.sent)
                 )
-        for name in world.letters:
-            if not stats.get(name, {}).get("channels"):
+        for name, letters in world.letters.items():
+            channels = stats.get(name, {}).get("channels")
+            if not channels:
                 world.note("counter_errors", f"{name} is gone")
+            elif letters.name in channels:
+                world.end_round(letters, channels[letters.name]["timeout_count"])
         for topic in world.topics:
             found = stats.get(topic.name)
             if found is None:
@@ -368,7 +371,7 @@ class Harness:
         self.within(name, "paused", channel.paused, seen["paused"], channel.paused)
         self.within(name, "requeue_count", channel.requeues_confirmed, seen["requeue_count"], channel.requeues_sent)
         self.within(name, "timeout_count", channel.timeouts_seen, seen["timeout_count"], 1 << 62)
-        channel.timeouts_seen = seen["timeout_count"]
+        self.world.end_round(channel, seen["timeout_count"])
         if limits_shown(seen) != channel.limits:
             self.world.note("counter_errors", f"{name} has {limits_shown(seen)}, should have {channel.limits}")
         elif channel.limits != Limits():
@@ -410,10 +413,18 @@ class Harness:
                 )
                 if not left:
                     break
+            self.end_drain(stats_by_name(ask))
         world.totals.not_drained = left
         for consumer in consumers:
             consumer.transport.abort()
         await self.close(consumers)
+
+    def end_drain(self, stats: dict[str, Any]) -> None:
+        """Judge the deliveries of the drain by the counters after it."""
+        for channel in [*self.world.channels(), *self.world.letters.values()]:
+            found = stats.get(self.world.name_of_topic(channel), {"channels": {}})["channels"]
+            if channel.name in found:
+                self.world.end_round(channel, found[channel.name]["timeout_count"])
 
     async def run(self) -> None:
         self.daemon.spawn()

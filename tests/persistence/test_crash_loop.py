@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 import unittest.mock
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,6 +132,18 @@ def test_an_overtaken_delivery_does_not_change_the_record_of_a_message(accounts)
     accounts.answer(1)
     assert accounts.channel.state(0) == accounts.checks.FIN_CONFIRMED
     assert accounts.world.notes == []
+
+
+@pytest.mark.parametrize(("timeout_count", "reported"), [(4, 1), (5, 0)])
+def test_a_message_that_comes_again_at_once_is_reported_unless_the_daemon_counts_a_timeout(
+    accounts, timeout_count, reported
+):
+    accounts.channel.timeouts_seen = 4
+    accounts.world.polled_ns = (time.time_ns(), time.time_ns())
+    accounts.consumers[0].data_received(accounts.frame(1) + accounts.frame(2))
+    accounts.world.end_round(accounts.channel, timeout_count)
+    assert accounts.world.totals.unexplained == len(accounts.world.notes) == reported
+    assert accounts.world.totals.timed_out == 1 - reported
 
 
 def test_a_finished_message_that_comes_again_after_a_kill_is_reported(accounts):
