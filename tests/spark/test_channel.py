@@ -150,9 +150,10 @@ def test_a_task_that_ends_in_time_lands_the_messages_it_has_received(
         return real_land(*arguments)
 
     monkeypatch.setattr(channel, "land", slow_land)
-    rows = drain(options(daemon, path, maxDurationMs=100, batchMessages=50))
+    # On a machine with other work the first message may take a while; all of them take five seconds and more.
+    rows = drain(options(daemon, path, maxDurationMs=1000, batchMessages=50))
     count = sum(row["count"] for row in rows)
-    assert count < 5000
+    assert 0 < count < 5000
     assert len(bodies_in(path)) == count
     daemon.wait_for_channel("t", "c", depth=5000 - count, in_flight_count=0)
 
