@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from pyqd.broker.channel import Channel
+from pyqd.broker.peek import DEAD_LETTER, DEFERRED, READY
 from pyqd.broker.replay import Pause, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.message_lookup import (
@@ -24,11 +25,6 @@ from pyqd.hot.broker.message_lookup import (
     MessageLookup,
 )
 from pyqd.primitives.errors import StorageError
-
-READY: Final = "ready"
-DEFERRED: Final = "deferred"
-# Also a status: such a message can be cancelled only.
-DEAD_LETTER: Final = "dead_letter"
 
 DONE: Final = "done"
 IN_FLIGHT: Final = "in_flight"
@@ -112,6 +108,7 @@ def change_on_channel(
     if state is None:
         return Outcome(channel.name, REFUSAL_OF[lookup.place])
     if state == DEAD_LETTER and change is not cancel:
+        # The state is the status, too.
         return Outcome(channel.name, DEAD_LETTER)
     if lookup.due_ns():
         # A deferred message is in the queue until it is parked.

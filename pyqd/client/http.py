@@ -34,6 +34,7 @@ from pyqd.client.errors import (
     TlsError,
     TooBigError,
 )
+from pyqd.primitives.addresses import check_host
 from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
 
@@ -238,11 +239,11 @@ class HttpClient:
 
     def _connect(self, connection: http.client.HTTPConnection) -> None:
         try:
-            # The socket module does the same. Under gevent the error there would also be logged with a traceback.
-            self.place.host.encode("idna")
-            connection.connect()
-        except UnicodeError as error:
-            raise NotConnectedError(f"{self.address}: {self.place.host!r} is no host name: {error}") from None
+            check_host(self.place.host)
+        except OSError as error:
+            # Another attempt would fail, too.
+            raise NotConnectedError(f"{self.address}: {error}") from None
+        connection.connect()
 
     def _connection(self) -> http.client.HTTPConnection:
         place = self.place

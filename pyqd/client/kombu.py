@@ -28,7 +28,7 @@ from pyqd.client.ecosystem.inbox import Inbox, Owner
 from pyqd.client.ecosystem.kombu_channel import Binding, Channel
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError
 from pyqd.client.settings import TCP_PORT, make_settings, parse_targets
-from pyqd.primitives.addresses import Address, UnixAddress
+from pyqd.primitives.addresses import Address, UnixAddress, check_host
 
 DEFAULT_HOST: Final = "127.0.0.1"
 SCHEME: Final = "pyqd"
@@ -165,8 +165,5 @@ def knock(address: Address, timeout_s: float) -> None:
             probe.settimeout(timeout_s)
             probe.connect(address.path)
     else:
-        try:
-            socket.create_connection((address.host, address.port), timeout=timeout_s).close()
-        except UnicodeError as error:
-            # The codec idna, which the socket module uses.
-            raise OSError(f"{address.host!r} is no host name: {error}") from None
+        check_host(address.host)
+        socket.create_connection((address.host, address.port), timeout=timeout_s).close()

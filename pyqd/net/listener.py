@@ -17,7 +17,7 @@ from typing import Any
 import gevent
 
 from pyqd.net.events import READ_EVENT
-from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress
+from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress, check_host
 from pyqd.primitives.errors import StartupError
 
 # The kernel takes net.core.somaxconn if that is less: the queue holds the clients that connect during a restart.
@@ -133,11 +133,7 @@ def listening_socket(address: Address) -> socket.socket:
     else:
         every = not address.host
         host = ("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if every else address.host
-        try:
-            # The socket module does the same. Under gevent the error there would also be logged with a traceback.
-            host.encode("idna")
-        except UnicodeError as error:
-            raise OSError(f"{host!r} is no host name: {error}") from None
+        check_host(host)
         family, _, _, _, where = socket.getaddrinfo(
             host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

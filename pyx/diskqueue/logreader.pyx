@@ -301,8 +301,7 @@ cdef class LogReader:
         """Return (bytes, count, next): the records of the ordinals `[start, end)`, in the format of their segments.
 
         Up to `count_max` whole records of `bytes_max` bytes, but at least one if there is one. next: the ordinal to
-        read on from.
-        Trimmed and damaged records are skipped. Cost: one copy; O(64 KiB) before it, once prepared.
+        read on from. Trimmed and damaged records are skipped. Cost: one copy; O(64 KiB) before it, once prepared.
         """
         cdef Segment segment = self.log.segment_of(start)
         cdef const Record* record

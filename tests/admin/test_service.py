@@ -198,6 +198,17 @@ class TestNotifications:
         wait_until(lambda: "failed to send a notification" in admin.log.read_text(), "the error")
         assert admin.ask("GET", "/ping").status == 200
 
+    def test_a_host_name_that_cannot_exist_leaves_the_pages_of_the_other_brokers(
+        self, world: World, start_admin: Callable[..., Admin], topic: str
+    ) -> None:
+        world.publish(topic, {0: 3})
+        with http_stub(lookup_answers({topic: ["a..b:4151", world.addresses()[0]]})) as stub:
+            admin = start_admin("pyqadmin", f"--lookupd-http-address={stub.address}")
+            for path in ("/nodes", "/api/counter", f"/topics/{topic}", "/api/topics"):
+                assert admin.ask("GET", path).status == 200, path
+            assert admin.get(f"/api/topics/{topic}")["message_count"] == 3
+            assert "Traceback" not in admin.log.read_text()
+
     def test_an_answer_that_is_not_http_does_not_keep_later_notifications_back(
         self, world: World, start_admin: Callable[..., Admin], babbler: str, topic: str
     ) -> None:

@@ -105,7 +105,7 @@ class AmendMachine(ChannelMachine):
                 assert full
             else:
                 assert status == message_lookup.DONE
-                assert was == (message_lookup.READY if message.state == QUEUED else message_lookup.DEFERRED)
+                assert was == (peek.READY if message.state == QUEUED else peek.DEFERRED)
                 self.note_changed(self.model[channel], number, what)
 
     def note_changed(self, messages, number, what):

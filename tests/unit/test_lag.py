@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import message_lookup, replay
+from pyqd.broker import message_lookup, peek, replay
 from pyqd.broker import topic as topic_module
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
@@ -129,7 +129,7 @@ def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
     last = topic.guids.last_id
     for guid, action in ((last, message_lookup.cancel), (last - 1, message_lookup.reschedule_to(topic, wall()))):
         (outcome,) = message_lookup.change_message(topic, [channel], guid, action, replay.no_pause)
-        assert (outcome.status, outcome.was) == (message_lookup.DONE, message_lookup.DEFERRED)
+        assert (outcome.status, outcome.was) == (message_lookup.DONE, peek.DEFERRED)
     run_all_wakes(topic.broker)
     assert channel.deferred_count + channel.depth == MANY - 1
     topic.check()

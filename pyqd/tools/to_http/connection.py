@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import httptools
 
+from pyqd.primitives.addresses import check_host
 from pyqd.tools.to_http.address import Origin
 
 # A connection that was idle for so long is not used again. Source: Go's default transport, as NSQ's tool uses it.
@@ -201,6 +202,10 @@ class Pool:
         return None
 
     async def _open(self, timeout_s: float) -> Connection:
+        try:
+            check_host(self._origin.host)
+        except OSError as error:
+            raise RequestError(f"cannot connect: {error}") from None
         self._opening_count += 1
         opening = asyncio.get_running_loop().create_connection(
             Connection, self._origin.host, self._origin.port, ssl=self._tls
@@ -211,9 +216,6 @@ class Pool:
             raise RequestTimeoutError("no connection in time") from None
         except OSError as error:
             raise RequestError(f"cannot connect: {reason_of(error)}") from error
-        except UnicodeError as error:
-            # The codec idna, which the event loop uses.
-            raise RequestError(f"cannot connect: {self._origin.host!r} is no host name: {error}") from None
         finally:
             self._opening_count -= 1
             self._wake(None)
