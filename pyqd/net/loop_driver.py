@@ -12,7 +12,7 @@ import gevent
 
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.schedule import Scheduler
-from pyqd.net.slice_queue import slice_queue_of
+from pyqd.net.slice_queue import BEHIND_SOCKETS, slice_queue_of
 from pyqd.primitives.durations import SECOND_NS
 
 # Longest time of a run of wakes, and of a run of timers: both may come before one poll of the sockets.
@@ -26,8 +26,8 @@ class LoopDriver:
     """Driver of a scheduler's wakes and timers on the hub of the calling thread.
 
     A run that a socket's callback schedules takes place before the loop polls again, so a lone message leaves at once.
-    A run that is scheduled during a run takes place after the next poll. So the delivery of a long backlog alternates
-    with other clients' requests.
+    A run that is scheduled during a run takes place after the next poll, behind the sockets that it reports. So the
+    delivery of a long backlog alternates with other clients' requests, and a request waits for one run at most.
     """
 
     def __init__(self, hub: Any, scheduler: Scheduler) -> None:
@@ -38,7 +38,7 @@ class LoopDriver:
         self.is_held = False
         # Runs that came meanwhile.
         self.held_back: list[Callable[[], None]] = []
-        self.after_poll = hub.loop.timer(0)
+        self.after_poll = hub.loop.timer(0, priority=BEHIND_SOCKETS)
         self.timer: Any = None
         scheduler.on_wake_wanted = self.want_wakes
         scheduler.on_timer_wanted = self.want_timer
@@ -76,7 +76,7 @@ class LoopDriver:
     def want_timer(self, due_ns: int) -> None:
         """Arm the timer for a monotonic time earlier than the one armed."""
         self.stop_timer()
-        self.timer = self.hub.loop.timer(max(0.0, (due_ns - mono()) / SECOND_NS))
+        self.timer = self.hub.loop.timer(max(0.0, (due_ns - mono()) / SECOND_NS), priority=BEHIND_SOCKETS)
         self.timer.start(self.run_timers, update=True)
 
     def run_timers(self) -> None:

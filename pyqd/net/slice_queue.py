@@ -6,6 +6,11 @@ hundred requests for /stats, hold the loop no longer than one: for the budget an
 gevent.sleep(0) does not yield to sockets. It asks for the next callback of the loop, and the loop calls such a greenlet
 again before it polls, fifty times and more in a row. A socket was measured to wait for ninety slices of a millisecond.
 A timer runs after the loop has polled, so the queue uses a timer.
+
+The loop calls the timers that are due before the sockets that became readable, unless they have a lower priority. At
+the same priority, a request that arrives during one slice waits for the next slice as well.
+
+Source: libev's manual, "WATCHER PRIORITY MODELS".
 """
 
 import time
@@ -16,6 +21,8 @@ from typing import Any
 from greenlet import getcurrent
 
 BUDGET_S = 0.004
+# Priority of a watcher of the loop that is called behind the sockets which the same poll has reported.
+BEHIND_SOCKETS = -1
 _ATTRIBUTE = "pyqd_slice_queue"
 
 
@@ -27,22 +34,25 @@ class SliceQueue:
         self._clock = clock
         # In the order in which they came. Each looks for itself when it is woken, so 500 in a list would be quadratic.
         self._waiting: OrderedDict[Any, None] = OrderedDict()
-        self._timer = hub.loop.timer(0)
+        self._timer = hub.loop.timer(0, priority=BEHIND_SOCKETS)
         self._pass_s = 0.0
         self._end_s = 0.0
 
     def wait_if_busy(self) -> None:
         """Call `wait` if other greenlets wait, or if this pass of the loop has used up its budget.
 
-        For short slices of which many may come in one pass: a lone slice runs at once. The budget of a pass begins with
-        the first call in that pass. Switches: it may.
+        For short slices of which many may come in one pass: a lone slice runs at once. Switches: it may.
         """
+        if self._waiting or self._clock() >= self._pass_end_s():
+            self.wait()
+
+    def _pass_end_s(self) -> float:
+        """Return when the budget of this pass of the loop is used up. It begins with the first call in the pass."""
         now_s = self._hub.loop.now()
         if now_s != self._pass_s:
             self._pass_s = now_s
             self._end_s = self._clock() + BUDGET_S
-        if self._waiting or self._clock() >= self._end_s:
-            self.wait()
+        return self._end_s
 
     def wait(self) -> None:
         """Wait until the loop has polled and the calling greenlet is first in the queue. Switches: yes."""
@@ -59,7 +69,7 @@ class SliceQueue:
 
     def _run(self) -> None:
         """Wake waiting greenlets, at least one, until the budget is used up."""
-        end_s = self._clock() + BUDGET_S
+        end_s = self._pass_end_s()
         for _ in range(len(self._waiting)):
             if not self._waiting:
                 return

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pyqd.net.slice_queue import BEHIND_SOCKETS
+
 if TYPE_CHECKING:
     from pyqd.tcp.connection import Connection
 
@@ -25,7 +27,7 @@ class Closing:
         self._close = close
         self._clock = clock
         self._waiting: deque[Connection] = deque()
-        self._timer = hub.loop.timer(0)
+        self._timer = hub.loop.timer(0, priority=BEHIND_SOCKETS)
         self._pass_s = 0.0
         self._closed_count = 0
 

@@ -1,5 +1,6 @@
 """Tests of pyqd.net.loop_driver, on the hub of the test."""
 
+import socket
 from typing import Any
 
 import gevent
@@ -33,3 +34,36 @@ def test_no_wake_and_no_timer_runs_while_they_are_held_and_both_run_afterwards()
         assert scheduler.runs == []
     gevent.sleep(0.01)
     assert sorted(scheduler.runs) == ["timers", "wakes"]
+
+
+class Repeating(Counting):
+    """A scheduler with long work: its first runs of wakes want another. Its second run makes a socket readable."""
+
+    driver: LoopDriver
+    peer: socket.socket
+
+    def run_wakes(self) -> int:
+        """Count a run of wakes."""
+        if len(self.runs) == 1:
+            self.peer.send(b"x")
+        if len(self.runs) < 3:
+            self.driver.want_wakes()
+        return super().run_wakes()
+
+
+def test_a_socket_that_becomes_readable_during_a_run_of_wakes_is_served_before_the_next_run() -> None:
+    scheduler: Any = Repeating()
+    scheduler.driver = LoopDriver(gevent.get_hub(), scheduler)
+    ours, scheduler.peer = socket.socketpair()
+    watcher: Any = gevent.get_hub().loop.io(ours.fileno(), 1)
+
+    def serve() -> None:
+        watcher.stop()
+        scheduler.runs.append("socket")
+
+    with ours, scheduler.peer:
+        watcher.start(serve)
+        scheduler.driver.want_wakes()
+        gevent.sleep(0.01)
+        watcher.close()
+    assert scheduler.runs == ["wakes", "wakes", "socket", "wakes"]

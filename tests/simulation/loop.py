@@ -63,7 +63,7 @@ class Loop:
     def io(self, fd: int, events: int) -> Watcher:
         return Watcher(self, fd, events)
 
-    def timer(self, _after: float, _repeat: float = 0.0) -> Timer:
+    def timer(self, _after: float, _repeat: float = 0.0, priority: int = 0) -> Timer:
         return Timer()
 
     def run_once(self) -> bool:

@@ -15,7 +15,8 @@ class Loop:
     def now(self) -> float:
         return self.now_s
 
-    def timer(self, _after: float) -> "Loop":
+    def timer(self, _after: float, *, priority: int) -> "Loop":
+        assert priority < 0, "sockets come first"
         return self
 
     def start(self, callback: Any) -> None:

@@ -1,5 +1,6 @@
 """Tests of pyqd.net.slice_queue."""
 
+import socket
 from functools import partial
 
 import gevent
@@ -111,3 +112,47 @@ def test_a_lone_slice_runs_at_once_and_many_slices_of_one_pass_share_the_budget(
     run_together([partial(work, name) for name in "abcdef"])
     assert at_once == ["a", "b"]
     assert passes.passes == [["c", "d"], ["e", "f"]]
+
+
+def test_a_socket_that_becomes_readable_during_a_slice_is_served_before_the_next_slice(passes):
+    ours, theirs = socket.socketpair()
+    served: list[str] = []
+    hub = gevent.get_hub()
+    watcher = hub.loop.io(ours.fileno(), 1)
+
+    def serve() -> None:
+        watcher.stop()
+        served.append("socket")
+
+    def work() -> None:
+        for number in range(3):
+            passes.queue.wait()
+            served.append(f"slice {number}")
+            if number == 1:
+                theirs.send(b"x")
+
+    with ours, theirs:
+        watcher.start(serve)
+        run_together([work])
+        watcher.close()
+    assert served == ["slice 0", "slice 1", "socket", "slice 2"]
+
+
+def test_short_slices_and_long_ones_of_one_pass_share_the_budget(passes):
+    done: list[tuple[int, str]] = []
+
+    def long_work() -> None:
+        passes.queue.wait()
+        done.append((len(passes.passes), "long"))
+        passes.clock.now_s += BUDGET_S
+        # In the callbacks behind this slice, which belong to the same pass.
+        gevent.spawn(short_work)
+        gevent.spawn(short_work)
+
+    def short_work() -> None:
+        passes.queue.wait_if_busy()
+        done.append((len(passes.passes), "short"))
+
+    run_together([long_work])
+    gevent.sleep(0.01)
+    assert done == [(1, "long"), (2, "short"), (2, "short")]
