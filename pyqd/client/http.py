@@ -85,6 +85,7 @@ def parse_http_address(text: str, tls: bool = False) -> HttpAddress:
     if text.startswith("/"):
         return HttpAddress("localhost", 0, False, text)
     scheme, _, rest = text.rpartition("://")
+    scheme = scheme.lower()
     try:
         parts = urlsplit(f"//{rest}")
         host, port = parts.hostname, parts.port

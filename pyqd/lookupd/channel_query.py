@@ -15,7 +15,7 @@ import gevent.socket
 import gevent.ssl
 
 from pyqd import __version__
-from pyqd.primitives.addresses import TcpAddress
+from pyqd.primitives.addresses import TcpAddress, check_host
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
@@ -60,7 +60,7 @@ class ChannelQuery:
                     status, body = self._exchange(TcpAddress(address.host, port), target, tls=True)
             except ssl.SSLCertVerificationError as error:
                 raise QueryError(reason_of(error), CHECK_AUTHORITY) from error
-            except (OSError, http.client.HTTPException, UnicodeError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 raise QueryError(reason_of(error)) from error
         if status == http.client.UNAUTHORIZED:
             raise QueryError(f"status {status}", CHECK_TOKENS)
@@ -71,6 +71,7 @@ class ChannelQuery:
     def _exchange(self, address: TcpAddress, target: str, *, tls: bool) -> tuple[int, bytes]:
         """Return status and body of the answer to a GET. Raises: QueryError, OSError, HTTPException. Switches: yes."""
         connection = http.client.HTTPConnection(address.host, address.port)
+        check_host(address.host)
         connection.sock = gevent.socket.create_connection((address.host, address.port))
         try:
             if tls:

@@ -18,7 +18,7 @@ from gevent.event import Event
 
 from pyqd.lookupd.protocol import MAGIC
 from pyqd.net.events import READ_EVENT
-from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.addresses import TcpAddress, check_host, split_address
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.goquote import go_quote
 
@@ -210,6 +210,7 @@ def connected_socket(address: str) -> gevent.socket.socket:
     late = PeerError(f"cannot connect within {CONNECT_S:g} s", CHECK_DAEMON)
     with gevent.Timeout(CONNECT_S, late):
         try:
+            check_host(place.host)
             return gevent.socket.create_connection((place.host, place.port))
-        except (OSError, UnicodeError) as error:
+        except OSError as error:
             raise PeerError(f"cannot connect: {reason_of(error)}", CHECK_DAEMON) from error

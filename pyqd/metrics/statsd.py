@@ -24,7 +24,7 @@ from pyqd.config.options import Options
 from pyqd.metrics.identity import Identity
 from pyqd.net.greenlets import spawn
 from pyqd.net.loop_driver import yield_to_loop
-from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.addresses import TcpAddress, check_host, split_address
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.memory import memory_stats
@@ -222,6 +222,7 @@ def connected(address: str) -> socket.socket:
     if not isinstance(target, TcpAddress):
         raise ValueError(f"address {address}: missing port in address")
     with gevent.Timeout(CONNECT_S, TimeoutError("i/o timeout")):
+        check_host(target.host)
         found = socket.getaddrinfo(target.host or "localhost", target.port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, resolved = found[0]
         connection = socket.socket(family, kind, protocol)

@@ -18,6 +18,7 @@ import gevent.ssl
 
 from pyqd import __version__
 from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
+from pyqd.primitives.addresses import check_host
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError, reason_of
 from pyqd.primitives.goquote import go_quote
@@ -130,6 +131,7 @@ class AuthServers:
         port = url.port or (443 if url.scheme == "https" else 80)
         connection = http.client.HTTPConnection(url.hostname, port)
         with gevent.Timeout(self.connect_s, _TimedOut("connecting timed out")):
+            check_host(url.hostname)
             sock = gevent.socket.create_connection((url.hostname, port))
         if url.scheme == "https":
             try:

@@ -342,6 +342,7 @@ class TestToken:
         ("host", True, HttpAddress("host", 4152, True)),
         ("http://host", True, HttpAddress("host", 4151, False)),
         ("https://host:1/", False, HttpAddress("host", 1, True)),
+        ("HTTPS://host", False, HttpAddress("host", 4152, True)),
         ("[::1]:7", False, HttpAddress("::1", 7, False)),
         ("/run/pyqd.sock", True, HttpAddress("localhost", 0, False, "/run/pyqd.sock")),
     ],

@@ -404,3 +404,11 @@ def test_a_burst_of_many_topics_does_not_hold_the_loop() -> None:
             lookupd.stop()
     assert len(lookupd.commands) == count
     assert loop.longest_s < HELD_S_MAX
+
+
+def test_a_host_name_that_no_host_can_have_is_an_error_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        peer_connection.PeerError, match=r"cannot connect: 'a\.\.b' is no host name: .*; check that the "
+    ):
+        peer_connection.PeerConnection("a..b:4160", gevent.get_hub())
+    assert capfd.readouterr().err == ""

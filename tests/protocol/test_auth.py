@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pyqd.config.options import Options
+from pyqd.tcp.authd import AuthError, AuthServers
 from tests.support.authd import Answer, AuthServer, Query, entry, state
 from tests.support.certificates import Certificates
 from tests.support.nsq import ERROR, RESPONSE, Client, dpub, mpub, pub, sized, sub
@@ -475,3 +477,10 @@ def test_dmpub_needs_the_permission_to_publish(guarded: Daemon, topic: str) -> N
     with authed(guarded, "subscribe-only") as client:
         client.send(dmpub(topic))
         client.expect_fatal("E_UNAUTHORIZED", f'AUTH failed for DMPUB on "{topic}" ""')
+
+
+def test_a_host_name_that_no_host_can_have_is_an_error_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    servers = AuthServers(Options(auth_http_address=("a..b:4180",)))
+    with pytest.raises(AuthError, match=r"^failed to auth against a\.\.b:4180 - 'a\.\.b' is no host name: "):
+        servers.ask(b"secret", "127.0.0.1", tls=False, common_name="")
+    assert capfd.readouterr().err == ""

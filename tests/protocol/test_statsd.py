@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pyqd.metrics.statsd import connected
 from tests.protocol.conftest import _run
 from tests.support.nsq import Client
 from tests.support.server import Daemon, Implementation, nsqd, pyqd
@@ -188,3 +189,9 @@ def test_pyqd_sends_the_lines_that_nsqd_sends(
         assert next(runs, None) is None
         statsd.close()
     assert found[0] == found[1]
+
+
+def test_a_host_name_that_no_host_can_have_is_an_error_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match=r"^'a\.\.b' is no host name: "):
+        connected("a..b:8125")
+    assert capfd.readouterr().err == ""
