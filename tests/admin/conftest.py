@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,18 @@ class World:
             if count:
                 body = b"\n".join(b"body %d" % each for each in range(count))
                 assert broker.http("POST", "/mpub", body, topic=topic).status == 200
+                # A new topic holds its messages until the lookup daemon has named its channels.
+                if channel:
+                    wait_until(
+                        partial(self.has_passed_on, number, topic, channel, count),
+                        f"{count} messages in {topic}/{channel}",
+                    )
         wait_until(lambda: self.registered(topic) == len(bodies), f"{topic} in the lookup daemon")
+
+    def has_passed_on(self, number: int, topic: str, channel: str, count: int) -> bool:
+        """Return whether a channel of a broker has got this number of messages, or more."""
+        found = self.brokers[number].channel(topic, channel)
+        return found is not None and found["message_count"] >= count
 
     def registered(self, topic: str) -> int:
         """Return how many brokers the lookup daemon names for a topic."""
