@@ -38,7 +38,8 @@ class Retention:
             if portion is None:
                 self._next_s = time.monotonic() + CHECK_S
                 return 0
-            removed = sum(_remove(connection, table, portion) for table in schema.ROW_TABLES)
+            start = _start(connection, portion)
+            removed = sum(_remove(connection, table, portion, start) for table in schema.ROW_TABLES)
             if not removed:
                 table = schema.portions.c
                 connection.execute(
@@ -63,12 +64,27 @@ class Retention:
         return None
 
 
-def _remove(connection: sa.Connection, table: sa.Table, portion: Any) -> int:
-    """Remove some rows of a portion, and any before it. Returns: their number."""
-    concerned = sa.and_(table.c.node_id == portion.node_id, table.c.position < portion.end_position)
-    limit = connection.scalar(
-        sa.select(table.c.position).where(concerned).order_by(table.c.position).offset(ROWS).limit(1)
+def _remove(connection: sa.Connection, table: sa.Table, portion: Any, start: int) -> int:
+    """Remove some rows of a portion, from a position on. Returns: their number."""
+    concerned = [table.c.node_id == portion.node_id, table.c.position >= start]
+    end = connection.scalar(
+        sa.select(table.c.position)
+        .where(*concerned, table.c.position < portion.end_position)
+        .order_by(table.c.position)
+        .offset(ROWS)
+        .limit(1)
     )
-    if limit is not None:
-        concerned = sa.and_(table.c.node_id == portion.node_id, table.c.position < limit)
-    return connection.execute(sa.delete(table).where(concerned)).rowcount
+    concerned.append(table.c.position < (portion.end_position if end is None else end))
+    return connection.execute(sa.delete(table).where(*concerned)).rowcount
+
+
+def _start(connection: sa.Connection, portion: Any) -> int:
+    """Return the position after the portion before: rows between the two portions go with the later one.
+
+    The portion before may be there still: if the clock of the broker was wrong, it is the newer one by its time.
+    """
+    table = schema.portions.c
+    before = sa.select(sa.func.max(table.end_position)).where(
+        table.node_id == portion.node_id, table.first_position < portion.first_position
+    )
+    return connection.scalar(before) or 0

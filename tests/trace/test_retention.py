@@ -78,6 +78,35 @@ def test_rows_beyond_an_age_are_removed(
     assert {row["message_id"][-3:-2] for row in rows_of(database, "publish_log")} == {"0"}
 
 
+@pytest.mark.parametrize(
+    ("ages", "removed"),
+    [
+        ([timedelta(minutes=1), timedelta(days=20_000), timedelta(0)], 1),
+        ([timedelta(days=40), timedelta(days=-3650), timedelta(days=39), timedelta(0)], 2),
+    ],
+    ids=["the past", "the future"],
+)
+def test_a_wrong_clock_of_a_broker_removes_no_rows_before_or_after_it(
+    database: Database,
+    log: TraceLog,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    ages: list[timedelta],
+    removed: int,
+) -> None:
+    # Each batch is a portion.
+    monkeypatch.setattr(database_module, "PORTION_ROWS", 1)
+    for number, age in enumerate(ages, start=1):
+        log.add("published", number, at_us=time.time_ns() // 1000 - age // timedelta(microseconds=1))
+        store()
+    keep = timedelta(days=30)
+    kept = [number for number, age in enumerate(ages, start=1) if age < keep]
+    assert len(kept) == len(ages) - removed
+    remove_all(database, Retention(keep=keep))
+    assert [int(row["message_id"], 16) for row in rows_of(database, "publish_log")] == kept
+    assert counts(database)["trace_portions"] == len(kept)
+
+
 def test_the_oldest_rows_are_removed_beyond_a_size(
     sqlite: Database, log: TraceLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
