@@ -69,9 +69,12 @@ class Story:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Times of the last steps by channel: a message that is requeued for days has many thousands of steps. No field,
-        # because views show all fields.
+        # No fields, because views show all fields. Times of the last steps by channel: a message that is requeued for
+        # days has many thousands of steps.
         self._last_at: dict[str | None, datetime] = {}
+        # False if a channel got the message when it was published.
+        self.can_be_released = True
+        self.released_at: datetime | None = None
 
     @property
     def is_over(self) -> bool:
@@ -135,6 +138,7 @@ def _publish(story: Story, row: Any) -> Step:
     """Fill in the head of a story. Returns: its first step."""
     story.published_at, story.due_at, story.size, story.body = row.published_at, row.due_at, row.size, row.body
     story.client, story.user_agent = row.client, row.user_agent
+    story.can_be_released = row.held is not None
     return Step(
         row.published_at,
         "published",
@@ -200,6 +204,8 @@ def _follow(story: Story, step: Step) -> None:
         step = replace(step, after_s=(step.at - before).total_seconds())
     story.add(step)
     state = STATE_AFTER.get(step.event)
+    if step.reason == RELEASED:
+        story.released_at = step.at
     if step.channel is not None:
         channel = story.channels.setdefault(step.channel, ChannelStory(step.channel))
         if step.event == "sent":
@@ -228,6 +234,11 @@ def _concerns(story: Story, step: Step) -> bool:
         return step.event == "expired" or not story.channels
     channel = story.channels.get(step.channel)
     if step.event == "stored":
-        # `released`: to a channel that had not got the message. `seek`: again.
-        return channel is None or step.reason == SEEK
+        return step.reason == SEEK or _is_released(story, step)
     return channel is not None and not channel.is_over
+
+
+def _is_released(story: Story, step: Step) -> bool:
+    """Return whether the topic still held the message when it gave its messages to a channel."""
+    # A release to several channels has an event for each, all of the same time.
+    return story.can_be_released and (not story.channels or step.at == story.released_at)

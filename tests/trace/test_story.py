@@ -132,6 +132,38 @@ def test_messages_that_the_topic_held_come_to_a_channel_by_one_event(sqlite: Dat
     assert story.channels["a"].state == "waiting"
 
 
+def test_a_release_gives_a_held_message_to_all_channels_of_a_paused_topic(
+    database: Database, log: TraceLog, store: Store
+) -> None:
+    log.add("published", 1)
+    for channel in "ab":
+        log.add("stored", 0, channel=channel, reason="released", count=1, at_us=AT_US + 2)
+    store()
+    assert {name: channel.state for name, channel in story_of(database).channels.items()} == {
+        "a": "waiting",
+        "b": "waiting",
+    }
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "not held"])
+def test_a_later_release_does_not_concern_a_message_that_a_channel_has_got(
+    database: Database, log: TraceLog, store: Store, is_held: bool
+) -> None:
+    log.add("published", 1)
+    if is_held:
+        log.add("stored", 0, channel="a", reason="released", count=1)
+    else:
+        log.add("stored", 1, channel="a")
+    add_all(log, [("sent", 1), ("finished", 1)])
+    log.add("dropped", 0, channel="a", reason="channel_deleted", count=0)
+    log.add("published", 2)
+    log.add("stored", 0, channel="b", reason="released", count=1)
+    store()
+    story = story_of(database)
+    assert {name: channel.state for name, channel in story.channels.items()} == {"a": "finished"}
+    assert story.is_over
+
+
 @pytest.mark.parametrize(("guid", "state"), [(0, "waiting"), (1, "finished")])
 def test_a_seek_delivers_newer_messages_again(sqlite: Database, log: TraceLog, guid: int, state: str) -> None:
     log.add("published", 1)
