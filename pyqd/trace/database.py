@@ -199,7 +199,7 @@ class Database:
     ) -> dict[Place, tuple[int, str]]:
         """Set the outcomes of deliveries that were stored before. Returns: position and outcome of the changed ones.
 
-        A FIN without a delivery becomes a row of the batch.
+        A FIN becomes a row of the batch if the event of its delivery is missing: it ends none that is stored.
         """
         known = {place: recent.find(place) for place in batch.earlier}
         unknown = sorted({f"{place[0]:016x}" for place, delivery in known.items() if delivery is None})
@@ -215,6 +215,8 @@ class Database:
                 continue
             position, before = delivery
             new = earlier.change(before)
+            if earlier.finished is not None and (new is None or new[0] != "finished"):
+                batch.events.append(batch.event_row(earlier.finished))
             if new is not None:
                 changes.append(Change(position, literals.plain(new[0]), new[1]))
                 changed[place] = position, new[0]

@@ -13,7 +13,7 @@ An outcome changes in these cases only:
 4. An act that takes back all messages in flight of a channel, such as emptying it, cancels their deliveries.
 
 Every event except `published`, `sent` and `finished` is also a row of its own. So is `stored`, if the message is not
-sent in the same batch.
+sent in the same batch, and `finished`, if it ends no delivery.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Earlier:
 
     end: tuple[str, Any] | None = None
     fate: tuple[str, Any] | None = None
-    # Index of the FIN, for the case that the database has no such delivery: then `Batch.event_row` makes its row.
+    # Index of the FIN, for the case that it ends no delivery of the database: then `Batch.event_row` makes its row.
     finished: int | None = None
 
     def change(self, outcome: str) -> tuple[str, Any] | None:

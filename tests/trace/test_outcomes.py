@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyqd.trace.database import Database
+from pyqd.trace.search import Query, find
+from pyqd.trace.story import stories_of
 from tests.support.trace_log import TraceLog, add_all
 from tests.support.trace_tables import events_of, outcomes_of, rows_of
 from tests.trace.conftest import Store
@@ -103,6 +105,24 @@ def test_a_fin_without_its_delivery_is_an_event(database: Database, log: TraceLo
     store()
     assert outcomes_of(database) == []
     assert events_of(database) == [("1", "a", "finished")]
+
+
+@pytest.mark.parametrize("is_later", [False, True], ids=["one batch", "a later batch"])
+@pytest.mark.parametrize("end", ["timed_out", "finished"])
+def test_a_fin_is_an_event_if_only_an_older_delivery_of_its_message_is_known(
+    database: Database, log: TraceLog, store: Store, is_later: bool, end: str
+) -> None:
+    add_all(log, [("sent", 1), (end, 1)])
+    if is_later:
+        store()
+    log.skip(1)
+    add_all(log, [("finished", 1)], attempt=2)
+    store()
+    assert outcomes_of(database) == [("1", "a", 1, end, 2)]
+    assert events_of(database)[-1:] == [("1", "a", "finished")]
+    assert find(database, Query(state="unfinished")) == []
+    (story,) = stories_of(database, "0000000000000001")
+    assert story.channels["a"].state == "finished"
 
 
 def test_a_message_that_waits_in_a_channel_has_an_event(database: Database, log: TraceLog, store: Store) -> None:
