@@ -1,10 +1,10 @@
-"""Story of one message: everything that the database has on it, in the order of time."""
+"""Story of one message: everything that the database has on it, in the order of its broker's log."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,8 +18,8 @@ from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, OVER, RELEASED, SEEK, STA
 class Step:
     """One event of a message.
 
-    after_s: time since the event before in the same channel. position: in the broker's log; None for an event on many
-    messages. is_end_missing: of a delivery whose end no event tells.
+    after_s: time since the event before in the same channel; None if the clock was set back in between. position: in the
+    broker's log; None for an event on many messages. is_end_missing: of a delivery whose end no event tells.
     """
 
     at: datetime
@@ -69,9 +69,9 @@ class Story:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # No fields, because views show all fields. Times of the last steps by channel: a message that is requeued for
-        # days has many thousands of steps.
-        self._last_at: dict[str | None, datetime] = {}
+        # No fields, because views show all fields. Numbers and times of the last steps by channel: a message that is
+        # requeued for days has many thousands of steps.
+        self._last: dict[str | None, tuple[int, datetime]] = {}
         # False if a channel got the message when it was published.
         self.can_be_released = True
         self.released_at: datetime | None = None
@@ -82,16 +82,16 @@ class Story:
         return bool(self.channels) and all(channel.is_over for channel in self.channels.values())
 
     def add(self, step: Step) -> None:
-        """Add a step, which is not earlier than those before it."""
+        """Add a step that follows those before it."""
         self.steps.append(step)
-        self._last_at[step.channel] = step.at
+        self._last[step.channel] = len(self.steps), step.at
 
     def last_at(self, channel: str | None) -> datetime | None:
         """Return the time of the last step of a channel or of all channels; None for the channel: of any step."""
         if channel is None:
             return self.steps[-1].at if self.steps else None
-        found = [self._last_at[key] for key in (channel, None) if key in self._last_at]
-        return max(found, default=None)
+        found = [self._last[key] for key in (channel, None) if key in self._last]
+        return max(found)[1] if found else None
 
 
 def stories_of(database: Database, message_id: str) -> list[Story]:
@@ -112,11 +112,10 @@ def stories_of(database: Database, message_id: str) -> list[Story]:
             [row for row in rows if (row.node_id, row.topic) == key] for rows in (*found, bulk)
         )
         story = Story(message_id, key[1], names[key[0]])
-        steps = [step for row in deliveries for step in _steps_of_delivery(row)]
-        steps += [_step_of_event(row) for row in events]
+        steps = [_step_of_event(row) for row in events]
         steps += [_step_of_bulk_event(row) for row in bulk_events if _reaches(row, message_id)]
         steps += [_publish(story, row) for row in publications]
-        for step in sorted(steps, key=lambda step: (step.at, step.position)):
+        for step in _in_order(steps, deliveries):
             _follow(story, step)
         stories.append(story)
     return stories
@@ -149,8 +148,38 @@ def _publish(story: Story, row: Any) -> Step:
     )
 
 
-def _steps_of_delivery(row: Any) -> list[Step]:
-    sent = Step(
+def _in_order(steps: list[Step], deliveries: Collection[Any]) -> list[Step]:
+    """Return steps and those of deliveries in the order of the broker's log, whose clock may have been set back.
+
+    The row of a delivery has the position of `sent` only. Its other steps are placed by their times: `stored` between
+    `published` and `sent`, `finished` between `sent` and the next step of the channel.
+    """
+    rows = {row.position: row for row in deliveries}
+    ordered: list[tuple[datetime, int, Step]] = []
+    latest = published = datetime.min.replace(tzinfo=timezone.utc)
+    finished_at: dict[str | None, datetime] = {}
+    for step in sorted([*steps, *map(_sent, deliveries)], key=lambda step: step.position):
+        # Others may come while the message is in flight.
+        if step.event != "touched" and step.reason != RELEASED:
+            latest = max(latest, finished_at.pop(step.channel, latest))
+        latest = max(latest, step.at)
+        ordered.append((latest, step.position, step))
+        if step.event == "published":
+            published = latest
+        row = rows.get(step.position)
+        if row is not None and row.stored_at is not None:
+            stored = Step(row.stored_at, "stored", row.channel, position=row.position - 1)
+            ordered.append((max(published, min(latest, stored.at)), stored.position, stored))
+        if row is not None and row.outcome == "finished":
+            finished = replace(step, at=row.outcome_at, event="finished", position=row.position + 1)
+            finished_at[row.channel] = max(latest, finished.at)
+            ordered.append((finished_at[row.channel], finished.position, finished))
+        # The other ends have rows of their own.
+    return [step for *_, step in sorted(ordered, key=lambda place: place[:2])]
+
+
+def _sent(row: Any) -> Step:
+    return Step(
         row.sent_at,
         "sent",
         row.channel,
@@ -160,13 +189,6 @@ def _steps_of_delivery(row: Any) -> list[Step]:
         position=row.position,
         is_end_missing=row.outcome != IN_FLIGHT and row.outcome_at is None,
     )
-    steps = [sent]
-    if row.stored_at is not None:
-        steps.append(Step(row.stored_at, "stored", row.channel, position=row.position - 1))
-    if row.outcome == "finished":
-        steps.append(replace(sent, at=row.outcome_at, event="finished", position=row.position + 1))
-    # The other ends have rows of their own.
-    return steps
 
 
 def _step_of_event(row: Any) -> Step:
@@ -200,7 +222,7 @@ def _follow(story: Story, step: Step) -> None:
     if step.message_count is not None and not _concerns(story, step):
         return
     before = story.last_at(step.channel)
-    if before is not None:
+    if before is not None and step.at >= before:
         step = replace(step, after_s=(step.at - before).total_seconds())
     story.add(step)
     state = STATE_AFTER.get(step.event)

@@ -173,6 +173,26 @@ def test_a_seek_delivers_newer_messages_again(sqlite: Database, log: TraceLog, g
     assert story_of(sqlite).channels["a"].state == state
 
 
+@pytest.mark.parametrize("set_back_at", range(2, 9))
+def test_a_clock_that_is_set_back_leaves_the_order_of_the_events(
+    database: Database, log: TraceLog, store: Store, set_back_at: int
+) -> None:
+    events = [("published", ""), ("stored", "a"), ("sent", "a"), ("requeued", "a"), ("sent", "a"), ("finished", "a")]
+    events += [("stored", "a"), ("sent", "a"), ("finished", "a")]
+    for number, (kind, channel) in enumerate(events, start=1):
+        if number == set_back_at:
+            log.at_us -= 1000 * number
+        if number == 7:
+            log.add(kind, 0, channel=channel, reason="seek", count=1)
+        else:
+            log.add(kind, 1, channel=channel, attempt=number if kind == "sent" else 0)
+    store()
+    story = story_of(database)
+    assert [step.event for step in story.steps] == [kind for kind, _ in events]
+    assert min(step.after_s for step in story.steps if step.after_s is not None) > 0
+    assert story.channels["a"].state == "finished"
+
+
 def test_a_delivery_without_an_end_says_so(sqlite: Database, log: TraceLog) -> None:
     add_all(log, [("sent", 1)])
     add_all(log, [("sent", 1), ("finished", 1)], attempt=2)
