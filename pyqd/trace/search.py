@@ -161,12 +161,15 @@ def unclaimed(database: Database, query: Query) -> list[Found]:
 
 
 def _unclaimed(query: Query) -> sa.Select[Any]:
-    """Return the select of messages without any event after their publishing, of those that were held then."""
+    """Return the select of messages that were held when they were published, and that no channel is known to have got.
+
+    They may have been rescheduled since.
+    """
     publication, node, bulk = schema.publications, schema.nodes, schema.bulk_events
 
-    def elsewhere(table: sa.Table) -> sa.ColumnElement[bool]:
+    def elsewhere(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         names = ("node_id", "message_id", "topic")
-        return sa.exists().where(*(table.c[name] == publication.c[name] for name in names))
+        return sa.exists().where(*(table.c[name] == publication.c[name] for name in names), *conditions)
 
     cleared = sa.exists().where(
         bulk.c.node_id + 0 == publication.c.node_id,
@@ -190,7 +193,13 @@ def _unclaimed(query: Query) -> sa.Select[Any]:
             publication.c.due_at,
         )
         .select_from(publication.join(node, node.c.node_id == publication.c.node_id))
-        .where(publication.c.held == 1, *conditions, ~elsewhere(schema.deliveries), ~elsewhere(schema.events), ~cleared)
+        .where(
+            publication.c.held == 1,
+            *conditions,
+            ~elsewhere(schema.deliveries),
+            ~elsewhere(schema.events, schema.events.c.event.in_(("stored", *REMOVED))),
+            ~cleared,
+        )
         .order_by(publication.c.published_at.desc())
         .limit(query.limit)
     )

@@ -112,6 +112,24 @@ def test_messages_that_no_channel_has_got_are_found_by_their_publishing(
     assert unclaimed(filled, Query(topic="held")) == []
 
 
+@pytest.mark.parametrize("kind", ["rescheduled", "delivered_now"])
+@pytest.mark.parametrize("channel", ["", "a"], ids=["held", "released"])
+def test_a_message_that_no_client_has_got_is_found_after_its_due_time_was_changed(
+    database: Database, log: TraceLog, store: Store, kind: str, channel: str
+) -> None:
+    log.add("published", 1)
+    if channel:
+        log.add("stored", 0, channel=channel, reason="released", count=1)
+    log.add(kind, 1, channel=channel)
+    store()
+    for state in (None, "unfinished", "waiting"):
+        (row,) = newest(database, Query(topic="orders", state=state))
+        assert (row.message_id, row.state) == ("0000000000000001", "waiting")
+    log.add("cancelled", 1, channel=channel)
+    store()
+    assert newest(database, Query(topic="orders")) == []
+
+
 def test_the_newest_messages_are_found_first(filled: Database) -> None:
     found = [int(row.message_id, 16) for row in find(filled, Query(limit=3))]
     assert found == [11, 9, 8] or found == [11, 8, 9]
