@@ -233,7 +233,8 @@ def _delivered(query: Query) -> sa.Select[Any]:
         ~sa.exists().where(_same(later, delivery), later.c.position > delivery.c.position),
     ]
     if query.state == UNFINISHED:
-        conditions += [delivery.c.outcome.not_in(LAST), ~_removed(delivery)]
+        is_returned = _returned(delivery, delivery.c.position)
+        conditions += [delivery.c.outcome.not_in(LAST) | is_returned, ~_removed(delivery)]
     elif query.state is not None:
         conditions.append(delivery.c.outcome == query.state)
     if query.state not in (None, "finished"):
@@ -277,20 +278,46 @@ def _delivered(query: Query) -> sa.Select[Any]:
 
 
 def _removed(of: sa.Table) -> sa.ColumnElement[bool]:
-    """Return the condition that a message was removed from a channel after a row, alone or with many others."""
+    """Return the condition that a message was removed from a channel after a row, alone or with many others.
+
+    A removal does not count if a later seek delivers the message again.
+    """
     event, bulk = schema.events.alias("removal"), schema.bulk_events
-    alone = sa.exists().where(_same(event, of), event.c.event.in_(REMOVED), event.c.position > of.c.position)
+    alone = sa.exists().where(
+        _same(event, of),
+        event.c.event.in_(REMOVED),
+        event.c.position > of.c.position,
+        ~_returned(of, event.c.position).correlate(of, event),
+    )
     with_others = sa.exists().where(
-        # Without the sum, SQLite would read all bulk events of the node and not use the index by reason.
-        bulk.c.node_id + 0 == of.c.node_id,
-        bulk.c.topic == of.c.topic,
-        bulk.c.channel == of.c.channel,
+        *_on_many(bulk, of),
         bulk.c.event == "dropped",
         bulk.c.position > of.c.position,
         bulk.c.reason.in_((*CLEARED, SEEK)),
         sa.or_(bulk.c.reason != SEEK, bulk.c.message_id >= of.c.message_id),
+        ~_returned(of, bulk.c.position).correlate(of, bulk),
     )
     return sa.or_(alone, with_others)
+
+
+def _returned(of: sa.Table, position: sa.Column[Any]) -> sa.Exists:
+    """Return the condition that a seek after a position delivers the message of a row again."""
+    seek = schema.bulk_events.alias("seek")
+    return sa.exists().where(
+        *_on_many(seek, of),
+        seek.c.event == "stored",
+        seek.c.reason == SEEK,
+        seek.c.position > position,
+        sa.or_(seek.c.message_id.is_(None), seek.c.message_id < of.c.message_id),
+    )
+
+
+def _on_many(bulk: Any, of: sa.Table) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the conditions that an act on many messages concerns the channel of a row."""
+    # Without the sum, SQLite would read all bulk events of the node and not use the index by reason.
+    yield bulk.c.node_id + 0 == of.c.node_id
+    yield bulk.c.topic == of.c.topic
+    yield bulk.c.channel == of.c.channel
 
 
 def _waiting(query: Query) -> sa.Select[Any]:

@@ -18,8 +18,8 @@ from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, OVER, RELEASED, SEEK, STA
 class Step:
     """One event of a message.
 
-    after_s: time since the event before in the same channel; None if the clock was set back in between. position: in the
-    broker's log; None for an event on many messages. is_end_missing: of a delivery whose end no event tells.
+    after_s: time since the event before in the same channel; None if the clock was set back. position: in the broker's
+    log; None for an event on many messages. is_end_missing: of a delivery whose end no event tells.
     """
 
     at: datetime

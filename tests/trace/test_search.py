@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from pyqd.trace.database import Database
 from pyqd.trace.figures import figures_of
 from pyqd.trace.search import Query, find, newest, unclaimed
+from pyqd.trace.story import stories_of
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.trace.conftest import Store
 
@@ -139,6 +140,30 @@ def test_what_was_emptied_is_not_unfinished(filled: Database, log: TraceLog, sto
     log.add("dropped", 0, channel="a", reason="emptied", count=5)
     store()
     assert {int(row.message_id, 16) for row in find(filled, Query(state="unfinished"))} == {11}
+
+
+@pytest.mark.parametrize("target", [0, 1, 5])
+@pytest.mark.parametrize("is_later", [False, True], ids=["one batch", "a later batch"])
+def test_messages_that_a_seek_delivers_again_are_unfinished_until_they_are_removed(
+    database: Database, log: TraceLog, store: Store, target: int, is_later: bool
+) -> None:
+    for guid in (1, 2, 3, 4):
+        log.add("published", guid)
+        log.add("stored", guid, channel="a")
+    add_all(log, [("sent", 1), ("sent", 2), ("timed_out", 2), ("dead_lettered", 2), ("sent", 3), ("requeued", 3)])
+    if is_later:
+        store()
+    # All are skipped, and come back if the second seek goes back beyond them.
+    log.add("dropped", 4, channel="a", reason="seek", count=4)
+    log.add("stored", target, channel="a", reason="seek", count=4 - target)
+    store()
+    again = {guid for guid in (1, 2, 3, 4) if guid > target}
+    assert {int(row.message_id, 16) for row in find(database, Query(state="unfinished"))} == again
+    waiting = {guid for guid in (1, 2, 3, 4) if stories_of(database, f"{guid:016x}")[0].channels["a"].state == "waiting"}
+    assert waiting == again
+    log.add("dropped", 0, channel="a", reason="emptied", count=4)
+    store()
+    assert find(database, Query(state="unfinished")) == []
 
 
 def test_figures_of_topics_and_channels(filled: Database) -> None:
