@@ -142,8 +142,12 @@ class Database:
                 return self._versions.upgrade(connection, self.store)
 
     def node(self, log: str, nsqd: str) -> Node:
-        """Return the log of a broker, which is added if it is new. Raises: as `transaction`."""
+        """Return the log of a broker, which is added if it is new. nsqd: cut to the length of the column.
+
+        Raises: as `transaction`.
+        """
         table = schema.nodes
+        nsqd = nsqd[: schema.TEXT_CHARS]
         with self.transaction("write to") as connection:
             found = connection.execute(sa.select(table).where(table.c.log == log).with_for_update()).one_or_none()
             if found is not None:

@@ -179,3 +179,12 @@ def test_a_broker_keeps_its_number_and_another_log_gets_its_own(database: Databa
     second = database.node("another log", "renamed:4151")
     assert second.node_id != first.node_id
     assert database.nodes() == [Node(first.node_id, "log", "renamed:4151", 0), second]
+
+
+def test_a_long_address_of_a_broker_is_cut(database: Database) -> None:
+    address = "broker." * 30 + "example:4151"
+    node = database.node("log", address)
+    assert node.nsqd == address[:128]
+    assert database.node("log", address) == node
+    assert database.node("renamed log", "broker:4151").node_id != node.node_id
+    assert database.nodes()[0] == node

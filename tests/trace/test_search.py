@@ -159,7 +159,9 @@ def test_messages_that_a_seek_delivers_again_are_unfinished_until_they_are_remov
     store()
     again = {guid for guid in (1, 2, 3, 4) if guid > target}
     assert {int(row.message_id, 16) for row in find(database, Query(state="unfinished"))} == again
-    waiting = {guid for guid in (1, 2, 3, 4) if stories_of(database, f"{guid:016x}")[0].channels["a"].state == "waiting"}
+    waiting = {
+        guid for guid in (1, 2, 3, 4) if stories_of(database, f"{guid:016x}")[0].channels["a"].state == "waiting"
+    }
     assert waiting == again
     log.add("dropped", 0, channel="a", reason="emptied", count=4)
     store()
