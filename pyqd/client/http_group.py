@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -54,24 +55,32 @@ class HttpGroup:
     def _change(self, call: Callable[[BrokerHttp], list[ChannelResult]]) -> list[ChannelResult]:
         """Make a call at the broker that has the message.
 
-        Raises: NotFoundError if no broker has it; NotConnectedError if one that may have it does not answer.
+        Raises: NotFoundError if no broker has it; NotConnectedError, LookupFailedError if one that may have it does not
+        answer, or no lookup daemon does.
         """
         missing: ClientError = NotConnectedError("no broker is known: the lookup daemons name none")
         silent: ClientError | None = None
-        for client in self._clients():
-            with client:
-                try:
-                    return call(client)
-                except NotFoundError as error:
-                    missing = error
-                except NotConnectedError as error:
-                    silent = error
+        try:
+            for client in self._clients():
+                with client:
+                    try:
+                        return call(client)
+                    except NotFoundError as error:
+                        missing = error
+                    except NotConnectedError as error:
+                        silent = error
+        except (NotConnectedError, LookupFailedError) as error:
+            # Of the lookup daemons, which are asked last.
+            silent = silent or error
         raise silent or missing
 
     def _clients(self) -> Iterator[BrokerHttp]:
-        """Yield a client of each broker. Host and port identify it: a host with two names counts as two brokers."""
+        """Yield a client of each broker. Host and port identify it: a host with two names counts as two brokers.
+
+        The lookup daemons are asked after the last of the brokers that are given. Raises: as `_named_by_lookupd`.
+        """
         places = set()
-        for address in (*self._addresses, *self._named_by_lookupd("/nodes")):
+        for address in chain(self._addresses, self._named_by_lookupd("/nodes")):
             client = BrokerHttp(address, **self._options(self._settings.http_token))
             # Not by the text: users leave out the port or write http://, and lookup daemons do neither.
             place = client.place._replace(secure=False)

@@ -42,6 +42,7 @@ class HttpStub:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 parts = urlsplit(self.path)
                 query = dict(parse_qsl(parts.query))
                 stub.tokens.append(self.headers.get("Authorization"))
@@ -60,6 +61,9 @@ class HttpStub:
                     self.close_connection = True
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                self.do_GET()
 
             def log_message(self, format: str, *arguments: object) -> None:
                 pass

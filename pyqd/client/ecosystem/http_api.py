@@ -60,7 +60,8 @@ class GroupHttp(HttpGroup):
             yield from (stats for stats in answer["topics"] or () if stats["topic_name"] == topic)
 
     def _post(self, path: str, **query: str) -> None:
-        for client in self._clients():
+        # All are known before the first call: a failure of the lookup daemons must leave nothing done in part.
+        for client in list(self._clients()):
             with client:
                 reply = client.request("POST", path, query)
                 if reply.status not in (OK, NOT_FOUND):

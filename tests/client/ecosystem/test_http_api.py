@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.client import LookupFailedError, NotConnectedError, Producer
+from pyqd.client import LookupFailedError, NotConnectedError, Producer, http_group
 from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.http_group import HttpGroup
 from pyqd.client.settings import make_settings, parse_targets
@@ -89,6 +89,45 @@ def test_a_broker_with_and_without_its_port_counts_once() -> None:
     http = "LOCALHOST, localhost:4151, http://localhost, https://localhost, [::1], /run/one, /run/two"
     clients = list(HttpGroup(parse_targets("127.0.0.1", None), make_settings({"http": http}))._clients())
     assert [client.address for client in clients] == ["LOCALHOST", "https://localhost", "[::1]", "/run/one", "/run/two"]
+
+
+class TestWithoutLookupDaemons:
+    """No lookup daemon answers, and a broker is given."""
+
+    @pytest.fixture
+    def calls(self) -> list[str]:
+        """Paths of the calls to the broker."""
+        return []
+
+    @pytest.fixture
+    def api(self, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupHttp]:
+        monkeypatch.setattr(http_group, "RETRY_S", 0.0)
+
+        def answer(path: str, query: dict[str, str]) -> Answer:
+            calls.append(path)
+            if path == "/stats":
+                return json_answer({"topics": [{"topic_name": "work", "depth": 3, "channels": []}]})
+            if query.get("id") == "0000000000000001":
+                return json_answer({"results": [{"channel": "all", "status": "done", "was": "ready"}]})
+            return (404, {}, b'{"message": "MESSAGE_NOT_FOUND"}')
+
+        with http_stub(answer) as stub:
+            targets = parse_targets(None, f"127.0.0.1:{free_port()}")
+            yield GroupHttp(targets, make_settings({"http": stub.address}))
+
+    def test_a_broker_that_is_given_changes_its_message(self, api: GroupHttp) -> None:
+        (result,) = api.cancel("work", "0000000000000001")
+        assert result.status == "done"
+        assert api.has_topic("work")
+
+    def test_a_message_that_a_given_broker_lacks_may_be_at_another_broker(self, api: GroupHttp) -> None:
+        with pytest.raises(NotConnectedError, match="/nodes"):
+            api.cancel("work", "0000000000000002")
+
+    def test_a_call_to_all_brokers_is_not_made_in_part(self, api: GroupHttp, calls: list[str]) -> None:
+        with pytest.raises(NotConnectedError):
+            api.delete_topic("work")
+        assert calls == []
 
 
 class TestLookup:
