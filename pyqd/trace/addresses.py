@@ -32,6 +32,11 @@ def store_of(text: str, answer_s: float = ANSWER_S) -> Store:
         url = sa.make_url(text)
     except ArgumentError:
         raise UrlError(f"{text!r} is no URL of a database such as {EXAMPLES}") from None
+    except ValueError:
+        # The text is not shown: the part that is no number may be one of the password.
+        raise UrlError(f"the URL of the database has a wrong host or port; possible are {EXAMPLES}") from None
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise UrlError(f"{shown(url)}: the port {url.port} is none from 1 to 65535")
     scheme, _, driver = url.drivername.partition("+")
     found = KINDS.get(scheme)
     if found is None:

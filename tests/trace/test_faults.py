@@ -256,12 +256,17 @@ def test_a_database_without_tables_is_named_as_such(empty_url: str) -> None:
         ("trace.db", "no URL of a database such as sqlite:///trace.db"),
         ("oracle://host/x", "traces cannot be stored in 'oracle'"),
         ("postgresql+asyncpg://u:secret@host/x", "postgresql://u:***@host/x: the driver 'asyncpg' is not supported"),
+        ("postgresql://u:secret@host:/x", "wrong host or port"),
+        ("postgresql://u:secret@host:abc/x", "wrong host or port"),
+        ("postgresql://u:secret@[::1/x", "wrong host or port"),
+        ("mysql://u:secret@host:65536/x", "mysql://u:***@host:65536/x: the port 65536 is none from 1 to 65535"),
     ],
 )
 def test_a_wrong_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(UrlError) as caught:
         Database(url)
     assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_errors_show_no_password() -> None:
