@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAl
 from pyqd.fallback.trace_events import Decoded
 from pyqd.trace import schema
 from pyqd.trace.addresses import shown, store_of
-from pyqd.trace.errors import DatabaseError, MovedError, SchemaError
+from pyqd.trace.errors import DatabaseError, MovedError, SchemaError, UrlError
 from pyqd.trace.recent import RecentDeliveries
 from pyqd.trace.rows import Batch, Drop, Place, batch_of
 from pyqd.trace.stores.store import ANSWER_S, Change
@@ -66,7 +66,10 @@ class Database:
     def __init__(self, url: str, answer_s: float = ANSWER_S, versions: Versions | None = None) -> None:
         self.store = store_of(url, answer_s)
         self.name = shown(self.store.url)
-        self.engine = self.store.engine()
+        try:
+            self.engine = self.store.engine()
+        except ValueError as error:
+            raise UrlError(f"{self.name}: an option has a wrong value: {error}") from None
         self._versions = versions or Versions()
         # Statements for many rows bypass SQLAlchemy.
         self._driver_error = self.engine.dialect.loaded_dbapi.Error

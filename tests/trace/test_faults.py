@@ -259,6 +259,9 @@ def test_a_database_without_tables_is_named_as_such(empty_url: str) -> None:
         ("postgresql://u:secret@host:/x", "wrong host or port"),
         ("postgresql://u:secret@host:abc/x", "wrong host or port"),
         ("postgresql://u:secret@[::1/x", "wrong host or port"),
+        ("mysql://u:secret@host/x?ssl-mode=REQUIRED", "unknown option 'ssl-mode' in the URL of the database"),
+        ("mariadb://u:secret@host/x?connect_timeout=soon", "an option has a wrong value: "),
+        ("sqlite:///trace.db?timeout=soon", "sqlite:///trace.db?timeout=soon: an option has a wrong value: "),
         ("mysql://u:secret@host:65536/x", "mysql://u:***@host:65536/x: the port 65536 is none from 1 to 65535"),
     ],
 )
@@ -267,6 +270,10 @@ def test_a_wrong_url_is_refused(url: str, said: str) -> None:
         Database(url)
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_an_option_of_the_driver_may_be_in_a_url() -> None:
+    Database("mysql://u@host/x?connect_timeout=3&charset=utf8mb4&ssl_ca=ca.pem&local_infile=0").close()
 
 
 def test_errors_show_no_password() -> None:

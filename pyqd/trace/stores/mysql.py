@@ -6,13 +6,14 @@ a client that allows it sends any file that the server asks for.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from pyqd.trace.errors import DatabaseError
+from pyqd.trace.errors import DatabaseError, UrlError
 from pyqd.trace.literals import Literals, statement_text
 from pyqd.trace.stores.store import CONNECT_S, Change, Store
 
@@ -41,6 +42,7 @@ class MysqlStore(Store):
         arguments = {"connect_timeout": CONNECT_S, "read_timeout": self.answer_s, "write_timeout": self.answer_s}
         query = {"charset": "utf8mb4", **self.url.query}
         engine = sa.create_engine(self.url.set(query=query), connect_args=arguments, hide_parameters=True)
+        _check_options(engine)
         sa.event.listen(engine, "connect", _prepare)
         return engine
 
@@ -75,6 +77,13 @@ class MysqlStore(Store):
             connection.exec_driver_sql("COMMIT")
         finally:
             connection.execute(sa.select(sa.func.release_lock(UPGRADE_LOCK)))
+
+
+def _check_options(engine: sa.Engine) -> None:
+    """Check the names of the options in a URL, which become arguments of the driver. Raises: UrlError."""
+    _, arguments = engine.dialect.create_connect_args(engine.url)
+    for name in arguments.keys() - inspect.signature(engine.dialect.loaded_dbapi.connect).parameters.keys():
+        raise UrlError(f"unknown option {name!r} in the URL of the database; the options are those of PyMySQL")
 
 
 def _portions(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -46,7 +46,10 @@ class Store(ABC):
 
     @abstractmethod
     def engine(self) -> sa.Engine:
-        """Return a new engine, whose connections have the settings that the shipper needs."""
+        """Return a new engine, whose connections have the settings that the shipper needs.
+
+        Raises: UrlError, ValueError if an option in the URL is wrong.
+        """
 
     @abstractmethod
     def literals(self, connection: sa.Connection) -> Literals:
