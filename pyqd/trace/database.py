@@ -90,11 +90,20 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, self._driver_error) as error:
-            cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+            cause = self._first(error)
             # The other connections of the pool are as old as this one.
             self.engine.dispose()
             text = _text(cause)
             raise DatabaseError(f"cannot {operation} {self.name}: {text}{self._missing(text)}") from error
+
+    def _first(self, error: BaseException) -> BaseException:
+        """Return the first of the errors that led to an error of the database.
+
+        If a connection breaks in a statement that bypasses SQLAlchemy, the rollback fails too, and PyMySQL's error of
+        that has no text.
+        """
+        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return self._first(earlier) if isinstance(earlier, (SQLAlchemyError, self._driver_error)) else error
 
     def _missing(self, text: str) -> str:
         """Return the remedy for an error that has its cause in a missing table; "" for any other."""

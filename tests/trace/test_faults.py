@@ -276,6 +276,28 @@ def test_an_option_of_the_driver_may_be_in_a_url() -> None:
     Database("mysql://u@host/x?connect_timeout=3&charset=utf8mb4&ssl_ca=ca.pem&local_infile=0").close()
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_the_cause_of_a_connection_that_breaks_in_a_statement_is_named(
+    databases: Callable[[str], Database], kind: str
+) -> None:
+    database = databases(kind)
+    own, kill, said = {
+        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})", "due to administrator command"),
+        "mariadb": ("SELECT connection_id()", "KILL {}", r"\((1927|2006|2013)\)"),
+    }[kind]
+
+    def write() -> None:
+        with database.transaction("write to") as connection:
+            number = connection.exec_driver_sql(own).scalar()
+            with database.engine.connect() as other:
+                other.exec_driver_sql(kill.format(number))
+            # Not by SQLAlchemy, as the rows of a batch.
+            connection.connection.cursor().execute("DELETE FROM trace_gaps")
+
+    with pytest.raises(DatabaseError, match=said):
+        write()
+
+
 def test_errors_show_no_password() -> None:
     database = Database("postgresql://user:secret@127.0.0.1:1/x")
     with pytest.raises(DatabaseError) as caught:
