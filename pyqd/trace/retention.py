@@ -55,7 +55,8 @@ class Retention:
         oldest = connection.execute(sa.select(table).order_by(table.c.newest_at).limit(1)).one_or_none()
         if oldest is None:
             return None
-        if self._keep is not None and oldest.newest_at < datetime.now(timezone.utc) - self._keep:
+        # The difference, because a time so far in the past may be none of a datetime.
+        if self._keep is not None and datetime.now(timezone.utc) - oldest.newest_at > self._keep:
             return oldest
         if self._keep_bytes is not None:
             size_bytes = connection.scalar(sa.select(sa.func.sum(table.c.size_bytes))) or 0

@@ -272,6 +272,7 @@ def test_stats_shows_lost_events(run: Callable[..., Any], sqlite: Database, log:
         (["show", ID, "--from", "sqlite:///no/such.db"], 2, "no such file; `pyq_trace ship` makes it"),
         (["find", "--since", "yesterday"], 2, "give -10m"),
         (["find", "--slower-than", "5"], 2, "is no duration such as 500ms"),
+        (["find", "--slower-than", "1000000000d"], 2, "is longer than 999999999 days"),
         (["find", "--state", "lost"], 2, "'lost' is not one of"),
         (["ship", "--keep-bytes", "many"], 2, "is no size such as 500M"),
         (["ship", "--to", "oracle://x"], 2, "traces cannot be stored in 'oracle'"),

@@ -141,6 +141,15 @@ def test_a_run_with_an_end_removes_all_rows_beyond_a_limit(
     assert [row["message_id"][-3:-2] for row in rows_of(sqlite, "publish_log")] == ["0"] * 10
 
 
+def test_nothing_is_removed_within_an_age_that_goes_back_beyond_all_dates(
+    database: Database, log: TraceLog, store: Store
+) -> None:
+    log.add("published", 1)
+    store()
+    remove_all(database, Retention(keep=timedelta(days=1_000_000)))
+    assert len(rows_of(database, "publish_log")) == 1
+
+
 def test_nothing_is_removed_without_a_limit(sqlite: Database, log: TraceLog, store: Store) -> None:
     fill(log, store)
     assert not Retention().is_due(time.monotonic())

@@ -40,7 +40,10 @@ def span(text: str) -> timedelta:
         raise click.BadParameter(f"{text!r} is no duration such as 500ms, 90s, 1h30m or 30d") from None
     if length_ns < 0:
         raise click.BadParameter(f"{text!r} is negative")
-    return timedelta(microseconds=length_ns // MICROSECOND_NS)
+    try:
+        return timedelta(microseconds=length_ns // MICROSECOND_NS)
+    except OverflowError:
+        raise click.BadParameter(f"{text!r} is longer than {timedelta.max.days} days") from None
 
 
 def size(text: str) -> int:
