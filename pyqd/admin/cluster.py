@@ -47,16 +47,17 @@ class Node:
         tombstones = found.get("tombstones") or ()
         topics = found.get("topics") or ()
         return cls(
-            hostname=found.get("hostname") or "",
-            broadcast_address=found.get("broadcast_address") or "",
+            hostname=str(found.get("hostname") or ""),
+            broadcast_address=str(found.get("broadcast_address") or ""),
             tcp_port=int(found.get("tcp_port") or 0),
             http_port=int(found.get("http_port") or 0),
-            version=found.get("version") or "",
-            remote_address=found.get("remote_address") or "",
-            region=found.get("topology_region") or "",
-            zone=found.get("topology_zone") or "",
+            version=str(found.get("version") or ""),
+            remote_address=str(found.get("remote_address") or ""),
+            region=str(found.get("topology_region") or ""),
+            zone=str(found.get("topology_zone") or ""),
             topics=sorted(
-                (topic, bool(number < len(tombstones) and tombstones[number])) for number, topic in enumerate(topics)
+                (str(topic), bool(number < len(tombstones) and tombstones[number]))
+                for number, topic in enumerate(topics)
             ),
         )
 
@@ -117,8 +118,10 @@ class Cluster:
         if not self.lookupds:
             nodes = self.nodes()
             return Found(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
-        answers, failures = self._ask(LOOKUPD, self.lookupds, lambda address: self.upstream.get(address, "/topics"))
-        return Found(sorted({topic for answer in answers for topic in answer.get("topics") or ()}), failures)
+        answers, failures = self._ask(
+            LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/topics"), "topics")
+        )
+        return Found(sorted({topic for names in answers for topic in names}), failures)
 
     def inactive_topics(self, active: Collection[str] = ()) -> Found:
         """Return topics that no broker has, by name, with the channels that lookup daemons know.
@@ -143,9 +146,9 @@ class Cluster:
         """Return the names of the channels of a topic that the lookup daemons know, sorted."""
         query = {"topic": topic}
         answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: self.upstream.get(address, "/channels", query)
+            LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/channels", query), "channels")
         )
-        return Found(sorted({channel for answer in answers for channel in answer.get("channels") or ()}), failures)
+        return Found(sorted({channel for names in answers for channel in names}), failures)
 
     def nodes(self) -> Found:
         """Return the brokers; those of lookup daemons are sorted by hostname."""
@@ -165,14 +168,13 @@ class Cluster:
         """Return the brokers that have a topic, by the lookup daemons."""
         query = {"topic": topic}
 
-        def ask(address: str) -> Any:
-            return self.upstream.get(address, "/lookup", query)
+        def ask(address: str) -> list[Node]:
+            return producers_in(self.upstream.get(address, "/lookup", query))
 
         answers, failures = self._ask(LOOKUPD, self.lookupds, ask)
         nodes: dict[str, Node] = {}
-        for answer in answers:
-            for found in unwrapped_answer(answer).get("producers") or ():
-                node = Node.of_answer(found)
+        for found in answers:
+            for node in found:
                 nodes.setdefault(node.http_address, node)
         return Found(list(nodes.values()), failures)
 
@@ -251,19 +253,28 @@ class Cluster:
 
     def _registered_nodes(self) -> Found:
         answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: (address, self.upstream.get(address, "/nodes"))
+            LOOKUPD, self.lookupds, lambda address: (address, producers_in(self.upstream.get(address, "/nodes")))
         )
         nodes: dict[str, Node] = {}
-        for address, answer in answers:
-            for found in unwrapped_answer(answer).get("producers") or ():
-                node = Node.of_answer(found)
-                node = nodes.setdefault(node.tcp_address, node)
-                remote = found.get("remote_address") or "N/A"
+        for address, found in answers:
+            for each in found:
+                node = nodes.setdefault(each.tcp_address, each)
+                remote = each.remote_address or "N/A"
                 node.remote_addresses = [*(node.remote_addresses or ()), f"{address}/{remote}"]
         newest = max((version_key(node.version) for node in nodes.values()), default=((), True))
         for node in nodes.values():
             node.out_of_date = version_key(node.version) < newest
         return Found(sorted(nodes.values(), key=lambda node: node.hostname), failures)
+
+
+def names_in(answer: Any, field: str) -> list[str]:
+    """Return the names in an answer of a lookup daemon."""
+    return [str(name) for name in unwrapped_answer(answer).get(field) or ()]
+
+
+def producers_in(answer: Any) -> list[Node]:
+    """Return the brokers in an answer of a lookup daemon."""
+    return [Node.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
 
 
 def join_host_port(host: str, port: int) -> str:

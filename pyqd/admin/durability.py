@@ -21,6 +21,17 @@ POINTS_MIN: Final = 60
 # Beyond this, a forecast from one hour says nothing.
 FORECAST_MAX_S: Final = 30 * 86_400.0
 
+# Types in JSON by those of the fields.
+KINDS: Final[Mapping[str, type]] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "int | None": int,
+    "Mapping[str, int]": dict,
+    "Sequence[Mapping[str, Any]]": list,
+    "Sequence[str]": list,
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Durability:
@@ -53,6 +64,10 @@ class Durability:
         """Return the state in an answer."""
         names = {field.name for field in dataclasses.fields(cls)} & found.keys()
         known: dict[str, Any] = {name: found[name] for name in names if found[name] is not None}
+        for field in dataclasses.fields(cls):
+            kind = KINDS[str(field.type)]
+            if not isinstance(known.get(field.name, kind()), kind):
+                raise TypeError(f"{field.name} is {known[field.name]!r}")
         return cls(**{**known, "node": node.http_address, "hostname": node.hostname, "is_known": True})
 
     @property

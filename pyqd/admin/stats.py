@@ -82,8 +82,8 @@ class Latency:
         count = int(found.get("count") or 0)
         rows = [
             {
-                "quantile": row["quantile"],
-                "value": row["value"],
+                "quantile": number(row["quantile"]),
+                "value": number(row["value"]),
                 "min": row["value"],
                 "max": row["value"],
                 "average": row["value"],
@@ -140,12 +140,12 @@ class ChannelStats:
     def of_broker(cls, topic: str, node: str, hostname: str, found: Mapping[str, Any]) -> ChannelStats:
         """Return the numbers in an answer of GET /stats."""
         clients = found.get("clients") or []
-        sums = {name: found.get(name) or 0 for name in CHANNEL_SUMS}
+        sums = {name: int(found.get(name) or 0) for name in CHANNEL_SUMS}
         # Before nsqd 1.2.1 only the list told how many.
-        sums["client_count"] = found.get("client_count", len(clients))
+        sums["client_count"] = int(found.get("client_count", len(clients)))
         latency = Latency.of_broker(found.get("e2e_processing_latency"))
         paused = bool(found.get("paused"))
-        return cls(topic, found["channel_name"], node, hostname, sums, paused, latency, [], list(clients))
+        return cls(topic, str(found["channel_name"]), node, hostname, sums, paused, latency, [], list(clients))
 
     @classmethod
     def total(cls, parts: Iterable[ChannelStats]) -> ChannelStats:
@@ -195,8 +195,8 @@ class TopicStats:
     @classmethod
     def of_broker(cls, node: str, hostname: str, found: Mapping[str, Any]) -> TopicStats:
         """Return the numbers in an answer of GET /stats."""
-        topic = found["topic_name"]
-        sums = {name: found.get(name) or 0 for name in TOPIC_SUMS}
+        topic = str(found["topic_name"])
+        sums = {name: int(found.get(name) or 0) for name in TOPIC_SUMS}
         latency = Latency.of_broker(found.get("e2e_processing_latency"))
         channels = [ChannelStats.of_broker(topic, node, hostname, channel) for channel in found.get("channels") or ()]
         return cls(topic, node, hostname, sums, bool(found.get("paused")), latency, [], channels)
@@ -260,12 +260,20 @@ class ProcessStats:
     @classmethod
     def of_broker(cls, found: Mapping[str, Any]) -> ProcessStats:
         """Return the process in an answer of GET /stats."""
-        return cls(found.get("health") or "", found.get("start_time") or 0, found.get("memory") or {})
+        memory = {name: int(value) for name, value in (found.get("memory") or {}).items()}
+        return cls(str(found.get("health") or ""), int(found.get("start_time") or 0), memory)
 
     @property
     def in_use_bytes(self) -> int | None:
         """Bytes of memory in use; None if the broker does not tell."""
         return self.memory.get("heap_in_use_bytes")
+
+
+def number(value: Any) -> int | float:
+    """Return a number of an answer. Raises: TypeError for any other value."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is not a number")
+    return value
 
 
 def sum_of(names: Iterable[str], parts: Iterable[TopicStats] | Iterable[ChannelStats]) -> dict[str, int]:

@@ -87,12 +87,15 @@ class Upstream:
                 client.close()
 
     def get(self, address: str, path: str, query: Mapping[str, object] | None = None) -> Any:
-        """Return the JSON of an answer. address: host:port. Raises: UpstreamError."""
+        """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
         reply = self._request("GET", address, path, query, None)
         try:
-            return json.loads(reply.body)
+            found = json.loads(reply.body)
         except (ValueError, RecursionError) as error:
             raise UpstreamError(f"GET http://{address}{path}: the answer is no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise UpstreamError(f"GET http://{address}{path}: the answer is not one of NSQ's daemons: no JSON object")
+        return found
 
     def post(
         self, address: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
@@ -107,15 +110,21 @@ class Upstream:
         return self._request(method, address, path, query, body)
 
     def for_each(self, addresses: Iterable[A], call: Callable[[A], R]) -> tuple[list[R], list[str]]:
-        """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts."""
-        futures = [self._workers.submit(call, address) for address in addresses]
+        """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts.
+
+        addresses: texts, or objects with an `http_address`. An answer of another form fails for its address only.
+        """
+        futures = [(address, self._workers.submit(call, address)) for address in addresses]
         results: list[R] = []
         failures: list[str] = []
-        for future in futures:
+        for address, future in futures:
             try:
                 results.append(future.result())
             except UpstreamError as error:
                 failures.append(str(error))
+            except (LookupError, TypeError, AttributeError, ValueError) as error:
+                name = getattr(address, "http_address", address)
+                failures.append(f"{name}: the answer is not one of NSQ's daemons: {error!r}")
         return results, failures
 
     def _request(

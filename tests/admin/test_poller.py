@@ -1,0 +1,85 @@
+"""Polls of brokers that misbehave: a broker that fails leaves the numbers of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from pyqd.admin.cluster import Cluster
+from pyqd.admin.poller import Poller
+from pyqd.admin.upstream import Upstream
+from tests.support.http_stub import Answer, Handler, HttpStub, http_stub, json_answer
+
+GOOD = {"topics": [{"topic_name": "t", "depth": 1, "channels": []}]}
+ABSENT = json_answer({"message": "NOT_FOUND"}, 404)
+
+
+def broker(stats: Any) -> AbstractContextManager[HttpStub]:
+    """Serve the statistics of a broker, and no other call."""
+    return http_stub(lambda path, _query: json_answer(stats) if path == "/stats" else ABSENT)
+
+
+def lookup_daemon(*addresses: str) -> Handler:
+    """Return the answers of a lookup daemon that knows these brokers."""
+
+    def row(address: str) -> dict[str, Any]:
+        host, _, port = address.rpartition(":")
+        return {"broadcast_address": host, "hostname": "h", "http_port": int(port), "tcp_port": int(port)}
+
+    def answer(path: str, _query: dict[str, str]) -> Answer:
+        return json_answer({"topics": ["t"]} if path == "/topics" else {"producers": [row(each) for each in addresses]})
+
+    return answer
+
+
+@contextmanager
+def poller_of(*brokers: str, others: tuple[str, ...] = (), **options: Any) -> Iterator[Poller]:
+    """Make a poller of brokers that a lookup daemon knows. others: more lookup daemons. options: of the `Upstream`."""
+    upstream = Upstream(**options)
+    try:
+        with http_stub(lookup_daemon(*brokers)) as lookupd:
+            yield Poller(Cluster(upstream, (lookupd.address, *others)))
+    finally:
+        upstream.close()
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        [],
+        {"topics": ["a"]},
+        {"topics": [{"topic_name": "t", "channels": [{}]}]},
+        {"topics": [{"topic_name": "t", "depth": "x"}]},
+        {"topics": [], "memory": {"heap_in_use_bytes": "x"}},
+        {"topics": [{"topic_name": "t", "e2e_processing_latency": {"percentiles": [{"quantile": 1, "value": "x"}]}}]},
+    ],
+)
+def test_an_answer_of_another_form_fails_for_its_broker_only(stats: Any) -> None:
+    with broker(GOOD) as good, broker(stats) as bad, poller_of(good.address, bad.address) as poller:
+        snapshot = poller.poll()
+        assert (snapshot.number, snapshot.topics["t"].waiting, list(snapshot.processes)) == (1, 1, [good.address])
+        (failure,) = snapshot.failures
+        assert bad.address in failure
+        assert "the answer is not one of NSQ's daemons" in failure
+
+
+@pytest.mark.parametrize("durability", [{"disk_free_bytes": "x"}, {"health": 1}, {"damage": []}])
+def test_a_durability_of_another_form_is_not_known(durability: Any) -> None:
+    def answer(path: str, _query: dict[str, str]) -> Answer:
+        return json_answer(GOOD if path == "/stats" else durability)
+
+    with http_stub(answer) as bad, poller_of(bad.address) as poller:
+        snapshot = poller.poll()
+        assert (snapshot.number, snapshot.durability[bad.address].is_known) == (1, False)
+
+
+@pytest.mark.parametrize("answer", [{"topics": 1, "producers": 1}, {"producers": ["a"]}, {"producers": {"a": 1}}])
+def test_an_answer_of_another_form_fails_for_its_lookup_daemon_only(answer: Any) -> None:
+    bad_one = http_stub(lambda *_: json_answer(answer))
+    with broker(GOOD) as good, bad_one as bad, poller_of(good.address, others=(bad.address,)) as poller:
+        snapshot = poller.poll()
+        assert (snapshot.topics["t"].waiting, snapshot.names) == (1, ("t",))
+        assert any(failure.startswith(bad.address) for failure in snapshot.failures)
