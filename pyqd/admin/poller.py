@@ -108,15 +108,19 @@ class Poller:
                 self._changed.wait_for(lambda: self._is_stopped, max(0.0, left_s))
 
     def _adapt(self, snapshot: Snapshot, before: Mapping[str, float]) -> None:
-        """Set the interval by the broker that takes longest. before: the times that were spent before this poll."""
+        """Set the interval by the broker that takes longest to answer. before: times that were spent before the poll.
+
+        A broker that does not answer counts by its earlier polls only: a time-out costs it nothing.
+        """
         spent_s = self.cluster.upstream.spent_s
         slowest_s = 0.0
         polls = {node.http_address: self._spent_s.get(node.http_address) for node in snapshot.nodes}
         self._spent_s = {node: found or deque(maxlen=POLLS_COMPARED) for node, found in polls.items()}
         for node, found in self._spent_s.items():
-            found.append(spent_s.get(node, 0.0) - before.get(node, 0.0))
+            if node in snapshot.processes:
+                found.append(spent_s.get(node, 0.0) - before.get(node, 0.0))
             # The quickest of the last polls was the least disturbed by other work on these machines.
-            slowest_s = max(slowest_s, min(found))
+            slowest_s = max(slowest_s, min(found, default=0.0))
         self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, slowest_s / SHARE_OF_CORE))
 
     def _is_seen(self) -> bool:

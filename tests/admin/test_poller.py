@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyqd.admin.cluster import Cluster
-from pyqd.admin.poller import Poller
+from pyqd.admin.poller import INTERVAL_S, Poller
 from pyqd.admin.upstream import Upstream
 from tests.support.http_stub import Answer, Handler, HttpStub, http_stub, json_answer
 
@@ -83,3 +84,18 @@ def test_an_answer_of_another_form_fails_for_its_lookup_daemon_only(answer: Any)
         snapshot = poller.poll()
         assert (snapshot.topics["t"].waiting, snapshot.names) == (1, ("t",))
         assert any(failure.startswith(bad.address) for failure in snapshot.failures)
+
+
+def test_a_broker_that_does_not_answer_leaves_the_interval_of_the_polls() -> None:
+    def hang(_path: str, _query: dict[str, str]) -> Answer:
+        is_over.wait(10)
+        return ABSENT
+
+    is_over = threading.Event()
+    with broker(GOOD) as good, http_stub(hang) as hung:
+        with poller_of(good.address, hung.address, timeout_s=0.3) as poller:
+            for _ in range(2):
+                snapshot = poller.poll()
+            assert list(snapshot.processes) == [good.address]
+            assert poller.interval_s == INTERVAL_S
+        is_over.set()
