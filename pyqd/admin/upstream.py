@@ -25,6 +25,8 @@ IDLE_MAX: Final = 8
 # Brokers come and go: connections of addresses that nobody has asked for this long are closed.
 UNUSED_S: Final = 300.0
 WORKER_COUNT: Final = 128
+# A kept connection that the other side has closed fails at once. Later failures may follow the work of the request.
+CLOSED_WITHIN_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Upstream:
             "new_context": new_context,
             "token": token or None,
         }
+        self._closed_within_s = min(CLOSED_WITHIN_S, timeout_s / 2)
         self._idle: dict[str, list[HttpClient]] = {}
         self._lock = Lock()
         self._used_s: dict[str, float] = {}
@@ -157,7 +160,8 @@ class Upstream:
                 return client.request(method, path, query, body, retry=False)
             except NotConnectedError:
                 # The other side may close a kept connection at any time. A request with a body may not be repeated.
-                if not was_open or body is not None:
+                is_late = time.monotonic() - started_s >= self._closed_within_s
+                if not was_open or body is not None or is_late:
                     raise
                 return client.request(method, path, query, body, retry=False)
         finally:

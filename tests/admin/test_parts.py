@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -17,8 +18,8 @@ from pyqd.admin.history import POINT_COUNT, STEP_S, History, since_first, thinne
 from pyqd.admin.options import AdminOptions, problems_of
 from pyqd.admin.pages.charts import chart, nice_ceiling, short, spark
 from pyqd.admin.stats import ChannelStats, Latency, topology_order
-from pyqd.admin.upstream import Upstream
-from tests.support.http_stub import http_stub, json_answer
+from pyqd.admin.upstream import Upstream, UpstreamError
+from tests.support.http_stub import Answer, http_stub, json_answer
 
 NAN = math.nan
 
@@ -244,6 +245,31 @@ class TestUpstream:
             monkeypatch.setattr("pyqd.admin.upstream.UNUSED_S", 0.0)
             upstream.get(there.address, "/info")
             assert (client.is_open, gone.address in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
+        upstream.close()
+
+    def test_a_change_that_times_out_is_not_sent_again(self) -> None:
+        def answer(path: str, _query: dict[str, str]) -> Answer:
+            if path == "/channel/empty":
+                is_over.wait(10)
+            return json_answer({})
+
+        is_over = threading.Event()
+        upstream = Upstream(timeout_s=0.3)
+        with http_stub(answer) as stub:
+            upstream.get(stub.address, "/info")
+            with pytest.raises(UpstreamError, match="timed out"):
+                upstream.post(stub.address, "/channel/empty", {"topic": "t"})
+            is_over.set()
+            assert [path for path, _query in stub.requests] == ["/info", "/channel/empty"]
+        upstream.close()
+
+    def test_a_change_on_a_connection_that_was_closed_is_sent_again(self) -> None:
+        upstream = Upstream()
+        closing = iter([json_answer({}), None, json_answer({})])
+        with http_stub(lambda *_: next(closing)) as stub:
+            upstream.get(stub.address, "/info")
+            assert upstream.post(stub.address, "/channel/empty", {"topic": "t"}) == b"{}"
+            assert len(stub.requests) == 3
         upstream.close()
 
 
