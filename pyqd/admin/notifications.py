@@ -52,11 +52,7 @@ class Notifier:
         self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "", details: str = ""
     ) -> None:
         """Log an action, and queue its notification. details: for the log only, as the notification is nsqadmin's."""
-        place = " ".join(
-            f"{name}={value}" for name, value in (("topic", topic), ("channel", channel), ("node", node)) if value
-        )
-        place = f"{place} {details}".strip()
-        audit_logger.info("%s %s by %s from %s", action, place, caller.user or ANONYMOUS, caller.remote_ip)
+        self.audit(action, caller, topic=topic, channel=channel, node=node, details=details)
         if self._thread is None:
             return
         message: dict[str, Any] = {"action": action, "topic": topic}
@@ -73,6 +69,16 @@ class Notifier:
             logger.error(
                 "%s: %d notifications wait already: the one of %s is dropped", self.endpoint, QUEUE_MAX, action
             )
+
+    def audit(
+        self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "", details: str = ""
+    ) -> None:
+        """Log an action, without a notification."""
+        place = " ".join(
+            f"{name}={value}" for name, value in (("topic", topic), ("channel", channel), ("node", node)) if value
+        )
+        place = f"{place} {details}".strip()
+        audit_logger.info("%s %s by %s from %s", action, place, caller.user or ANONYMOUS, caller.remote_ip)
 
     def close(self) -> None:
         """Send the queued notifications, for at most the time of one request, and end the thread."""

@@ -9,7 +9,8 @@ import base64
 import ipaddress
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -245,7 +246,8 @@ class Handlers:
         if channel and not is_valid_name_str(channel):
             raise ApiError(400, "INVALID_CHANNEL")
         self.site.require(Role.ADMIN, topic)
-        failures = actions.create(self.site.cluster, topic, channel)
+        with self.logged("create_channel" if channel else "create_topic", topic, channel):
+            failures = actions.create(self.site.cluster, topic, channel)
         self.notify("create_topic", topic)
         if channel:
             self.notify("create_channel", topic, channel)
@@ -253,13 +255,15 @@ class Handlers:
 
     def delete_topic(self, topic: str) -> Response:
         self.site.require(Role.ADMIN, topic)
-        failures = actions.delete_topic(self.site.cluster, topic)
+        with self.logged("delete_topic", topic):
+            failures = actions.delete_topic(self.site.cluster, topic)
         self.notify("delete_topic", topic)
         return json_reply({"message": warning(failures)})
 
     def delete_channel(self, topic: str, channel: str) -> Response:
         self.site.require(Role.ADMIN, topic)
-        failures = actions.delete_channel(self.site.cluster, topic, channel)
+        with self.logged("delete_channel", topic, channel):
+            failures = actions.delete_channel(self.site.cluster, topic, channel)
         self.notify("delete_channel", topic, channel)
         return json_reply({"message": warning(failures)})
 
@@ -282,7 +286,8 @@ class Handlers:
         self.site.require(Role.ADMIN, topic)
         if not self.site.is_broker(node):
             raise ApiError(404, "NODE_NOT_FOUND")
-        failures = actions.tombstone(self.site.cluster, topic, node)
+        with self.logged("tombstone_topic_producer", topic, node=node):
+            failures = actions.tombstone(self.site.cluster, topic, node)
         self.notify("tombstone_topic_producer", topic, node=node)
         return json_reply({"message": warning(failures)})
 
@@ -355,6 +360,17 @@ class Handlers:
         if not isinstance(found, dict):
             raise ApiError(400, refusal or "invalid JSON: an object is expected")
         return found
+
+    @contextmanager
+    def logged(self, action: str, topic: str, channel: str = "", node: str = "") -> Iterator[None]:
+        """Log an action that fails: it may have taken effect at some members."""
+        try:
+            yield
+        except UpstreamError:
+            user = caller(self.site)
+            # nsqadmin sends no notification with an answer of 502.
+            self.site.notifier.audit(action, user, topic=topic, channel=channel, node=node, details="failed")
+            raise
 
     def notify(self, action: str, topic: str, channel: str = "", node: str = "") -> None:
         self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node)

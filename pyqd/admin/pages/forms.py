@@ -70,7 +70,9 @@ class Forms:
         if request.form.get("confirmed") != "yes":
             return confirmation("create", topic, channel)
         failures = self.run(lambda: actions.create(self.site.cluster, topic, channel))
-        if failures is not None:
+        if failures is None:
+            self.log_failed("create_channel" if channel else "create_topic", topic, channel)
+        else:
             self.tell("create_topic", topic)
             if channel:
                 self.tell("create_channel", topic, channel)
@@ -91,10 +93,12 @@ class Forms:
             return confirmation(action, topic, channel, node)
         failures = self.run(lambda: self.change(action, topic, channel, node))
         kind = "channel" if channel else "topic"
+        name = "tombstone_topic_producer" if action == "tombstone" else f"{action}_{kind}"
         # nsqadmin notifies these three actions even if no broker has done them.
         if failures is not None or action in actions.ACTIONS:
-            name = "tombstone_topic_producer" if action == "tombstone" else f"{action}_{kind}"
             self.tell(name, topic, channel, node, details="failed" if failures is None else "")
+        else:
+            self.log_failed(name, topic, channel, node)
         if form.get("origin") == "lookup":
             return redirect(url_for("pages.lookup"), 303)
         if action == "tombstone":
@@ -128,6 +132,11 @@ class Forms:
     def tell(self, name: str, topic: str, channel: str = "", node: str = "", details: str = "") -> None:
         """Log a change, and notify it."""
         self.site.notifier.notify(name, caller(self.site), topic=topic, channel=channel, node=node, details=details)
+
+    def log_failed(self, name: str, topic: str, channel: str = "", node: str = "") -> None:
+        """Log a change that has failed, and may have taken effect at some members."""
+        user = caller(self.site)
+        self.site.notifier.audit(name, user, topic=topic, channel=channel, node=node, details="failed")
 
 
 def confirmation(action: str, topic: str, channel: str, node: str = "") -> str:

@@ -1,0 +1,111 @@
+"""Lines of changes in the log: each tells place, arguments and failures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from pyqd.admin.app import new_app
+from pyqd.admin.audit import audit_logger
+from pyqd.admin.options import AdminOptions
+from pyqd.admin.site import Site
+from pyqd.admin.upstream import Upstream, UpstreamError
+
+TOKEN = "t" * 32
+NODES = ("a:4151", "b:4151")
+PRODUCERS = [{"hostname": node[0], "broadcast_address": node[0], "http_port": 4151, "tcp_port": 1} for node in NODES]
+
+
+@dataclass
+class Fleet:
+    """Two brokers with one lookup daemon, all in memory. refusals: calls that fail, as `address path`."""
+
+    client: FlaskClient
+    refusals: set[str] = field(default_factory=set)
+    answers: dict[str, bytes] = field(default_factory=dict)
+    posts: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def get(self, address: str, path: str, _query: Any = None) -> Any:
+        self.refuse(address, path)
+        return {"producers": PRODUCERS} if path in ("/nodes", "/lookup") else {}
+
+    def post(self, address: str, path: str, _query: Any = None, _body: bytes | None = None) -> bytes:
+        self.posts.append(f"{address} {path}")
+        self.refuse(address, path)
+        return self.answers.get(path, b"{}")
+
+    def refuse(self, address: str, path: str) -> None:
+        if self.refusals & {f"{address} {path}", f"* {path}"}:
+            raise UpstreamError(f"{address}: {path}: Connection refused")
+
+    def form(self, path: str, **fields: Any) -> list[str]:
+        """Send a confirmed form. Returns: the lines about it in the log."""
+        self.lines.clear()
+        answer = self.client.post(path, data={"csrf": TOKEN, "confirmed": "yes", **fields})
+        assert answer.status_code in (302, 303, 502), answer.get_data(as_text=True)
+        return list(self.lines)
+
+    def api(self, method: str, path: str, value: Any = None) -> list[str]:
+        """Send a request of the API. Returns: the lines about it in the log."""
+        self.lines.clear()
+        self.client.open(path, method=method, json=value)
+        return list(self.lines)
+
+    def flashed(self) -> list[str]:
+        """Return the texts that the next page shows."""
+        with self.client.session_transaction() as session:
+            return [text for _kind, text in session.pop("_flashes", [])]
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    site = Site(AdminOptions(lookupd_http_address=("l:1",)))
+    client = new_app(site).test_client()
+    with client.session_transaction() as session:
+        session["csrf"] = TOKEN
+    found = Fleet(client)
+    monkeypatch.setattr(Upstream, "get", lambda _self, *args: found.get(*args))
+    monkeypatch.setattr(Upstream, "post", lambda _self, *args: found.post(*args))
+    handler = logging.Handler()
+    handler.emit = lambda record: found.lines.append(record.getMessage().partition(" by ")[0])  # type: ignore[method-assign]
+    audit_logger.addHandler(handler)
+    yield found
+    audit_logger.removeHandler(handler)
+    site.notifier.close()
+    site.upstream.close()
+    site.poller.cluster.upstream.close()
+
+
+Change = Callable[[Fleet], list[str]]
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda fleet: fleet.api("DELETE", "/api/nodes/a:4151", {"topic": "t"}),
+        lambda fleet: fleet.form("/do/tombstone", topic="t", node="a:4151"),
+    ],
+)
+def test_a_tombstone_is_logged_if_its_broker_does_not_answer(fleet: Fleet, send: Change) -> None:
+    fleet.refusals = {"a:4151 /info"}
+    assert send(fleet) == ["tombstone_topic_producer topic=t node=a:4151 failed"]
+    assert fleet.posts == ["l:1 /topic/tombstone"]
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda fleet: fleet.api("POST", "/api/topics", {"topic": "t", "channel": "c"}),
+        lambda fleet: fleet.form("/do/create", topic="t", channel="c"),
+    ],
+)
+def test_a_channel_is_logged_if_no_lookup_daemon_names_its_brokers(fleet: Fleet, send: Change) -> None:
+    fleet.refusals = {"l:1 /lookup"}
+    assert send(fleet) == ["create_channel topic=t channel=c failed"]
+    assert fleet.posts == ["l:1 /topic/create", "l:1 /channel/create"]
