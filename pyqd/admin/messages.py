@@ -128,7 +128,10 @@ class Messages:
             if "MESSAGE_NOT_FOUND" in str(error):
                 return "gone"
             raise
-        return str(json.loads(body)["results"][0]["status"])
+        try:
+            return str(json.loads(body)["results"][0]["status"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise UpstreamError(f"{self._node}: /message/{change}: not the answer of a pyqd: {error!r}") from None
 
     def _rows(self, after: str, size: int) -> tuple[list[Message], str]:
         query = {**self._place, "state": self._state, "limit": str(size), "body": "base64"}

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sized
 from typing import Any, Final
 
 from pyqd.admin.audit import audit_logger
@@ -24,6 +25,11 @@ QUEUE_MAX: Final = 10_000
 ANONYMOUS: Final = "anonymous"
 
 logger = logging.getLogger(__name__)
+
+
+def failed(failures: Sized) -> str:
+    """Return the details of an action with these failures."""
+    return f"failed={len(failures)}" if failures else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from flask import Blueprint, Response, request
 from pyqd.admin import actions
 from pyqd.admin.access.roles import Role
 from pyqd.admin.audit import audit_logger
-from pyqd.admin.notifications import ANONYMOUS, Caller
+from pyqd.admin.notifications import ANONYMOUS, Caller, failed
 from pyqd.admin.site import Site
 from pyqd.admin.stats import TopicStats, topology_order
 from pyqd.admin.upstream import UpstreamError
@@ -248,23 +248,23 @@ class Handlers:
         self.site.require(Role.ADMIN, topic)
         with self.logged("create_channel" if channel else "create_topic", topic, channel):
             failures = actions.create(self.site.cluster, topic, channel)
-        self.notify("create_topic", topic)
+        self.notify("create_topic", topic, details=failed(failures))
         if channel:
-            self.notify("create_channel", topic, channel)
+            self.notify("create_channel", topic, channel, details=failed(failures))
         return json_reply({"message": warning(failures)})
 
     def delete_topic(self, topic: str) -> Response:
         self.site.require(Role.ADMIN, topic)
         with self.logged("delete_topic", topic):
             failures = actions.delete_topic(self.site.cluster, topic)
-        self.notify("delete_topic", topic)
+        self.notify("delete_topic", topic, details=failed(failures))
         return json_reply({"message": warning(failures)})
 
     def delete_channel(self, topic: str, channel: str) -> Response:
         self.site.require(Role.ADMIN, topic)
         with self.logged("delete_channel", topic, channel):
             failures = actions.delete_channel(self.site.cluster, topic, channel)
-        self.notify("delete_channel", topic, channel)
+        self.notify("delete_channel", topic, channel, details=failed(failures))
         return json_reply({"message": warning(failures)})
 
     def change(self, topic: str, channel: str = "") -> Response:
@@ -272,10 +272,12 @@ class Handlers:
         action = self.body().get("action")
         if action not in actions.ACTIONS:
             raise ApiError(400, "INVALID_ACTION")
+        details = "failed"
         try:
             failures = actions.change(self.site.cluster, action, topic, channel)
+            details = failed(failures)
         finally:
-            self.notify(f"{action}_{'channel' if channel else 'topic'}", topic, channel)
+            self.notify(f"{action}_{'channel' if channel else 'topic'}", topic, channel, details=details)
         return json_reply({"message": warning(failures)})
 
     def tombstone(self, node: str) -> Response:
@@ -288,7 +290,7 @@ class Handlers:
             raise ApiError(404, "NODE_NOT_FOUND")
         with self.logged("tombstone_topic_producer", topic, node=node):
             failures = actions.tombstone(self.site.cluster, topic, node)
-        self.notify("tombstone_topic_producer", topic, node=node)
+        self.notify("tombstone_topic_producer", topic, node=node, details=failed(failures))
         return json_reply({"message": warning(failures)})
 
     # Options.
@@ -372,8 +374,8 @@ class Handlers:
             self.site.notifier.audit(action, user, topic=topic, channel=channel, node=node, details="failed")
             raise
 
-    def notify(self, action: str, topic: str, channel: str = "", node: str = "") -> None:
-        self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node)
+    def notify(self, action: str, topic: str, channel: str = "", node: str = "", details: str = "") -> None:
+        self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node, details=details)
 
 
 def text_in(body: Mapping[str, Any], name: str, refusal: str = "") -> str:

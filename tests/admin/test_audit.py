@@ -15,6 +15,7 @@ from pyqd.admin.audit import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import Upstream, UpstreamError
+from pyqd.client.http import Reply
 
 TOKEN = "t" * 32
 NODES = ("a:4151", "b:4151")
@@ -27,7 +28,7 @@ class Fleet:
 
     client: FlaskClient
     refusals: set[str] = field(default_factory=set)
-    answers: dict[str, bytes] = field(default_factory=dict)
+    answer_of: Callable[[str], bytes] = lambda _path: b"{}"
     posts: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
@@ -38,7 +39,7 @@ class Fleet:
     def post(self, address: str, path: str, _query: Any = None, _body: bytes | None = None) -> bytes:
         self.posts.append(f"{address} {path}")
         self.refuse(address, path)
-        return self.answers.get(path, b"{}")
+        return self.answer_of(path)
 
     def refuse(self, address: str, path: str) -> None:
         if self.refusals & {f"{address} {path}", f"* {path}"}:
@@ -109,3 +110,67 @@ def test_a_channel_is_logged_if_no_lookup_daemon_names_its_brokers(fleet: Fleet,
     fleet.refusals = {"l:1 /lookup"}
     assert send(fleet) == ["create_channel topic=t channel=c failed"]
     assert fleet.posts == ["l:1 /topic/create", "l:1 /channel/create"]
+
+
+@pytest.mark.parametrize(
+    ("path", "send", "line"),
+    [
+        ("/topic/pause", lambda fleet: fleet.api("POST", "/api/topics/t", {"action": "pause"}), "pause_topic topic=t"),
+        ("/topic/delete", lambda fleet: fleet.api("DELETE", "/api/topics/t"), "delete_topic topic=t"),
+        ("/channel/delete", lambda fleet: fleet.api("DELETE", "/api/topics/t/c"), "delete_channel topic=t channel=c"),
+        ("/topic/pause", lambda fleet: fleet.form("/do/pause", topic="t"), "pause_topic topic=t"),
+        ("/topic/delete", lambda fleet: fleet.form("/do/delete", topic="t"), "delete_topic topic=t"),
+        (
+            "/channel/limits",
+            lambda fleet: fleet.form("/topics/t/c/limits", rate="5"),
+            "limit_channel topic=t channel=c rate=5",
+        ),
+        (
+            "/topic/quota",
+            lambda fleet: fleet.form("/topics/t/-/settings", change="quota", bytes="1 KiB"),
+            "set_quota topic=t bytes=1024",
+        ),
+    ],
+)
+def test_a_change_that_every_broker_refuses_is_logged_as_failed(
+    fleet: Fleet, path: str, send: Change, line: str
+) -> None:
+    assert send(fleet) == [line]
+    fleet.refusals = {f"{node} {path}" for node in NODES}
+    assert send(fleet) == [f"{line} failed=2"]
+
+
+def test_a_seek_is_logged_with_its_target_for_each_broker(fleet: Fleet) -> None:
+    fleet.refusals = {"b:4151 /channel/seek"}
+    place = "seek_channel topic=t channel=c"
+    assert fleet.form("/topics/t/c/seek", to="@5 x", node=list(NODES)) == [
+        f"{place} node=a:4151 to=%405+x",
+        f"{place} node=b:4151 to=%405+x failed=1",
+    ]
+    assert fleet.flashed() == ["b:4151: /channel/seek: Connection refused", "Done."]
+    assert fleet.form("/topics/t/c/seek", to="5", node="c:4151") == []
+
+
+def test_a_change_of_messages_is_logged_with_its_arguments(fleet: Fleet) -> None:
+    fleet.answer_of = lambda _path: b'{"results": [{"status": "done"}]}'
+    fields = {"node": NODES[0], "state": "ready", "change": "reschedule", "seconds": "3600", "id": "a" * 16}
+    place = "reschedule_messages topic=t channel=c node=a:4151"
+    assert fleet.form("/topics/t/c/messages", **fields) == [f"{place} state=ready&defer=3600000&done=1"]
+
+
+def test_messages_that_changed_before_an_error_are_counted(fleet: Fleet) -> None:
+    answers = iter([b'{"results": [{"status": "done"}]}', b"{}"])
+    fleet.answer_of = lambda _path: next(answers)
+    fields = {"node": NODES[0], "state": "ready", "change": "cancel", "id": ["a" * 16, "b" * 16]}
+    place = "cancel_messages topic=t channel=c node=a:4151"
+    assert fleet.form("/topics/t/c/messages", **fields) == [f"{place} state=ready&done=1 failed=1"]
+    error, counts = fleet.flashed()
+    assert error.startswith("a:4151: /message/cancel: not the answer of a pyqd")
+    assert counts == "done: 1"
+
+
+def test_a_published_message_is_logged_with_its_size_and_delay(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upstream, "send", lambda *_: Reply(200, {}, b"OK"))
+    place = "publish topic=t node=a:4151"
+    assert fleet.form("/topics/t/-/publish", node=NODES[0], body="ab", delay="2") == [f"{place} defer=2000&bytes=2"]
+    assert fleet.form("/topics/t/-/publish", node=NODES[0], body="a\nb", lines="1") == [f"{place} bytes=3&lines=2"]

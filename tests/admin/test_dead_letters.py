@@ -65,6 +65,9 @@ def test_dead_letters_are_shown_and_one_returns_whole(browser: Browser, world: W
     assert len(ids(browser)) == 1
     fields = {"node": world.addresses()[0], "holder": ""}
     assert browser.post(path, **fields, id=ids(browser)[0]).status == 303
+    place = f"topic={topic} channel=c node={fields['node']}"
+    line = f"return_dead_letters {place} target={topic}.dead&holder=&returned=1"
+    assert line in browser.admin.log.read_text()
     world.brokers[0].wait_for_channel(topic, "c", depth=1)
     with Client(world.brokers[0].tcp_address) as client:
         client.sub(topic, "c", rdy_count=1)

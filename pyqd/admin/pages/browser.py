@@ -15,6 +15,7 @@ from werkzeug.wrappers import Response
 from pyqd.admin.access.roles import Role
 from pyqd.admin.health import mark
 from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, Messages, shown_as
+from pyqd.admin.notifications import failed
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
@@ -131,22 +132,39 @@ class Browser:
         if not ids:
             flash(_("No message is chosen."), "warn")
         else:
-            counts: dict[str, int] = {}
-            try:
-                messages.change(change, ids, when, counts)
-            finally:
-                # Some have changed before an error.
-                self.site.notifier.notify(
-                    f"{change}_messages",
-                    caller(self.site),
-                    topic=topic,
-                    channel=channel,
-                    node=node,
-                    details=urlencode(counts),
-                )
-            tell(counts)
+            details = {"state": state, **when}
+            if fields.get("all") == "yes":
+                details |= {"all": "yes", "text": fields.get("text", "")}
+            self.change_each(messages, change, ids, when, {"topic": topic, "channel": channel, "node": node}, details)
         shown: dict[str, Any] = {name: fields[name] for name in ("body", "text") if fields.get(name)}
         return redirect(url_for("browser.messages", topic=topic, channel=channel, node=node, state=state, **shown), 303)
+
+    def change_each(
+        self,
+        messages: Messages,
+        change: str,
+        ids: Sequence[str],
+        when: Mapping[str, str],
+        place: Mapping[str, str],
+        details: Mapping[str, str],
+    ) -> None:
+        """Change messages, and tell the result on the next page and in the log. place, details: for the log.
+
+        Raises: UpstreamError, if none has changed.
+        """
+        counts: dict[str, int] = {}
+        failures: list[str] = []
+        try:
+            messages.change(change, ids, when, counts)
+        except UpstreamError as error:
+            failures.append(str(error))
+            if not counts:
+                raise
+            flash(str(error), "bad")
+        finally:
+            text = f"{urlencode({**details, **counts})} {failed(failures)}".strip()
+            self.site.notifier.notify(f"{change}_messages", caller(self.site), **place, details=text)
+        tell(counts)
 
     def publish(self, topic: str) -> str:
         self.site.require(Role.OPERATE, topic)
@@ -167,8 +185,19 @@ class Browser:
         if delay:
             query["defer"] = milliseconds(delay)
         path = "/mpub" if request.form.get("lines") else "/pub"
-        reply = self.site.upstream.send("POST", node, path, query, text.encode())
-        self.site.notifier.notify("publish", caller(self.site), topic=topic, node=node)
+        body = text.encode()
+        details = {**query, "bytes": len(body)} | ({"lines": text.count("\n") + 1} if path == "/mpub" else {})
+        del details["topic"]
+        place = {"topic": topic, "node": node}
+        try:
+            reply = self.site.upstream.send("POST", node, path, query, body)
+        except UpstreamError as error:
+            # A time-out does not tell whether the broker has taken it.
+            self.site.notifier.audit(
+                "publish", caller(self.site), **place, details=f"{urlencode(details)} {failed([error])}"
+            )
+            raise
+        self.site.notifier.notify("publish", caller(self.site), **place, details=urlencode(details))
         flash(_("Published."), "good")
         # An nsqd does not tell it.
         found = reply.headers.get("x-nsq-message-id")
@@ -194,17 +223,31 @@ class Browser:
         self.site.require(Role.OPERATE, topic)
         to = request.form.get("to", "").strip()
         query = {"topic": topic, "channel": channel, "to": to}
-        done = 0
-        for node in request.form.getlist("node"):
-            try:
-                self.site.upstream.post(named(node, self.nodes(topic)), "/channel/seek", query)
-                done += 1
-            except UpstreamError as error:
-                flash(str(error), "bad")
+        chosen_nodes = request.form.getlist("node")
+        known = self.nodes(topic) if chosen_nodes else []
+        done = [node for node in chosen_nodes if self.seek_one(node, known, query)]
         if done:
-            self.site.notifier.notify("seek_channel", caller(self.site), topic=topic, channel=channel)
             flash(_("Done."), "good")
         return redirect(url_for("pages.channel", topic=topic, channel=channel), 303)
+
+    def seek_one(self, node: str, known: Sequence[str], query: Mapping[str, str]) -> bool:
+        """Move a channel at one broker, and log it at once. Returns: False after an error, which is told."""
+        user, details = caller(self.site), urlencode({"to": query["to"]})
+        place = {"topic": query["topic"], "channel": query["channel"], "node": node}
+        try:
+            named(node, known)
+        except UpstreamError as error:
+            flash(str(error), "bad")
+            return False
+        try:
+            self.site.upstream.post(node, "/channel/seek", query)
+        except UpstreamError as error:
+            # A time-out does not tell whether the broker has moved the channel.
+            self.site.notifier.audit("seek_channel", user, **place, details=f"{details} {failed([error])}")
+            flash(str(error), "bad")
+            return False
+        self.site.notifier.notify("seek_channel", user, **place, details=details)
+        return True
 
     def clients(self, node: str, topic: str, channel: str) -> list[tuple[str, str, int]]:
         """Return address, name and messages in flight of the clients of a channel that have some."""

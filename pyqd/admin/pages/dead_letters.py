@@ -106,7 +106,7 @@ class DeadLetterViews:
                 topic=topic,
                 channel=channel,
                 node=node,
-                details=urlencode(counts),
+                details=urlencode({"target": holding.target, "holder": holder, **counts}),
             )
             for error in errors:
                 flash(error, "bad")

@@ -13,6 +13,7 @@ from werkzeug.wrappers import Response as AnyResponse
 from pyqd.admin import actions
 from pyqd.admin.access.roles import Role
 from pyqd.admin.health import mark
+from pyqd.admin.notifications import failed
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
@@ -73,9 +74,9 @@ class Forms:
         if failures is None:
             self.log_failed("create_channel" if channel else "create_topic", topic, channel)
         else:
-            self.tell("create_topic", topic)
+            self.tell("create_topic", topic, details=failed(failures))
             if channel:
-                self.tell("create_channel", topic, channel)
+                self.tell("create_channel", topic, channel, details=failed(failures))
         return redirect(place_url(topic, channel), 303)
 
     def do(self, action: str) -> AnyResponse | str:
@@ -96,7 +97,7 @@ class Forms:
         name = "tombstone_topic_producer" if action == "tombstone" else f"{action}_{kind}"
         # nsqadmin notifies these three actions even if no broker has done them.
         if failures is not None or action in actions.ACTIONS:
-            self.tell(name, topic, channel, node, details="failed" if failures is None else "")
+            self.tell(name, topic, channel, node, details="failed" if failures is None else failed(failures))
         else:
             self.log_failed(name, topic, channel, node)
         if form.get("origin") == "lookup":

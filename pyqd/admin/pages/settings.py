@@ -13,6 +13,7 @@ from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
 from pyqd.admin.access.roles import Role
+from pyqd.admin.notifications import failed
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.browser import absent, refused
 from pyqd.admin.pages.forms import check_token
@@ -64,10 +65,9 @@ class Settings:
             return redirect(here, 303)
         if request.form.get("confirmed") != "yes":
             return confirmation(f"{topic}/{channel}", given, {}, here)
-        self.change(topic, "/channel/limits", {"topic": topic, "channel": channel, **given})
-        self.site.notifier.notify(
-            "limit_channel", caller(self.site), topic=topic, channel=channel, details=urlencode(given)
-        )
+        failures = self.change(topic, "/channel/limits", {"topic": topic, "channel": channel, **given})
+        details = details_of(given, failures)
+        self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel, details=details)
         return redirect(here, 303)
 
     def topic(self, topic: str) -> str:
@@ -88,8 +88,9 @@ class Settings:
         query = {name: byte_count(value) if name == "bytes" else value for name, value in given.items()}
         if request.form.get("confirmed") != "yes":
             return confirmation(topic, given, {"change": change}, here)
-        self.change(topic, f"/topic/{change}", {"topic": topic, **query})
-        self.site.notifier.notify(f"set_{change}", caller(self.site), topic=topic, details=urlencode(query))
+        failures = self.change(topic, f"/topic/{change}", {"topic": topic, **query})
+        details = details_of(query, failures)
+        self.site.notifier.notify(f"set_{change}", caller(self.site), topic=topic, details=details)
         return redirect(here, 303)
 
     def of_nodes(self, topic: str, paths: tuple[str, ...], query: Mapping[str, str]) -> list[tuple[str, Any, str]]:
@@ -106,17 +107,23 @@ class Settings:
             raise AbsentCallError("no broker of this topic is a pyqd")
         return rows
 
-    def change(self, topic: str, path: str, query: Mapping[str, str]) -> None:
-        """Send a change to all brokers of a topic, and tell the result on the next page."""
+    def change(self, topic: str, path: str, query: Mapping[str, str]) -> list[str]:
+        """Send a change to all brokers of a topic, and tell the result on the next page. Returns: the failures."""
         failures = self.site.cluster.post_to(self.nodes(topic), path, query)
         for failure in failures:
             flash(failure, "bad")
         if not failures:
             flash(_("Done."), "good")
+        return failures
 
     def nodes(self, topic: str) -> list[str]:
         """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
         return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)
+
+
+def details_of(given: Mapping[str, str], failures: list[str]) -> str:
+    """Return the details of a change for the log: its values, and how many brokers have failed."""
+    return f"{urlencode(given)} {failed(failures)}".strip()
 
 
 def given_fields(names: tuple[str, ...]) -> dict[str, str]:
