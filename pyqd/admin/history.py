@@ -27,12 +27,12 @@ class Series:
         self.points = array("f", [math.nan]) * POINT_COUNT
         self.last_slot = -1
 
-    def put(self, slot: int, value: float) -> None:
-        """Set the value of a slot, and NaN for those since the last. A slot: seconds since 1970 // STEP_S."""
+    def put(self, slot: int, value: float, filler: float = math.nan) -> None:
+        """Set the value of a slot, and `filler` for those since the last. A slot: seconds since 1970 // STEP_S."""
         assert slot >= self.last_slot
         if self.last_slot >= 0:
             for skipped in range(max(self.last_slot + 1, slot - POINT_COUNT + 1), slot):
-                self.points[skipped % POINT_COUNT] = math.nan
+                self.points[skipped % POINT_COUNT] = filler
         self.points[slot % POINT_COUNT] = value
         self.last_slot = slot
 
@@ -56,16 +56,24 @@ class History:
         self.rates: dict[Key, float] = {}
         self.node_rates: dict[str, dict[Key, float]] = {}
         self.slot = 0
+        # The slot of the last poll, if the time since then is the usual one between polls.
+        self._bridged: int | None = None
 
     def record(
-        self, now_s: float, gauges: Mapping[str, Mapping[Key, int]], counters: Mapping[str, Mapping[Key, int]]
+        self,
+        now_s: float,
+        gauges: Mapping[str, Mapping[Key, int]],
+        counters: Mapping[str, Mapping[Key, int]],
+        bridged_s: float = 0.0,
     ) -> None:
-        """Take the numbers of one poll. gauges: by name and key.
+        """Take the numbers of one poll. gauges: by name and key. bridged_s: longest time between polls that is no gap.
 
         counters: messages so far by broker and key, for the series `rate`, and `node_rate` of each broker. Rates are
         those of the brokers, added: the sum of counters would jump by all messages of a broker that has missed a poll.
         """
-        self.slot = max(self.slot, int(now_s // STEP_S))
+        before = self.slot
+        self._bridged = before if now_s - before * STEP_S <= bridged_s + STEP_S else None
+        self.slot = max(before, int(now_s // STEP_S))
         for name, values in gauges.items():
             for key, value in values.items():
                 self._put(name, key, value)
@@ -104,7 +112,8 @@ class History:
         series = self._series.get((name, key))
         if series is None:
             series = self._series[name, key] = Series()
-        series.put(self.slot, value)
+        # A series without a value in the last poll has a gap: its broker did not answer.
+        series.put(self.slot, value, value if series.last_slot == self._bridged else math.nan)
 
     def _drop_stale(self) -> None:
         limit = self.slot - STALE_POINTS

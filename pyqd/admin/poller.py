@@ -24,6 +24,8 @@ SEEN_FOR_S: Final = 30.0
 SHARE_OF_CORE: Final = 0.01
 INTERVAL_MAX_S: Final = 60.0
 POLLS_COMPARED: Final = 10
+# Time that a busy machine may take to wake the thread.
+WAKE_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +188,9 @@ class Poller:
                 if process.in_use_bytes is not None
             },
         }
-        self.history.record(snapshot.taken_s, gauges, counters_of(snapshot))
+        # A poll ends later than its pause by its own time, and by that of the poll before.
+        bridged_s = self._pause_s() + 2 * snapshot.took_s + WAKE_S
+        self.history.record(snapshot.taken_s, gauges, counters_of(snapshot), bridged_s)
 
 
 def depth_of_nodes(snapshot: Snapshot) -> dict[Key, int]:

@@ -43,6 +43,22 @@ class TestHistory:
         values = history.values("depth", ("t",))
         assert (values[-4], values[-1], [math.isnan(value) for value in values[-3:-1]]) == (1, 2, [True, True])
 
+    def test_polls_that_are_far_apart_make_no_gaps(self) -> None:
+        history = History()
+        for number in range(4):
+            history.record(1000 + number * 30, {"depth": {("t",): number}}, {}, bridged_s=31)
+        assert history.values("depth", ("t",))[-10:] == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+        history.record(1180, {"depth": {("t",): 9}}, {}, bridged_s=31)
+        assert len(known(history.values("depth", ("t",))[-9:])) == 1
+
+    def test_a_poll_without_an_answer_is_a_gap_between_polls_that_are_far_apart(self) -> None:
+        history = History()
+        for number in range(4):
+            found = {} if number == 1 else {("t",): number}
+            history.record(1000 + number * 30, {"depth": found}, {}, bridged_s=31)
+        values = history.values("depth", ("t",))[-10:]
+        assert (values[0], values[-4:], len(known(values))) == (0, [2, 3, 3, 3], 5)
+
     def test_what_is_older_than_an_hour_is_gone(self) -> None:
         history = History()
         history.record(1000, {"depth": {("old",): 1, ("t",): 1}}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -99,3 +100,17 @@ def test_a_broker_that_does_not_answer_leaves_the_interval_of_the_polls() -> Non
             assert list(snapshot.processes) == [good.address]
             assert poller.interval_s == INTERVAL_S
         is_over.set()
+
+
+@pytest.mark.parametrize("interval_s", [2.0, 20.0, 60.0])
+def test_a_chart_has_no_gaps_however_rare_the_polls_are(interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with broker(GOOD) as good, poller_of(good.address) as poller:
+        now_s = 1_700_000_000.0
+        monkeypatch.setattr("pyqd.admin.poller.time.time", lambda: now_s)
+        for _ in range(20):
+            poller.interval_s = interval_s
+            poller.poll()
+            now_s += max(10.0, interval_s) + 0.7
+        values = poller.history.values("depth", ("t",))
+        first = next(number for number, value in enumerate(values) if value == 1)
+        assert not any(math.isnan(value) for value in values[first:])
