@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 STEP_S: Final = 10.0
@@ -58,6 +58,7 @@ class History:
         self.slot = 0
         # The slot of the last poll, if the time since then is the usual one between polls.
         self._bridged: int | None = None
+        self._incomplete: Set[str] = frozenset()
 
     def record(
         self,
@@ -65,14 +66,18 @@ class History:
         gauges: Mapping[str, Mapping[Key, int]],
         counters: Mapping[str, Mapping[Key, int]],
         bridged_s: float = 0.0,
+        incomplete: Set[str] = frozenset(),
     ) -> None:
         """Take the numbers of one poll. gauges: by name and key. bridged_s: longest time between polls that is no gap.
+
+        incomplete: topics that get no values, and neither do their channels and the cluster.
 
         counters: messages so far by broker and key, for the series `rate`, and `node_rate` of each broker. Rates are
         those of the brokers, added: the sum of counters would jump by all messages of a broker that has missed a poll.
         """
         before = self.slot
         self._bridged = before if now_s - before * STEP_S <= bridged_s + STEP_S else None
+        self._incomplete = incomplete
         self.slot = max(before, int(now_s // STEP_S))
         for name, values in gauges.items():
             for key, value in values.items():
@@ -109,6 +114,8 @@ class History:
         return {key: growth / (now_s - then_s) for key, growth in grown if growth >= 0}
 
     def _put(self, name: str, key: Key, value: float) -> None:
+        if key[0] in self._incomplete if key else self._incomplete:
+            return
         series = self._series.get((name, key))
         if series is None:
             series = self._series[name, key] = Series()

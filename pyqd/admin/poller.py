@@ -26,6 +26,8 @@ INTERVAL_MAX_S: Final = 60.0
 POLLS_COMPARED: Final = 10
 # Time that a busy machine may take to wake the thread.
 WAKE_S: Final = 1.0
+# A broker that has not answered for this long is taken as gone for good.
+GONE_S: Final = 3600.0
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ class Poller:
         self._seen_s = -SEEN_FOR_S
         # Time that the answers of each broker took, in each of the last polls.
         self._spent_s: dict[str, deque[float]] = {}
+        # The time of the last answer of each broker, and its topics.
+        self._held: dict[str, tuple[float, list[str]]] = {}
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
@@ -190,7 +194,22 @@ class Poller:
         }
         # A poll ends later than its pause by its own time, and by that of the poll before.
         bridged_s = self._pause_s() + 2 * snapshot.took_s + WAKE_S
-        self.history.record(snapshot.taken_s, gauges, counters_of(snapshot), bridged_s)
+        incomplete = self._incomplete_topics(snapshot)
+        self.history.record(snapshot.taken_s, gauges, counters_of(snapshot), bridged_s, incomplete)
+
+    def _incomplete_topics(self, snapshot: Snapshot) -> set[str]:
+        """Return the topics of brokers that have answered within GONE_S, and not in this poll.
+
+        Sums without these brokers would be dips, after which the topics seem to grow.
+        """
+        answered: dict[str, list[str]] = {node: [] for node in snapshot.processes}
+        for total in snapshot.topics.values():
+            for topic in total.nodes:
+                answered[topic.node].append(topic.topic)
+        now_s = snapshot.taken_s
+        self._held = {node: found for node, found in self._held.items() if now_s - found[0] < GONE_S}
+        self._held.update({node: (now_s, topics) for node, topics in answered.items()})
+        return {topic for node, (_s, topics) in self._held.items() if node not in answered for topic in topics}
 
 
 def depth_of_nodes(snapshot: Snapshot) -> dict[Key, int]:

@@ -114,3 +114,23 @@ def test_a_chart_has_no_gaps_however_rare_the_polls_are(interval_s: float, monke
         values = poller.history.values("depth", ("t",))
         first = next(number for number, value in enumerate(values) if value == 1)
         assert not any(math.isnan(value) for value in values[first:])
+
+
+def test_sums_without_a_broker_that_misses_a_poll_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    channels = [{"channel_name": "c", "depth": 5}]
+    found = {"topics": [{"topic_name": "t", "channels": channels}, {"topic_name": "other", "channels": channels}]}
+    answers: list[Answer] = []
+    now_s = 1_700_000_000.0
+    monkeypatch.setattr("pyqd.admin.poller.time.time", lambda: now_s)
+    monkeypatch.setattr("pyqd.admin.poller.GONE_S", 50.0, raising=False)
+    with broker(found) as one, http_stub(lambda path, _: answers[0] if path == "/stats" else ABSENT) as two:
+        with poller_of(one.address, two.address) as poller:
+            there = json_answer({"topics": [{"topic_name": "t", "channels": channels}]})
+            # The last one comes after so long a time that the broker is gone.
+            for answer, pause_s in ((there, 10.0), (ABSENT, 10.0), (there, 40.0), (ABSENT, 10.0), (ABSENT, 0)):
+                answers[:] = [answer]
+                poller.poll()
+                now_s += pause_s
+            values = {key: poller.history.values("depth", key) for key in (("t",), ("t", "c"), ("other", "c"), ())}
+        known = {key: [value for value in found if value >= 0] for key, found in values.items()}
+    assert known == {("t",): [10, 10, 5], ("t", "c"): [10, 10, 5], ("other", "c"): [5] * 5, (): [15, 15, 10]}
