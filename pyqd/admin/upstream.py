@@ -10,7 +10,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from http import HTTPStatus
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
@@ -27,6 +27,8 @@ UNUSED_S: Final = 300.0
 WORKER_COUNT: Final = 128
 # A kept connection that the other side has closed fails at once. Later failures may follow the work of the request.
 CLOSED_WITHIN_S: Final = 1.0
+# The time-out counts from byte to byte. A whole answer may take so many of them.
+TIMEOUTS_PER_ANSWER: Final = 3
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,10 @@ class Upstream:
             "token": token or None,
         }
         self._closed_within_s = min(CLOSED_WITHIN_S, timeout_s / 2)
+        self._answer_within_s = TIMEOUTS_PER_ANSWER * timeout_s
+        # GET requests under way, with their deadlines; those of them that were ended.
+        self._reading: dict[HttpClient, float] = {}
+        self._ended: set[HttpClient] = set()
         self._idle: dict[str, list[HttpClient]] = {}
         self._lock = Lock()
         self._used_s: dict[str, float] = {}
@@ -122,13 +128,24 @@ class Upstream:
         failures: list[str] = []
         for address, future in futures:
             try:
-                results.append(future.result())
+                results.append(self._result_of(future))
             except UpstreamError as error:
                 failures.append(str(error))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 name = getattr(address, "http_address", address)
                 failures.append(f"{name}: the answer is not one of NSQ's daemons: {error!r}")
         return results, failures
+
+    def _result_of(self, future: Future[R]) -> R:
+        """Return the result of a call, and end reads that are past their deadlines meanwhile."""
+        while not wait((future,), self._answer_within_s / TIMEOUTS_PER_ANSWER).done:
+            now_s = time.monotonic()
+            with self._lock:
+                late = [client for client, deadline_s in self._reading.items() if now_s >= deadline_s]
+                self._ended.update(late)
+                for client in late:
+                    client.abort()
+        return future.result()
 
     def _request(
         self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
@@ -153,22 +170,40 @@ class Upstream:
         self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
     ) -> Reply:
         client = self._take(address)
-        was_open = client.is_open
         started_s = time.monotonic()
+        if method == "GET":
+            with self._lock:
+                self._reading[client] = started_s + self._answer_within_s
         try:
-            try:
-                return client.request(method, path, query, body, retry=False)
-            except NotConnectedError:
-                # The other side may close a kept connection at any time. A request with a body may not be repeated.
-                is_late = time.monotonic() - started_s >= self._closed_within_s
-                if not was_open or body is not None or is_late:
-                    raise
-                return client.request(method, path, query, body, retry=False)
+            return self._send(client, method, path, query, body)
         finally:
             took_s = time.monotonic() - started_s
             with self._lock:
                 self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
+                self._reading.pop(client, None)
+                was_ended = client in self._ended
+                self._ended.discard(client)
+            if was_ended:
+                client.close()
             self._give_back(address, client)
+            if was_ended:
+                # The client tells a broken connection, or an answer that ends with it.
+                text = f"{address}: {method} {path}: no whole answer within {self._answer_within_s:g} s"
+                raise NotConnectedError(text) from None
+
+    def _send(
+        self, client: HttpClient, method: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+    ) -> Reply:
+        was_open = client.is_open
+        started_s = time.monotonic()
+        try:
+            return client.request(method, path, query, body, retry=False)
+        except NotConnectedError:
+            # The other side may close a kept connection at any time. A request with a body may not be repeated.
+            is_late = time.monotonic() - started_s >= self._closed_within_s
+            if not was_open or body is not None or is_late:
+                raise
+            return client.request(method, path, query, body, retry=False)
 
     def _take(self, address: str) -> HttpClient:
         with self._lock:

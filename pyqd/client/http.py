@@ -8,6 +8,7 @@ Source: docs/http.md.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import json
@@ -145,6 +146,8 @@ class HttpClient:
             raise SettingError("the token has characters that no header can have")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._open: http.client.HTTPConnection | None = None
+        # http.client forgets the socket of an answer that ends with the connection.
+        self._socket: socket.socket | None = None
         self._used_s = 0.0
 
     @property
@@ -160,7 +163,15 @@ class HttpClient:
         """Close the connection; the next request opens another."""
         if self._open is not None:
             self._open.close()
-            self._open = None
+            self._open = self._socket = None
+
+    def abort(self) -> None:
+        """End a request that another thread waits for: it fails at once."""
+        connection = self._socket
+        if connection is not None:
+            # Not the method of a TLS socket, whose reader would go on without TLS.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -227,7 +238,8 @@ class HttpClient:
         if self._open is None:
             self._open = self._connection()
             self._connect(self._open)
-            self._open.sock.settimeout(self.timeout_s)
+            self._socket = self._open.sock
+            self._socket.settimeout(self.timeout_s)
             if self.place.path is None:
                 refuse_own(self._open.sock)
         self._open.request(method, target, body=body, headers=self._headers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import socket
 import threading
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -262,6 +264,35 @@ class TestUpstream:
             upstream.get(there.address, "/info")
             assert (client.is_open, gone.address in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
         upstream.close()
+
+    @pytest.mark.parametrize("length", ["Content-Length: 99\r\n", "Connection: close\r\n"])
+    def test_an_answer_that_trickles_is_ended_and_its_broker_named(self, length: str) -> None:
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(9999)
+                connection.sendall(f"HTTP/1.1 200 OK\r\n{length}\r\n".encode())
+                while not is_over.wait(0.05):
+                    connection.sendall(b" ")
+
+        is_over = threading.Event()
+        upstream = Upstream(timeout_s=0.2)
+        with socket.create_server(("127.0.0.1", 0)) as listener, http_stub(lambda *_: json_answer({"a": 1})) as good:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            thread = threading.Thread(target=trickle)
+            thread.start()
+            # A call that never ends would keep the test from failing.
+            timer = threading.Timer(3.0, is_over.set)
+            timer.start()
+            found, failures = upstream.for_each((address, good.address), lambda each: upstream.get(each, "/stats"))
+            was_ended = not is_over.is_set()
+            is_over.set()
+            timer.cancel()
+            thread.join()
+        upstream.close()
+        assert (found, was_ended) == ([{"a": 1}], True)
+        text = f"GET http://{address}/stats: {address}: GET /stats: no whole answer within 0.6 s"
+        assert failures == [text]
 
     def test_a_change_that_times_out_is_not_sent_again(self) -> None:
         def answer(path: str, _query: dict[str, str]) -> Answer:
