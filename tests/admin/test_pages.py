@@ -200,6 +200,19 @@ def test_a_page_that_is_not_seen_keeps_no_connection(visit: Callable[..., Visit]
     expect(page.locator("#old")).to_have_count(0)
 
 
+def test_a_page_is_live_again_after_a_proxy_answered_for_pyqadmin(visit: Callable[..., Visit]) -> None:
+    at = visit()
+    at.expected = "502"
+    at.context.route("**/live", lambda route: route.fulfill(status=502, body="down"))
+    page = at.open("/counter")
+    expect(page.locator("#age")).to_have_text("no connection to pyqadmin")
+    at.context.unroute("**/live")
+    # Another connection follows after 5 s.
+    page.evaluate(MARK)
+    expect(page.locator("#age")).to_have_text("")
+    expect(page.locator("#old")).to_have_count(0)
+
+
 def test_brokers_that_stop_answering_are_told_without_a_reload(
     chromium: Browser, start_admin: Callable[..., Admin]
 ) -> None:

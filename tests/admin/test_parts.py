@@ -56,7 +56,7 @@ class TestHistory:
     def test_a_poll_without_an_answer_is_a_gap_between_polls_that_are_far_apart(self) -> None:
         history = History()
         for number in range(4):
-            found = {} if number == 1 else {("t",): number}
+            found: dict[tuple[str, ...], int] = {} if number == 1 else {("t",): number}
             history.record(1000 + number * 30, {"depth": found}, {}, bridged_s=31)
         values = history.values("depth", ("t",))[-10:]
         assert (values[0], values[-4:], len(known(values))) == (0, [2, 3, 3, 3], 5)

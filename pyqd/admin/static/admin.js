@@ -48,8 +48,11 @@ async function update() {
 
 let events = null;
 let polls = null;
+let retry = 0;
+const RETRY_MS = 5000;
 
 function follow() {
+  clearTimeout(retry);
   if (events || document.hidden) return;
   events = new EventSource(document.body.dataset.live);
   events.addEventListener("poll", (event) => {
@@ -57,11 +60,18 @@ function follow() {
     if (polls !== null && polls !== event.data) update();
     polls = event.data;
   });
-  events.addEventListener("error", () => { age.textContent = age.dataset.stale; });
+  events.addEventListener("error", () => {
+    age.textContent = age.dataset.stale;
+    // Browsers connect again by themselves, but not after an answer such as 502 or 401.
+    if (events?.readyState !== EventSource.CLOSED) return;
+    events = null;
+    retry = setTimeout(() => { follow(); update(); }, RETRY_MS);
+  });
 }
 
 // Browsers have few connections per host: a page that nobody sees gives its own back, and brokers are polled less.
 function unfollow() {
+  clearTimeout(retry);
   if (events) events.close();
   events = null;
 }
