@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from flask.testing import FlaskClient
 
 from pyqd.admin.app import new_app
 from pyqd.admin.audit import audit_logger
+from pyqd.admin.cluster import Cluster
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import Upstream, UpstreamError
@@ -174,3 +176,18 @@ def test_a_published_message_is_logged_with_its_size_and_delay(fleet: Fleet, mon
     place = "publish topic=t node=a:4151"
     assert fleet.form("/topics/t/-/publish", node=NODES[0], body="ab", delay="2") == [f"{place} defer=2000&bytes=2"]
     assert fleet.form("/topics/t/-/publish", node=NODES[0], body="a\nb", lines="1") == [f"{place} bytes=3&lines=2"]
+
+
+def test_many_long_errors_fit_into_the_cookie_and_are_all_in_the_log(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [f"{number}: {random.randbytes(400).hex()}" for number in range(100)]
+    monkeypatch.setattr(Cluster, "post_to", lambda *_: errors)
+    fleet.form("/do/pause", topic="t")
+    cookie = fleet.client.get_cookie("pyqadmin")
+    assert cookie is not None
+    assert len(cookie.value) < 4000
+    shown = fleet.flashed()
+    assert (len(shown), {len(text) for text in shown[:-1]}) == (11, {300})
+    assert shown[-1] == "and 90 more; the log has all"
+    assert [record.getMessage() for record in caplog.records if record.name == "pyqd.admin.pages.forms"] == errors

@@ -17,7 +17,7 @@ from pyqd.admin.health import mark
 from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, Messages, shown_as
 from pyqd.admin.notifications import failed
 from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.forms import check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
@@ -160,7 +160,7 @@ class Browser:
             failures.append(str(error))
             if not counts:
                 raise
-            flash(str(error), "bad")
+            flash_errors(failures)
         finally:
             text = f"{urlencode({**details, **counts})} {failed(failures)}".strip()
             self.site.notifier.notify(f"{change}_messages", caller(self.site), **place, details=text)
@@ -225,26 +225,28 @@ class Browser:
         query = {"topic": topic, "channel": channel, "to": to}
         chosen_nodes = request.form.getlist("node")
         known = self.nodes(topic) if chosen_nodes else []
-        done = [node for node in chosen_nodes if self.seek_one(node, known, query)]
+        errors: list[str] = []
+        done = [node for node in chosen_nodes if self.seek_one(node, known, query, errors)]
+        flash_errors(errors)
         if done:
             flash(_("Done."), "good")
         return redirect(url_for("pages.channel", topic=topic, channel=channel), 303)
 
-    def seek_one(self, node: str, known: Sequence[str], query: Mapping[str, str]) -> bool:
-        """Move a channel at one broker, and log it at once. Returns: False after an error, which is told."""
+    def seek_one(self, node: str, known: Sequence[str], query: Mapping[str, str], errors: list[str]) -> bool:
+        """Move a channel at one broker, and log it at once. Returns: False after an error, which errors gets."""
         user, details = caller(self.site), urlencode({"to": query["to"]})
         place = {"topic": query["topic"], "channel": query["channel"], "node": node}
         try:
             named(node, known)
         except UpstreamError as error:
-            flash(str(error), "bad")
+            errors.append(str(error))
             return False
         try:
             self.site.upstream.post(node, "/channel/seek", query)
         except UpstreamError as error:
             # A time-out does not tell whether the broker has moved the channel.
             self.site.notifier.audit("seek_channel", user, **place, details=f"{details} {failed([error])}")
-            flash(str(error), "bad")
+            errors.append(str(error))
             return False
         self.site.notifier.notify("seek_channel", user, **place, details=details)
         return True

@@ -13,7 +13,7 @@ from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.browser import FORMS, absent, chosen, named, refused, tell
-from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.forms import check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
@@ -108,8 +108,7 @@ class DeadLetterViews:
                 node=node,
                 details=urlencode({"target": holding.target, "holder": holder, **counts}),
             )
-            for error in errors:
-                flash(error, "bad")
+            flash_errors(errors)
             tell(counts)
         here = url_for("dead_letters.show", topic=topic, channel=channel, node=node, holder=holder, text=text)
         return redirect(here, 303)

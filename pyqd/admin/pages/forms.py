@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from flask import Blueprint, abort, flash, redirect, render_template, request, session, url_for
@@ -21,7 +22,12 @@ from pyqd.admin.upstream import UpstreamError
 from pyqd.primitives.names import is_valid_name_str
 
 TOKEN: Final = "csrf"
+# Errors on a page, and characters of each.
+ERRORS_MAX: Final = 10
+ERROR_LENGTH_MAX: Final = 300
 OUT_OF_DATE: Final = mark("The form is out of date: load the page again.")
+
+logger = logging.getLogger(__name__)
 
 
 def csrf_token() -> str:
@@ -37,6 +43,17 @@ def check_token() -> None:
     # The function takes text in ASCII only.
     if not hmac.compare_digest(given.encode(), expected.encode()):
         abort(403, OUT_OF_DATE)
+
+
+def flash_errors(errors: Sequence[str]) -> None:
+    """Show errors on the next page, and log them. Of many, and of long ones, only the log has all."""
+    for error in errors:
+        logger.warning("%s", error)
+    # Browsers drop a cookie of more than 4,096 bytes, and with it all that the next page is to tell.
+    for error in errors[:ERRORS_MAX]:
+        flash(error if len(error) <= ERROR_LENGTH_MAX else f"{error[: ERROR_LENGTH_MAX - 1]}…", "bad")
+    if len(errors) > ERRORS_MAX:
+        flash(_("and %(count)s more; the log has all") % {"count": len(errors) - ERRORS_MAX}, "bad")
 
 
 def place_url(topic: str, channel: str) -> str:
@@ -122,10 +139,9 @@ class Forms:
         try:
             failures = change()
         except UpstreamError as error:
-            flash(str(error), "bad")
+            flash_errors([str(error)])
             return None
-        for failure in failures:
-            flash(failure, "bad")
+        flash_errors(failures)
         if not failures:
             flash(_("Done."), "good")
         return failures

@@ -16,7 +16,7 @@ from pyqd.admin.access.roles import Role
 from pyqd.admin.notifications import failed
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.browser import absent, refused
-from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.forms import check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
@@ -110,8 +110,7 @@ class Settings:
     def change(self, topic: str, path: str, query: Mapping[str, str]) -> list[str]:
         """Send a change to all brokers of a topic, and tell the result on the next page. Returns: the failures."""
         failures = self.site.cluster.post_to(self.nodes(topic), path, query)
-        for failure in failures:
-            flash(failure, "bad")
+        flash_errors(failures)
         if not failures:
             flash(_("Done."), "good")
         return failures
