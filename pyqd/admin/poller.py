@@ -26,8 +26,8 @@ INTERVAL_MAX_S: Final = 60.0
 POLLS_COMPARED: Final = 10
 # Time that a busy machine may take to wake the thread.
 WAKE_S: Final = 1.0
-# A broker that has not answered for this long is taken as gone for good.
-GONE_S: Final = 3600.0
+# A broker that has not answered for this long is taken as gone: a restart is quicker, and charts of an outage go on.
+GONE_S: Final = 120.0
 
 logger = logging.getLogger(__name__)
 

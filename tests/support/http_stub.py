@@ -63,7 +63,6 @@ class HttpStub:
                 self.wfile.write(body)
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 self.do_GET()
 
             def log_message(self, format: str, *arguments: object) -> None:
