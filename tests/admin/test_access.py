@@ -288,7 +288,9 @@ class TestAuditLog:
             assert browser.post(f"/do/{action}", topic="t", confirmed="yes").status == 303
             browser.get("/health")
         text = browser.admin.log.read_text()
-        assert ("pause_topic topic=t failed by anonymous" in text, "delete_topic" in text) == (True, False)
+        assert [
+            line for line in ("pause_topic", "delete_topic") if f"{line} topic=t failed by anonymous" not in text
+        ] == []
 
 
 @pytest.fixture(scope="module", params=["pyqadmin", "nsqadmin"])
