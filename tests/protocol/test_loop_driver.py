@@ -5,6 +5,7 @@ from typing import Any
 
 import gevent
 
+from pyqd.net.events import READ_EVENT
 from pyqd.net.loop_driver import LoopDriver
 
 
@@ -55,7 +56,7 @@ def test_a_socket_that_becomes_readable_during_a_run_of_wakes_is_served_before_t
     scheduler: Any = Repeating()
     scheduler.driver = LoopDriver(gevent.get_hub(), scheduler)
     ours, scheduler.peer = socket.socketpair()
-    watcher: Any = gevent.get_hub().loop.io(ours.fileno(), 1)
+    watcher: Any = gevent.get_hub().loop.io(ours.fileno(), READ_EVENT)
 
     def serve() -> None:
         watcher.stop()

@@ -7,6 +7,7 @@ import gevent
 import pytest
 from greenlet import getcurrent
 
+from pyqd.net.events import READ_EVENT
 from pyqd.net.slice_queue import BUDGET_S, SliceQueue
 
 
@@ -118,7 +119,7 @@ def test_a_socket_that_becomes_readable_during_a_slice_is_served_before_the_next
     ours, theirs = socket.socketpair()
     served: list[str] = []
     hub = gevent.get_hub()
-    watcher = hub.loop.io(ours.fileno(), 1)
+    watcher = hub.loop.io(ours.fileno(), READ_EVENT)
 
     def serve() -> None:
         watcher.stop()
