@@ -65,8 +65,9 @@ class SegmentJobs:
 class BackgroundJobs(SegmentJobs):
     """Work on segment files, in threads.
 
-    in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop. reserve: limits
-    the space of files that are made in a thread. placeholders: directories that do not exist on the disk yet.
+    in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop;
+    retire_in_background: the same for `retire`. reserve: limits the space of files that are made in a thread.
+    placeholders: directories that do not exist on the disk yet.
     """
 
     prepares_ahead = True
@@ -78,12 +79,14 @@ class BackgroundJobs(SegmentJobs):
         reserve: SpaceLimit,
         placeholders: Placeholders,
         in_background: Callable[[Job, Done], None],
+        retire_in_background: Callable[[Job, Done], None],
     ) -> None:
         self.files = files
         self.syncs = syncs
         self.reserve = reserve
         self.placeholders = placeholders
         self.in_background = in_background
+        self.retire_in_background = retire_in_background
 
     def make(self, pool: "SegmentPool", need_bytes: int, want_bytes: int) -> "Segment":
         """Make a segment while the caller waits, of `want_bytes` if there is space. Raises: StorageError."""
@@ -175,7 +178,7 @@ class BackgroundJobs(SegmentJobs):
             pool.note_retired(segment, error is not None)
             log_failure(None, error)
 
-        self.in_background(job, done)
+        self.retire_in_background(job, done)
 
     def remove(self, pool: "SegmentPool", segment: "Segment") -> None:  # noqa: ARG002
         """Remove the file of a segment in a thread; a failure is logged."""

@@ -37,9 +37,9 @@ class Background:
     of the hub's pool may all be taken by callers that may wait.
     """
 
-    def __init__(self, hub: Any, thread_count: int) -> None:
+    def __init__(self, hub: Any, thread_count: int, pool_type: type[Pool] = Pool) -> None:
         self.hub = hub
-        self.pool = Pool(thread_count, hub=hub)
+        self.pool = pool_type(thread_count, hub=hub)
         self.thread_count = thread_count
         self.free_threads = thread_count
         self.waiting: deque[tuple[Job, Done]] = deque()

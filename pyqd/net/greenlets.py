@@ -104,6 +104,21 @@ class Pool(ThreadPool):
             super().adjust()
 
 
+class PromptWorker(ThreadPool._WorkerGreenlet):  # type: ignore[misc, name-defined]
+    """Greenlet that runs in a thread of a prompt pool."""
+
+    @property
+    def run(self) -> Callable[[], None]:
+        """Function of the greenlet."""
+        return partial(call_at_root, super().run)
+
+
+class PromptPool(Pool):
+    """Pool whose threads preempt the loop when they wake: for short jobs that the loop soon needs the result of."""
+
+    _WorkerGreenlet = PromptWorker
+
+
 def start_threads(pool: ThreadPool, count: int) -> None:
     """Start threads of a pool before they are needed, and wait until they are free again. Switches: yes.
 

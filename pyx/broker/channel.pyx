@@ -347,6 +347,10 @@ cdef class ChannelCore(Scheduled):
         self.region_local_count += consumer.locality == REGION_LOCAL
         delivery.record = entry.record
         delivery.attempts = entry.attempts + 1
+        record = self.cursor.following()
+        if record != NULL:
+            # The next delivery stores there.
+            self.slots.ids.load_cell_ahead(record.guid)
         return 1
 
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept:
@@ -367,14 +371,15 @@ cdef class ChannelCore(Scheduled):
         cdef Slot* held
         cdef const Record* record
         cdef uint8_t source
-        cdef int64_t published_ns
+        cdef int64_t published_ns = 0
         if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         held = &self.slots.slots[slot]
         if held.consumer != consumer.number:
             return NOT_OWNER
         record, source = held.record, held.source
-        published_ns = record.timestamp_ns
+        if self.latency is not None:
+            published_ns = record.timestamp_ns
         if not self.parking.ledger_of(source).reaches(record_ordinal(record)):
             return BEYOND_LEDGER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
@@ -542,7 +547,7 @@ cdef class ChannelCore(Scheduled):
     cdef int share_out(self, uint64_t delivered_before) except -1:
         """Deliver to consumers, and schedule another run if there is reason for one.
 
-        There is one if the work of this run is used up, or if the run made progress and left both messages and a
+        There is one if the work of this pass is used up, or if the run made progress and left both messages and a
         consumer that can take them. delivered_before: `delivered_count` at the start of this run.
         """
         cdef Dispatcher dispatcher = self.dispatcher
@@ -567,7 +572,7 @@ cdef class ChannelCore(Scheduled):
             (dispatcher.deliverable() < depth or self.delivered_count != delivered_before)
             and dispatcher.can_dispatch()
         ):
-            self.readable.scheduler.request_wake(self)
+            self.readable.scheduler.request_turn(self)
         self.cursor.save_place()
         self.set_next_timer(mono_ns())
         return 0

@@ -287,33 +287,38 @@ cdef class TopicCore(Scheduled):
 
         body_words: 8-byte words of all bodies, each rounded up. Raises: StorageError (nothing was accepted).
         """
-        self.add_batch(at, count, body_words, now_ns)
+        self.add_batch(at, count, body_words, 0, now_ns, True)
         return self.commit_batches()
 
-    cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
+    cdef int add_batch(
+        self, const char* at, uint32_t count, uint64_t body_words, uint64_t gap_bytes, int64_t now_ns,
+        bint may_stage,
+    ) except -1:
         """Add messages to an open batch, which `commit_batches` accepts and `abort_batches` drops, as a whole.
 
-        In between, nothing else is done with the topic, and nothing switches. `joins` returns whether more can be
-        added. Raises: as publish_batch (the open batch is dropped).
+        gap_bytes: skipped between two messages; 0 if the topic is traced, or an ephemeral one that holds messages.
+        may_stage: see `BatchWriter.begin`. In between, nothing else is done with the topic, and nothing switches.
+        `joins` returns whether more can be added. Raises: as publish_batch (the open batch is dropped).
         """
         cdef uint64_t span = batch_span(count, body_words)
         cdef const char* end
         if self.ephemeral and not self.is_readable():
-            assert self.open_count == 0
+            assert self.open_count == 0 and gap_bytes == 0
             return self.publish_deferred_batch(at, count, body_words, now_ns, 0, NULL)
         if not self.log.batch.is_open:
             assert self.open_count == 0
-            self.log.begin_batch(span)
+            self.log.begin_batch(span, may_stage)
         try:
             assert self.open_count == 0 or self.log.batch.joins(span), "a batch was opened that this one does not join"
-            end = self.log.batch.append_frames(at, count, now_ns, self.guids)
+            end = self.log.batch.append_frames(at, count, gap_bytes, now_ns, self.guids)
         except BaseException:
             self.abort_batches()
             raise
         if self.trace is not None:
+            assert gap_bytes == 0, "traced messages are read as they lie, without gaps"
             self.trace.note_framed(at, count, self.guids.last_id, now_ns, self.open_count == 0)
         self.open_count += count
-        self.open_bytes += end - at - count * sizeof(uint32_t)
+        self.open_bytes += end - at - count * sizeof(uint32_t) - (count - 1) * gap_bytes
         return 0
 
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
@@ -395,7 +400,7 @@ cdef class TopicCore(Scheduled):
         cdef const char* at = batch.at
         assert count <= batch.count - batch.done
         if due_ns == 0 and batch.dues == NULL and batch.kept == batch.count:
-            batch.at = self.log.batch.append_frames(at, count, batch.now_ns, self.guids)
+            batch.at = self.log.batch.append_frames(at, count, 0, batch.now_ns, self.guids)
             batch.body_bytes += batch.at - at - count * sizeof(uint32_t)
             batch.done += count
             return 0
@@ -468,33 +473,17 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int wake(self) except -1:
+        cdef ChannelCore channel
         if self.on_drop_wanted is not None:
             while self.on_drop_wanted():
                 if not self.scheduler.spend(DROP_WORK):
                     return self.scheduler.request_wake(self)
             return 0
-        self.wake_channels()
+        for channel in self.channels:
+            self.scheduler.request_turn(channel)
         if self.readable.trim_wanted:
             self.readable.trim_wanted = False
             self.trim()
-        return 0
-
-    cdef int wake_channels(self) except -1:
-        """Wake the channels, as far as the work budget of this pass goes; each of the others gets a wake of its own."""
-        cdef ChannelCore channel
-        cdef Py_ssize_t count = 0
-        try:
-            for channel in self.channels:
-                count += 1
-                if self.scheduler.has_work():
-                    channel.wake()
-                else:
-                    self.scheduler.request_wake(channel)
-        except BaseException:
-            # The error of one channel must not keep messages from the others.
-            for channel in self.channels[count:]:
-                self.scheduler.request_wake(channel)
-            raise
         return 0
 
     cdef int trim(self) except -1:

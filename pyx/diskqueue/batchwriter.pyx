@@ -63,11 +63,12 @@ cdef class BatchWriter:
     def __init__(self, files):
         self.files = files
 
-    cdef int begin(self, Segment segment, uint64_t seq, uint64_t span_bytes) except -1:
-        """Begin a batch whose records take `span_bytes`, which fit into the segment.
+    cdef int begin(self, Segment segment, uint64_t seq, uint64_t span_bytes, bint may_stage) except -1:
+        """Begin a batch whose records take at least `span_bytes`, which fit into the segment.
 
-        seq: sequence number of its first record. The caller ends the batch with `commit` or `discard`, whatever goes
-        wrong before, and appends nothing else to the log until then.
+        seq: sequence number of its first record. may_stage: a large batch may be written by pwrite(2). The caller ends
+        the batch with `commit` or `discard`, whatever goes wrong before, and appends nothing else to the log until
+        then.
         """
         assert self.segment is None, "another batch of this log is under way"
         assert segment.free_bytes() >= span_bytes, "the caller has not reserved space for the batch"
@@ -80,7 +81,8 @@ cdef class BatchWriter:
         try:
             # Stores cost less than pwrite(2) if the pages are present.
             self.is_staged = (
-                span_bytes >= STAGED_BATCH_BYTES_MIN and whole_pages(segment.tail) >= segment.prepared and self.stage())
+                may_stage and span_bytes >= STAGED_BATCH_BYTES_MIN
+                and whole_pages(segment.tail) >= segment.prepared and self.stage())
         except BaseException:
             self.discard()
             raise
@@ -89,7 +91,7 @@ cdef class BatchWriter:
 
     cdef bint joins(self, uint64_t span_bytes) noexcept:
         """Return whether records of so many bytes can join the open batch and become valid together with it."""
-        return self.is_open and self.is_staged and self.segment.limit_bytes - self.tail >= span_bytes
+        return self.is_open and self.segment.limit_bytes - self.tail >= span_bytes
 
     cdef bint stage(self) except -1:
         """Begin to stage records at the batch's tail. Returns: whether they can be staged."""
@@ -174,15 +176,19 @@ cdef class BatchWriter:
         self.staged_bytes += span
         return at
 
-    cdef const char* append_frames(self, const char* at, uint32_t count, int64_t now_ns, GuidFactory guids) except NULL:
+    cdef const char* append_frames(
+        self, const char* at, uint32_t count, uint64_t gap_bytes, int64_t now_ns, GuidFactory guids,
+    ) except NULL:
         """Append `count` messages, each a big-endian int32 size and a body, which the caller has checked.
 
-        The loop stands here so that the work per message is compiled into it. Returns: the address behind the last
-        message. Raises: as `append`.
+        gap_bytes: between two of them, skipped. The loop stands here so that the work per message is compiled into it.
+        Returns: the address behind the last message. Raises: as `append`.
         """
         cdef uint32_t size
         assert self.is_open
+        at -= gap_bytes
         for _ in range(count):
+            at += gap_bytes
             size = <uint32_t> read_be32(at)
             if self.is_staged and record_span(size) <= STAGED_RECORD_MAX:
                 self.append_staged(guids.next_id(now_ns), now_ns, 0, 0, at + sizeof(uint32_t), size)
@@ -203,10 +209,11 @@ cdef class BatchWriter:
             store_word(self.first, self.first_word)
         if PYQD_DEBUG:
             assert self.is_valid(), "a record of the batch is not the one that was appended"
+        if self.is_staged or self.tail - segment.tail >= STAGED_BATCH_BYTES_MIN:
+            # A large batch has used its pages. That they were not prepared does not mean that the preparation lags.
+            segment.prepared = max(segment.prepared, whole_pages(self.tail))
         segment.tail = self.tail
         segment.count += self.seq - self.start_seq
-        # The batch has used its pages. That they were not prepared does not mean that the preparation lags.
-        segment.prepared = max(segment.prepared, whole_pages(self.tail))
         return self.discard()
 
     cdef int write_staged(self) except -1:

@@ -202,13 +202,14 @@ cdef class Log:
             self.pool.refill()
         return at
 
-    cdef int begin_batch(self, uint64_t span_bytes) except -1:
+    cdef int begin_batch(self, uint64_t span_bytes, bint may_stage=True) except -1:
         """Reserve space for a batch and begin it. Raises: StorageError (there is no batch).
 
-        The caller appends to `batch`, then calls `commit_batch` or, whatever goes wrong before, `batch.discard`.
+        may_stage: see `BatchWriter.begin`. The caller appends to `batch`, then calls `commit_batch` or, whatever goes
+        wrong before, `batch.discard`.
         """
         self.reserve(span_bytes)
-        return self.batch.begin(self.active, (self.epoch << ORDINAL_BITS) | self.end, span_bytes)
+        return self.batch.begin(self.active, (self.epoch << ORDINAL_BITS) | self.end, span_bytes, may_stage)
 
     cdef int commit_batch(self) except -1:
         """Make the records of the batch valid, all at once. Raises: StorageError (nothing is left of them)."""

@@ -22,7 +22,7 @@ cdef enum:
     PAGE_BYTES = 4096
     KNOWN_NS = 1000000000
 
-# A reader of a log's last segment has at least so much before it, or there is no backlog.
+# A reader has at least so much of the log before it, or there is no backlog.
 cdef uint64_t BACKLOG_BYTES_MIN = 8 << 20
 # Asked for around a record whose place is found by its address: as much as the kernel reads at a page fault.
 cdef uint64_t RECORD_PIECE_BYTES = 64 << 10
@@ -37,8 +37,12 @@ cdef uint64_t page_above(uint64_t offset) noexcept:
 
 
 cdef bint is_backlog(Segment segment, uint64_t offset) noexcept:
-    """Return whether the messages from an offset on were published some time ago."""
-    return segment.next is not None or segment.tail - offset > BACKLOG_BYTES_MIN
+    """Return whether so much was published after an offset that write-back may have begun there."""
+    cdef uint64_t behind = segment.tail - offset
+    while behind <= BACKLOG_BYTES_MIN and segment.next is not None:
+        segment = segment.next
+        behind += segment.tail
+    return behind > BACKLOG_BYTES_MIN
 
 
 cdef Segment segment_around(Log log, const char* at):

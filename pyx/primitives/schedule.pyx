@@ -11,14 +11,19 @@ work deducts the bytes it passes over. An item with long work does a slice, note
 Items whose wake did not run when the budget is used up are first in the next pass. The loop polls in between, so no
 client waits longer than for one budget and one slice.
 
+Channels with messages to deliver take *turns*: a wake that delivers a bounded number of bytes, and asks for another
+turn if more can be delivered. Turns of one pass go round, first in, first out, until the budget is used up, and go on
+there in the next pass. So between two turns of a channel every other one that waits has a turn, and the channels
+deliver as much in a pass as its publishers may have stored.
+
 The budget counts work, so a test does the same on each machine. The time for the same work differs by ten times and
 more: the first touch of a page that the host has taken back costs 30 us. So the daemon also sets `time_max_ns`: the
 budget comes in portions, and no portion begins after that time. Without this limit, portions make no difference.
 
 The loop itself is above this layer and is called through two callables.
 
-Invariants: 1. An item is in `wanting` once, exactly if `wake_wanted`. 2. `armed_ns` is at most the earliest deadline.
-3. Each run calls at least one item, so every item is called in the end.
+Invariants: 1. An item is in `wanting` or in `turns`, once, exactly if `wake_wanted`. 2. `armed_ns` is at most the
+earliest deadline. 3. Each run calls at least one item, so every item is called in the end.
 """
 
 cimport cython
@@ -47,6 +52,7 @@ cdef class Scheduler:
 
     def __init__(self):
         self.wanting = []
+        self.turns = []
         self.deadlines = DeadlineHeap()
         self.timed = []
         self.free_slots = []
@@ -81,27 +87,53 @@ cdef class Scheduler:
                 self.on_wake_wanted()
         return 0
 
-    def run_wakes(self):
-        """Wake the scheduled items as far as the budget goes. Returns: how many were woken.
+    cdef int request_turn(self, Scheduled item) except -1:
+        """Schedule the item's wake behind the turns that wait: in this pass, if its budget lasts until then."""
+        if not self.running:
+            return self.request_wake(item)
+        if not item.wake_wanted:
+            item.wake_wanted = True
+            self.turns.append(item)
+        return 0
 
-        An error of one item goes to `on_error` and does not stop the others.
+    def run_wakes(self):
+        """Wake the scheduled items, and those that ask for a turn, as far as the budget goes.
+
+        An error of one item goes to `on_error` and does not stop the others. Returns: how many wakes were run.
         """
-        cdef Scheduled item
-        cdef Py_ssize_t count = 0
-        wanting = self.wanting
+        cdef list items = self.wanting
+        cdef list remaining
+        cdef Py_ssize_t woken, count = 0
         self.wanting = []
         self.begin_pass()
-        for item in wanting:
+        self.running = True
+        try:
+            while True:
+                woken = self.wake_each(items)
+                count += woken
+                remaining = items[woken:]
+                items, self.turns = self.turns, []
+                if remaining or not items or not self.has_work():
+                    break
+        finally:
+            self.running = False
+        if remaining or items:
+            self.defer_remaining(remaining + items)
+        return count
+
+    cdef Py_ssize_t wake_each(self, list items) except -1:
+        """Wake items in order until the budget is used up. Returns: how many."""
+        cdef Scheduled item
+        cdef Py_ssize_t count = 0
+        for item in items:
             item.wake_wanted = False
             count += 1
             try:
                 item.wake()
             except Exception as error:
                 self.report(error)
-            if not self.has_work():
+            if not self.spend(WAKE_WORK):
                 break
-        if count < len(wanting):
-            self.defer_remaining(wanting[count:])
         return count
 
     cdef int defer_remaining(self, list items) except -1:

@@ -33,8 +33,9 @@ from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
-from pyqd.hot.broker.channel cimport BEYOND_LEDGER, DONE, NOT_IN_FLIGHT
+from pyqd.hot.broker.channel cimport BEYOND_LEDGER, DONE, NOT_IN_FLIGHT, ChannelCore
 from pyqd.hot.broker.intake cimport QueuedBatch
+from pyqd.hot.broker.slots cimport LOADED_AT_ONCE
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
@@ -486,6 +487,12 @@ cdef class IoLoop:
             self.save_partial(buffer + at, size_bytes - at)
         return 0
 
+    cdef int note_more(self, uint32_t count) noexcept:
+        """Count commands that were executed together with one that `run_pass` counts."""
+        self.command_count += count
+        self.until_look -= <int> count
+        return 0
+
     cdef int note_slow(self) noexcept:
         """Let the pass look at the clock behind the command that is about to be executed."""
         self.until_look = 0
@@ -507,15 +514,11 @@ cdef class IoLoop:
         cdef CommandLine line
         cdef Scan scan
         cdef int64_t used
-        cdef uint64_t guid = 0
-        # Most commands are a FIN of exactly this form. Any other form takes the general way.
-        if (
-            size_bytes >= FIN_LINE_BYTES and memcmp(at, <const char*> b"FIN ", 4) == 0
-            and at[FIN_LINE_BYTES - 1] == c"\n" and self.state >= CLIENT_SUBSCRIBED
-            and self.publisher.open_topic is None and hex_to_id(at + 4, &guid) == 0
-        ):
-            self.finish_message(at + 4)
-            return FIN_LINE_BYTES
+        # Most commands are a FIN of one form. Any other form takes the general way.
+        if at[0] == c"F" and self.state >= CLIENT_SUBSCRIBED and self.publisher.open_topic is None:
+            used = self.finish_run(at, size_bytes)
+            if used != 0:
+                return used
         if not self.magic_seen:
             return self.step_magic(at, size_bytes)
         scan = scan_line(at, size_bytes, &line)
@@ -526,6 +529,37 @@ cdef class IoLoop:
             return 0
         used = self.execute(&line, at + line.line_bytes, size_bytes - line.line_bytes)
         return 0 if used < 0 else used + line.line_bytes
+
+    cdef int64_t finish_run(self, const char* at, uint64_t size_bytes) except -1:
+        """Execute the complete FINs at `at`, up to the first that is refused or not of the usual form.
+
+        Returns: the bytes they take, 0 for none. Source: docs/nsq/tcp-protocol.md, "FIN".
+        """
+        cdef uint64_t[LOADED_AT_ONCE] guids
+        cdef ChannelCore channel = self.output.channel
+        cdef uint32_t count = 0
+        cdef uint32_t index
+        cdef int answer
+        while (
+            count < LOADED_AT_ONCE and size_bytes >= FIN_LINE_BYTES and memcmp(at, <const char*> b"FIN ", 4) == 0
+            and at[FIN_LINE_BYTES - 1] == c"\n" and hex_to_id(at + 4, &guids[count]) == 0
+        ):
+            at += FIN_LINE_BYTES
+            size_bytes -= FIN_LINE_BYTES
+            count += 1
+        if count == 0:
+            return 0
+        if count > 1:
+            channel.slots.load_slots_ahead(guids, count)
+        at -= count * FIN_LINE_BYTES
+        for index in range(count):
+            answer = channel.finish(self.output, guids[index])
+            if answer != DONE:
+                count = index + 1
+                self.finish_refused(guids[index], (at + index * FIN_LINE_BYTES + 4)[:ID_BYTES], answer)
+                break
+        self.note_more(count - 1)
+        return count * FIN_LINE_BYTES
 
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1:
         if size_bytes < MAGIC_BYTES:
@@ -539,19 +573,21 @@ cdef class IoLoop:
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1:
         """Execute a command. body: the bytes behind its line. Returns: the bytes of its body, or a negative number."""
         cdef int64_t used
+        cdef uint32_t commands = 1
         cdef Publisher publisher = self.publisher
         cdef void* topic = <void*> publisher.topic
-        if publisher.open_topic is not None and line.command != COMMAND_MPUB:
+        if publisher.open_topic is not None and line.command != publisher.open_command:
             publisher.close_batches()
         if self.tls_needed and line.command != COMMAND_IDENTIFY:
             raise ClientError("E_INVALID", b"cannot " + text_of(&line.name) + b" in current state (TLS required)")
         if line.command == COMMAND_PUB:
-            used = publisher.publish(line, body, size_bytes, False)
+            used = publisher.publish(line, body, size_bytes, False, &commands)
+            self.note_more(commands - 1)
         elif line.command == COMMAND_MPUB:
             used = publisher.publish_batch(line, body, size_bytes)
         elif line.command == COMMAND_DPUB:
             self.note_slow()
-            used = publisher.publish(line, body, size_bytes, True)
+            used = publisher.publish(line, body, size_bytes, True, &commands)
         elif line.command == COMMAND_DMPUB:
             self.note_slow()
             used = publisher.publish_deferred_batch(line, body, size_bytes)
@@ -622,11 +658,15 @@ cdef class IoLoop:
         cdef int answer = NOT_IN_FLIGHT
         if hex_to_id(id16, &guid) == 0:
             answer = self.output.channel.finish(self.output, guid)
-        if answer == BEYOND_LEDGER:
-            self.finish_with_growth(guid, id16[:ID_BYTES])
-        elif answer != DONE:
-            self.refuse_answer("FIN", id16[:ID_BYTES], answer)
+        if answer != DONE:
+            self.finish_refused(guid, id16[:ID_BYTES], answer)
         return 0
+
+    cdef int finish_refused(self, uint64_t guid, message_id, int answer) except -1:
+        """Refuse a FIN that the channel has not executed, or execute it with a larger ledger."""
+        if answer == BEYOND_LEDGER:
+            return self.finish_with_growth(guid, message_id)
+        return self.refuse_answer("FIN", message_id, answer)
 
     cdef int finish_with_growth(self, uint64_t guid, message_id) except -1:
         """FIN of a message for which the ledger has to grow; if it cannot grow, the message stays in flight."""

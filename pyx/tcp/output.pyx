@@ -1,7 +1,7 @@
 """Output of a client's connection: nsqd's messagePump.
 
     channel -> deliver -> put_delivery \
-    IOLoop  -> put, put_ok  ------------> queued frames -> flush -> transport or socket
+    IOLoop  -> put, put_oks ------------> queued frames -> flush -> transport or socket
 
 Queue. The frames of one run are built in a scratch buffer that all connections share, since the loop runs one of them
 at a time, and leave in one send. A large body is sent from its place in the log. Only bytes that the socket refuses
@@ -9,7 +9,7 @@ are copied to a buffer of the connection's own, which is freed once it is empty.
 and a busy loop writes to memory that is in the cache.
 
 Delivery. The channel asks for a delivery, the frames leave in one send, and nothing waits: it runs without a greenlet
-switch. A run takes RUN_BYTES_MAX at most and then schedules another, so that the loop polls its sockets in between.
+switch. A run takes RUN_BYTES_MAX at most; its channel asks for another turn if there is more to deliver.
 Only the messagePump greenlet waits: it sends the rest if the socket was full, and the heartbeats. Until the rest is
 sent, the client is `blocked` and takes no messages, so one slow reader costs the memory of one run.
 
@@ -44,9 +44,11 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     RUN_BYTES_MAX = 128 << 10
+    SENT_BYTES_PER_WORK = 8              # a message of 200 bytes takes some 150 ns
     IN_PLACE_BYTES = 16 << 10            # from this size on a copy costs more than a send of its own
     OWN_BYTES_MIN = 4096
     OK_FRAME_BYTES = 10
+    OKS_AT_ONCE = 1024
     HEARTBEAT_BYTES = 11
 
 cdef char* OK_FRAME = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
@@ -99,10 +101,17 @@ cdef class ClientOutput(Consumer):
         self.end += FRAME_HEADER_BYTES + size_bytes
         return 0
 
-    cdef int put_ok(self) except -1:
-        """Queue the response OK."""
-        memcpy(self.reserve(OK_FRAME_BYTES), OK_FRAME, OK_FRAME_BYTES)
-        self.end += OK_FRAME_BYTES
+    cdef int put_oks(self, uint32_t count) except -1:
+        """Queue the response OK so many times."""
+        cdef uint32_t index, piece
+        cdef char* at
+        while count != 0:
+            piece = min(count, <uint32_t> OKS_AT_ONCE)
+            at = self.reserve(piece * OK_FRAME_BYTES)
+            for index in range(piece):
+                memcpy(at + index * OK_FRAME_BYTES, OK_FRAME, OK_FRAME_BYTES)
+            self.end += piece * OK_FRAME_BYTES
+            count -= piece
         return 0
 
     def put_response(self, bytes data not None):
@@ -366,9 +375,8 @@ cdef class ClientOutput(Consumer):
                 # The socket is full: another message would be copied here, and leave its channel too early.
                 break
             if self.sent_bytes + (self.end - self.start) >= run_start + RUN_BYTES_MAX:
-                self.scheduler.request_wake(channel)
                 break
-        self.scheduler.spend(<int64_t> (self.sent_bytes + (self.end - self.start) - run_start))
+        self.scheduler.spend(<int64_t> (self.sent_bytes + (self.end - self.start) - run_start) // SENT_BYTES_PER_WORK)
         return 0
 
     cdef int end_failed_run(self, error) except -1:

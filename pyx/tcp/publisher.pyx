@@ -8,9 +8,13 @@ Checks and their order, codes and texts follow nsqd: docs/nsq/tcp-protocol.md, "
 pyqd's own: a batch whose inner sizes add up to more than twice --max-body-size is refused, as it could fill the memory.
 DMPUB and ids in an OK are pyqd's own commands: docs/protocol-extensions.md.
 
-Consecutive MPUBs of a pass to one topic are joined to one batch of the log, because one large write costs less than
-many. Any other command commits the batch, and so does the end of the pass, before the OKs leave. If the batch cannot be
-written, none of its MPUBs is stored; the first one is refused, which closes the connection.
+Consecutive PUBs of a pass to one topic are joined to one batch of the log, and so are consecutive MPUBs: one large
+write, one wake of the channels and one walk over the commands cost less than many. Any other command commits the batch,
+and so does the end of the pass, before the OKs leave. A command that finds no space is refused alone, behind the OKs of
+those before it. If the batch itself cannot be written, none of its commands is stored; the first one is refused, which
+closes the connection.
+
+PUBs whose command line is the same to the letter as the one before are a *run*: the line is compared and not scanned.
 
 A large batch goes through the topic's intake (pyx/broker/intake.pyx), and so does every publish to a topic whose intake
 is busy. Its messages stay in a block owned by the publisher, and the IOLoop executes nothing more until the answer is
@@ -19,8 +23,8 @@ known.
 If clients have to AUTH, the permission for the last topic is kept until it expires, so that the next publish costs a
 comparison. A renewal waits for a server: the command stays in the buffer and is executed again afterwards.
 
-Invariants: 1. a batch is open in the log exactly if `open_topic` is set, and only within a pass. 2. `queued` is None
-unless the IOLoop waits for it; the block and the due times live as long as `queued`.
+Invariants: 1. `open_topic` is set, within a pass only, while a batch may be open in the log of that topic. 2. `queued`
+is None unless the IOLoop waits for it; the block and the due times live as long as `queued`.
 """
 
 from libc.stdint cimport int32_t
@@ -54,6 +58,7 @@ cdef enum:
     INNER_BODIES_MAX = 2                 # nsqd has no bound on the inner sizes
     MESSAGE_BYTES_MIN = 5                # of a batch's body: a size and one byte
     KNOWN_TOPICS_MAX = 128               # a connection keeps these in memory, deleted topics too
+    RUN_COMMANDS_MAX = 128               # the pass looks at the clock behind them
     DUE_BYTES = 8                        # before each message of a DMPUB with a due time for each message
 
 cdef tuple SINGLE_COMMANDS = (b"PUB", b"DPUB")
@@ -85,16 +90,24 @@ cdef class Publisher:
             self.mono_now_ns = mono_ns()
         return 0
 
-    cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1:
-        """Queue the OK of a publish. It leaves with the pass, or after the sync that covers its messages."""
+    cdef int accepted(
+        self, TopicCore topic, uint64_t last_id, uint32_t count, uint32_t commands, bint are_batches,
+    ) except -1:
+        """Queue the OKs of publishes. They leave with the pass, or after the sync that covers their messages.
+
+        count: messages of all commands; one of each unless there is only one command.
+        """
+        cdef uint32_t each = count // commands
+        cdef uint32_t index
         self.topic_count += count
         if self.limits.sync_each and not topic.ephemeral:
             self.output.begin_withholding()
             self.unsynced[topic] = None
-        if self.returns_ids:
-            self.put_ok_with_ids(last_id, count, is_batch)
-        else:
-            self.output.put_ok()
+        if not self.returns_ids:
+            return self.output.put_oks(commands)
+        for index in range(commands):
+            self.put_ok_with_ids(
+                id_after_steps(last_id, <int64_t> ((index + 1) * each) - <int64_t> count), each, are_batches)
         return 0
 
     cdef int put_ok_with_ids(self, uint64_t last_id, uint32_t count, bint is_batch) except -1:
@@ -168,11 +181,17 @@ cdef class Publisher:
             self.publish_counts[name] = self.publish_counts.get(name, 0) + self.topic_count
             self.topic_count = 0
 
-    cdef int64_t publish(self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred) except -1:
-        """PUB and DPUB. Source: docs/nsq/tcp-protocol.md, "PUB", "DPUB"."""
+    cdef int64_t publish(
+        self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred, uint32_t* commands,
+    ) except -1:
+        """PUB and DPUB, with the PUBs that repeat its line. Source: docs/nsq/tcp-protocol.md, "PUB", "DPUB".
+
+        commands: becomes their number. Returns: the bytes of their bodies, and of the lines in between.
+        """
         cdef int32_t size
         cdef int64_t due_ns = 0
         cdef TopicCore topic
+        commands[0] = 1
         if line.param_count < (2 if deferred else 1) or not is_name(line.params[0].at, line.params[0].size_bytes):
             self.refuse_publish(line, "DPUB" if deferred else "PUB", 2 if deferred else 1)
         if deferred:
@@ -191,13 +210,96 @@ cdef class Publisher:
             if topic.busy:
                 return self.queue_batch(
                     topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
+            if not deferred and topic.trace is None:
+                return self.add_run(topic, line, at, size_bytes, commands)
+            if self.open_topic is not None:
+                self.close_batches()
             if topic.trace is not None:
                 topic.trace.publisher = self.output.traced_client()
             topic.publish(at + 4, <uint32_t> size, self.wall_now_ns, due_ns)
         except StorageError as error:
             self.refuse_write(text_of(&line.name), error)
-        self.accepted(topic, topic.guids.last_id, 1, False)
+        self.accepted(topic, topic.guids.last_id, 1, 1, False)
         return 4 + size
+
+    cdef uint32_t walk_run(
+        self, CommandLine* line, const char* at, uint64_t size_bytes, uint64_t* used, uint64_t* body_words,
+    ) noexcept:
+        """Find the complete PUBs that follow a line and repeat it. at: behind the line, at a complete body.
+
+        used, body_words: become the bytes from `at` to the end of the last body, and the words of all bodies. Returns:
+        the number of PUBs, the one of the line included.
+        """
+        cdef uint64_t line_bytes = line.line_bytes
+        cdef uint64_t offset = 4 + <uint64_t> read_be32(at)
+        cdef int32_t size = read_be32(at)
+        cdef uint32_t count = 1
+        body_words[0] = (<uint64_t> size + 7) >> 3
+        while (
+            count < RUN_COMMANDS_MAX and size_bytes - offset > line_bytes + 4
+            and memcmp(at + offset, line.name.at, line_bytes) == 0
+        ):
+            size = read_be32(at + offset + line_bytes)
+            if size <= 0 or size > self.limits.max_msg_bytes or size_bytes - offset - line_bytes - 4 < <uint64_t> size:
+                break
+            offset += line_bytes + 4 + <uint64_t> size
+            body_words[0] += (<uint64_t> size + 7) >> 3
+            count += 1
+        used[0] = offset
+        return count
+
+    cdef int64_t add_run(
+        self, TopicCore topic, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t* commands,
+    ) except -1:
+        """Add a PUB, whose body is complete, and those that repeat its line. Returns, commands: as `publish`.
+
+        Raises: ClientError.
+        """
+        cdef uint64_t used = 0
+        cdef uint64_t body_words = 0
+        cdef bint joins
+        if not topic.ephemeral or topic.is_readable():
+            commands[0] = self.walk_run(line, at, size_bytes, &used, &body_words)
+        if commands[0] > 1:
+            joins = topic is self.open_topic and topic.joins(commands[0], body_words)
+            try:
+                self.add_to_batch(topic, at, commands[0], commands[0], body_words, line.line_bytes, COMMAND_PUB)
+                return <int64_t> used
+            except StorageError:
+                if joins:
+                    raise
+                # The commands before them are stored. There may be space for some of these.
+                commands[0] = 1
+        self.add_to_batch(topic, at, 1, 1, (<uint64_t> read_be32(at) + 7) >> 3, 0, COMMAND_PUB)
+        return 4 + read_be32(at)
+
+    cdef int add_to_batch(
+        self, TopicCore topic, const char* at, uint32_t count, uint32_t commands, uint64_t body_words,
+        uint64_t gap_bytes, Command command,
+    ) except -1:
+        """Add the messages of PUBs or of an MPUB to the open batch of their topic, or to a new one.
+
+        gap_bytes: between two messages. Raises: StorageError (the messages are not stored, nor is an open batch that
+        they joined), ClientError (the open batch could not be written).
+        """
+        cdef bint may_stage
+        if self.open_topic is not None and not (topic is self.open_topic and topic.joins(count, body_words)):
+            self.close_batches()
+        try:
+            # A sync of each publish reads the records at once, so single ones are stored through the mapping.
+            may_stage = command == COMMAND_MPUB or not self.limits.sync_each
+            topic.add_batch(at, count, body_words, gap_bytes, self.wall_now_ns, may_stage)
+        except StorageError:
+            # The log has dropped the open batch with this one.
+            self.open_topic = None
+            raise
+        if self.open_topic is None:
+            self.open_topic = topic
+            self.open_command = command
+            self.open_commands = self.open_messages = 0
+        self.open_commands += commands
+        self.open_messages += count
+        return 0
 
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
         """MPUB. Source: docs/nsq/tcp-protocol.md, "MPUB"."""
@@ -217,44 +319,31 @@ cdef class Publisher:
         if topic.busy or is_large(self.batch.count, self.batch.body_words):
             return self.queue_batch(
                 topic, at + 8, used, self.batch.count, self.batch.body_words, 0, NULL)
-        if self.open_topic is not None and not (
-            topic is self.open_topic and topic.joins(self.batch.count, self.batch.body_words)
-        ):
-            self.close_batches()
         try:
-            topic.add_batch(at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns)
+            self.add_to_batch(topic, at + 8, self.batch.count, 1, self.batch.body_words, 0, COMMAND_MPUB)
         except StorageError as error:
-            # The log has dropped the open batch with this one.
-            self.open_topic = None
             self.refuse_write(b"MPUB", error)
-        if self.open_topic is None:
-            self.open_topic = topic
-            self.open_batches = self.open_messages = 0
-        self.open_batches += 1
-        self.open_messages += self.batch.count
         memset(&self.batch, 0, sizeof(Batch))
         if self.returns_ids:
             self.close_batches()
         return used
 
     cdef int close_batches(self) except -1:
-        """Commit the open MPUBs and queue their answers. Raises: ClientError (none of them was stored)."""
+        """Commit the open PUBs or MPUBs and queue their answers. Raises: ClientError (none of them was stored)."""
         cdef TopicCore topic = self.open_topic
-        assert self.open_batches > 0
+        cdef bint are_batches = self.open_command == COMMAND_MPUB
+        assert self.open_commands > 0
         self.open_topic = None
         if topic.trace is not None:
             topic.trace.publisher = self.output.traced_client()
         try:
             topic.commit_batches()
         except StorageError as error:
-            self.refuse_write(b"MPUB", error)
-        self.accepted(topic, topic.guids.last_id, self.open_messages, True)
-        for _ in range(self.open_batches - 1):
-            self.output.put_ok()
-        return 0
+            self.refuse_write(b"MPUB" if are_batches else b"PUB", error)
+        return self.accepted(topic, topic.guids.last_id, self.open_messages, self.open_commands, are_batches)
 
     cdef int drop_batches(self) except -1:
-        """Discard the open MPUBs, if there are any."""
+        """Discard the open PUBs or MPUBs, if there are any."""
         cdef TopicCore topic = self.open_topic
         if topic is not None:
             self.open_topic = None
@@ -296,7 +385,7 @@ cdef class Publisher:
             self.refuse_write(b"DMPUB", error)
         finally:
             free(dues)
-        self.accepted(topic, topic.guids.last_id, self.batch.count, True)
+        self.accepted(topic, topic.guids.last_id, self.batch.count, 1, True)
         memset(&self.batch, 0, sizeof(Batch))
         return used
 
@@ -356,7 +445,7 @@ cdef class Publisher:
         if not queued.stored:
             name = command.decode("ascii")
             raise ClientError(f"E_{name}_FAILED", f"{name} failed exiting")
-        return self.accepted(topic, queued.last_id, queued.batch.count, command not in SINGLE_COMMANDS)
+        return self.accepted(topic, queued.last_id, queued.batch.count, 1, command not in SINGLE_COMMANDS)
 
     cdef int drop_queued(self) except -1:
         """Drop the queued messages, stored or not, and free their buffer."""

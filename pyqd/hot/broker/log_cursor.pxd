@@ -39,6 +39,12 @@ cdef class LogCursor:
                 return record
         return self.find_next_record()
 
+    cdef inline const Record* following(self) noexcept:
+        # Return the record at the cursor if its page is in memory and it can be read; NULL if that is not certain.
+        if self.ledger.header.cursor < self.readable.end and self.offset < min(self.segment.tail, self.present_end):
+            return <const Record*> (self.segment.base + self.offset)
+        return NULL
+
     cdef inline int pass_over(self, const Record* record) except -1:
         # Move over the record at the cursor, which is handed out now or is the origin of a parked one.
         self.offset += record_span(record.size_bytes)

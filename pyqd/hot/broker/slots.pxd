@@ -14,6 +14,9 @@ cdef enum Source:
     FROM_TOPIC = 0                       # the record lies in the topic's log
     FROM_PARKED = 1                      # in the channel's parked log
 
+cdef enum:
+    LOADED_AT_ONCE = 32                  # messages; processors wait for fewer loads at the same time
+
 cdef struct Slot:
     const Record* record                 # stays mapped while the record is not finished
     int64_t delivered_ns                 # monotonic
@@ -63,6 +66,7 @@ cdef class SlotTable:
         self.slots[slot].source = source
         return 0
 
+    cdef int load_slots_ahead(self, const uint64_t* guids, uint32_t count) noexcept
     cdef int add(
         self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
         int64_t now_ns, int64_t deadline_ns) except -1

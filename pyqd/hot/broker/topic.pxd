@@ -95,7 +95,9 @@ cdef class TopicCore(Scheduled):
     cdef uint64_t held_count(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
-    cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef int add_batch(
+        self, const char* at, uint32_t count, uint64_t body_words, uint64_t gap_bytes, int64_t now_ns,
+        bint may_stage) except -1
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept
     cdef int commit_batches(self) except -1
     cdef int abort_batches(self) except -1
@@ -108,7 +110,6 @@ cdef class TopicCore(Scheduled):
     cdef int drop_messages(self, MessageBatch* batch) except -1
     cdef bint is_readable(self) noexcept
     cdef int advance_end(self) except -1
-    cdef int wake_channels(self) except -1
     cdef int finish_missing(self, uint64_t start) except -1
     cdef int trim(self) except -1
     cdef int trim_traced(self, uint64_t floor) except -1

@@ -37,7 +37,7 @@ cdef class BatchWriter:
         self.tail += span_bytes
         self.seq += 1
 
-    cdef int begin(self, Segment segment, uint64_t seq, uint64_t span_bytes) except -1
+    cdef int begin(self, Segment segment, uint64_t seq, uint64_t span_bytes, bint may_stage) except -1
     cdef bint joins(self, uint64_t span_bytes) noexcept
     cdef char* append(
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
@@ -48,7 +48,8 @@ cdef class BatchWriter:
     cdef char* append_large(
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes) except NULL
-    cdef const char* append_frames(self, const char* at, uint32_t count, int64_t now_ns, GuidFactory guids) except NULL
+    cdef const char* append_frames(
+        self, const char* at, uint32_t count, uint64_t gap_bytes, int64_t now_ns, GuidFactory guids) except NULL
     cdef int commit(self) except -1
     cdef int write_staged(self) except -1
     cdef int discard(self) noexcept

@@ -37,7 +37,7 @@ cdef class Log:
     cdef char* append(
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes) except NULL
-    cdef int begin_batch(self, uint64_t span_bytes) except -1
+    cdef int begin_batch(self, uint64_t span_bytes, bint may_stage=*) except -1
     cdef int commit_batch(self) except -1
     cdef bint resume_batch(self) except -1
     cdef int resume(self, FoundSegments found) except -1

@@ -62,3 +62,10 @@ cdef extern from *:
     int array_reserve "pyqd_array_reserve"(Array* array, size_t bytes) noexcept nogil
     # Free the memory; the array is empty.
     void array_release "pyqd_array_release"(Array* array) noexcept nogil
+
+cdef extern from *:
+    """
+    #define pyqd_load_ahead(at) __builtin_prefetch((at), 1)
+    """
+    # Begins to load the cache line at an address, which need not be valid, for a store that comes soon.
+    void load_ahead "pyqd_load_ahead" (const void* at) noexcept nogil

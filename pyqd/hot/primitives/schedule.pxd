@@ -7,6 +7,8 @@ cdef enum:
     # Budget of one pass of the loop, in units of some nanoseconds: about a byte copied, or a byte passed over. A full
     # budget takes a few milliseconds; a lone item may overdraw it by its own bounded slice of work.
     WORK_PER_PASS = 1 << 20
+    # Of a wake, beside the work that it deducts itself.
+    WAKE_WORK = 64
     # The time is read before each portion: some tenths of a millisecond.
     WORK_PORTION = 1 << 16
 
@@ -21,6 +23,8 @@ cdef class Scheduler:
     cdef public object on_timer_wanted   # called with a monotonic time in ns if the earliest moved up; may be None
     cdef public object on_error          # called with the error of an item; None: the error is raised
     cdef list wanting
+    cdef list turns                      # asked for in this run of wakes
+    cdef bint running                    # in `run_wakes`
     cdef DeadlineHeap deadlines          # monotonic ns
     cdef list timed                      # by slot: Scheduled or None
     cdef list free_slots
@@ -46,6 +50,8 @@ cdef class Scheduler:
     cdef int begin_pass(self) noexcept
     cdef bint next_portion(self) noexcept
     cdef int request_wake(self, Scheduled item) except -1
+    cdef int request_turn(self, Scheduled item) except -1
+    cdef Py_ssize_t wake_each(self, list items) except -1
     cdef int set_timer(self, Scheduled item, int64_t due_ns) except -1
     cdef int drop_timer(self, Scheduled item) except -1
     cdef int defer_remaining(self, list items) except -1

@@ -1,6 +1,6 @@
 # Input of a client's connection: receive, scan, execute, answer. Design notes: pyx/tcp/ioloop.pyx.
 cimport cython
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.net.transport cimport Transport
 from pyqd.hot.tcp.limits cimport ProtocolLimits
@@ -74,14 +74,17 @@ cdef class IoLoop:
     # Execute.
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
     cdef int note_slow(self) noexcept
+    cdef int note_more(self, uint32_t count) noexcept
     cdef bint is_over_time(self) noexcept
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1
+    cdef int64_t finish_run(self, const char* at, uint64_t size_bytes) except -1
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1
     cdef int64_t execute_other(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1
     cdef int set_pending(self, Pending pending, CommandLine* line, body) except -1
     cdef int64_t with_body(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
     cdef int finish_message(self, const char* id16) except -1
+    cdef int finish_refused(self, uint64_t guid, message_id, int answer) except -1
     cdef int finish_with_growth(self, uint64_t guid, message_id) except -1
     cdef int requeue_message(self, CommandLine* line) except -1
     cdef int touch_message(self, CommandLine* line) except -1

@@ -43,7 +43,7 @@ cdef class ClientOutput(Consumer):
     # Queue.
     cdef char* reserve(self, uint64_t size_bytes) except NULL
     cdef int put(self, FrameType frame_type, const char* data, uint32_t size_bytes) except -1
-    cdef int put_ok(self) except -1
+    cdef int put_oks(self, uint32_t count) except -1
     cdef int put_delivery(self, const Delivery* delivery) except -1
     cdef int spill(self, uint64_t capacity) except -1
     cdef int discard(self) except -1

@@ -6,7 +6,7 @@ from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.tcp.limits cimport ProtocolLimits
 from pyqd.hot.tcp.output cimport ClientOutput
-from pyqd.hot.wire.scanner cimport NAME_BYTES_MAX, Batch, CommandLine, Scan, Text
+from pyqd.hot.wire.scanner cimport COMMAND_MPUB, COMMAND_PUB, NAME_BYTES_MAX, Batch, Command, CommandLine, Scan, Text
 
 cdef enum Incomplete:
     # The command stays in the buffer, and is executed again later. Returned in place of a number of bytes.
@@ -39,9 +39,10 @@ cdef class Publisher:
     cdef uint32_t permitted_topic_bytes
     cdef int64_t permitted_until_ns      # monotonic; of permitted_topic
 
-    # MPUBs that are joined to one batch of the log, which is not committed yet.
+    # PUBs or MPUBs that are joined to one batch of the log, which is not committed yet.
     cdef TopicCore open_topic            # None: there are none
-    cdef uint32_t open_batches
+    cdef Command open_command            # COMMAND_PUB or COMMAND_MPUB
+    cdef uint32_t open_commands
     cdef uint32_t open_messages
 
     # Messages that wait in the intake of a topic.
@@ -53,7 +54,8 @@ cdef class Publisher:
     cdef int64_t* queued_dues            # owned
 
     # Commands. They return the bytes of the body, or an Incomplete. Raise: ClientError.
-    cdef int64_t publish(self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred) except -1
+    cdef int64_t publish(
+        self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred, uint32_t* commands) except -1
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
     cdef int64_t publish_deferred_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
 
@@ -71,7 +73,15 @@ cdef class Publisher:
     # Steps of a command.
     cdef TopicCore topic_for(self, CommandLine* line)
     cdef bint is_permitted(self, CommandLine* line) except -1
-    cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1
+    cdef uint32_t walk_run(
+        self, CommandLine* line, const char* at, uint64_t size_bytes, uint64_t* used, uint64_t* body_words) noexcept
+    cdef int64_t add_run(
+        self, TopicCore topic, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t* commands) except -1
+    cdef int add_to_batch(
+        self, TopicCore topic, const char* at, uint32_t count, uint32_t commands, uint64_t body_words,
+        uint64_t gap_bytes, Command command) except -1
+    cdef int accepted(
+        self, TopicCore topic, uint64_t last_id, uint32_t count, uint32_t commands, bint are_batches) except -1
     cdef int put_ok_with_ids(self, uint64_t last_id, uint32_t count, bint is_batch) except -1
     cdef int64_t queue_batch(
         self, TopicCore topic, const char* at, int64_t used,
