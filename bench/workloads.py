@@ -212,6 +212,16 @@ WORKLOADS = (
         consumers=50,
         rdy=200,
     ),
+    Workload(
+        name="e2e-1x1",
+        kind="end_to_end",
+        what="1 publisher (PUB 200 B one by one, 1,024 outstanding) and 1 consumer (RDY 2500) at once",
+        messages=1_000_000,
+        batch=1,
+        publishers=1,
+        outstanding=1024,
+        consumers=1,
+    ),
     *(
         Workload(
             name=f"e2e-{size >> 10}k",
