@@ -40,6 +40,7 @@ from pyqd.primitives.progress import Progress
 COUNTED_MESSAGES = {
     "mpub": 100_000,
     "pub": 20_000,
+    "pub-1x1": 5_000,
     "pub-1x1024": 20_000,
     "dpub-64": 20_000,
     "consume-4": 50_000,
