@@ -100,8 +100,8 @@ bench: build $(TOOLS) ## benchmarks with real sizes, tables and plot; NSQD=path/
 flame: build $(TOOLS) ## flame graph of the daemon under load: bench/results/flame.svg, stacks beside it
 	scripts/flame.sh $(ARGS)
 
-cpu-cost: build $(TOOLS) ## CPU time and instructions that a message costs the daemon
-	$(BIN)/python -m bench.cost $(ARGS)
+cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/another/checkout sets that one beside, in turn
+	$(BIN)/python -m bench.cost $(if $(BASE),--base="$(BASE)") $(ARGS)
 
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench.stalls $(ARGS)

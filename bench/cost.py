@@ -1,58 +1,64 @@
-"""Cost of a message in the daemon: user and system CPU time, and instructions. `python -m bench.cost`.
+"""Cost of a message in the daemon: CPU time, page faults, context switches, system calls, instructions.
 
-Both are measured for whole runs, start and stop included, at two sizes of the load. The difference in cost divided by
-the difference in messages is the cost of one. If a channel is filled first, the cost of filling is subtracted.
+`python -m bench.cost`, or `make cpu-cost`. A base is another checkout: its daemon and that of this tree are measured in
+turns, and a line of ratios follows theirs.
 
-CPU time is read with getrusage after the daemon has ended, in microseconds. Instructions are counted by the processor
-if `perf stat` may, else by valgrind's callgrind. Under callgrind the daemon is some fifty times as slow: more arrives
-in a pass, and the figure is that of a busy daemon. Instructions of the kernel are not counted.
+Every figure is measured at two sizes of the load. The difference in cost divided by the difference in messages is the
+cost of one published message.
 
-Sources: getrusage(2), RUSAGE_CHILDREN; perf-stat(1); the manual of callgrind.
+CPU time, system calls and instructions are those of whole runs, start and stop included. If a channel is filled first,
+the cost of filling is subtracted. CPU time is read with getrusage after the daemon has ended, in microseconds. Page
+faults and context switches are those of the main thread, which runs the event loop, during the load alone. Page faults
+are given for each page of the log, 4 KiB, that the load writes or reads.
+
+Sources: getrusage(2), RUSAGE_CHILDREN; proc(5).
 """
 
 import argparse
-import re
+import math
 import resource
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from bench import runner
-from bench.cli import choose_cores
+from bench.cli import choose_cores, positive
+from bench.counters import Counter, CounterError, find_call_counter, find_instruction_counter
 from bench.server import Target
-from bench.setting import Setting
+from bench.setting import Result, Setting
 from bench.shape import at_least_one
-from bench.workloads import Workload, find
+from bench.workloads import Workload
+from bench.workloads import find as find_workload
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
-from pyqd.tools.bench.process import CpuTime
 
 # Each with the messages of the smaller of the two loads whose instructions are counted.
-COUNTED_MESSAGES = {"mpub": 100_000, "pub": 20_000, "consume-4": 50_000, "e2e": 50_000, "http-pub": 10_000}
+COUNTED_MESSAGES = {
+    "mpub": 100_000,
+    "pub": 20_000,
+    "pub-1x1": 5_000,
+    "pub-1x1024": 20_000,
+    "dpub-64": 20_000,
+    "consume-4": 50_000,
+    "e2e": 50_000,
+    "e2e-1x1": 20_000,
+    "e2e-50": 20_000,
+    "fanout-16": 10_000,
+    "http-pub": 10_000,
+}
 # The larger of two loads has so many times as many messages more.
 ADDED = 4
-EVENT = "instructions:u"
-DAEMON = (sys.executable, "-m", "pyqd.apps.daemon")
-# Under callgrind.
-SLOWNESS = 30.0
+# Without a limit the cost of a fan-out is that of its backlog, which depends on the speed of the publishers.
+UNCONSUMED = 20_000
 COUNT_DEADLINE_S = 300.0
-PERF_WRITES_WITHIN_S = 10.0
-POLL_S = 0.05
-# perf opens its counters before the shell becomes the daemon, so that no instruction of the daemon is missed.
-COUNTED_BY_PERF = (
-    'perf stat -x, -e "$1" -o "$0" -p $$ & '
-    'until find /proc/$!/fd -lname "*perf_event*" | grep -q .; do kill -0 $! || exit 1; sleep 0.01; done; '
-    'shift; exec "$@"'
-)
-
-_PERF_LINE = re.compile(r"^(\d+),[^,]*,", re.MULTILINE)
-_CALLGRIND_LINE = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
+# Of a record in the log: pyqd/hot/wire/record.pxd.
+RECORD_HEADER_BYTES = 48
+RECORD_ALIGN_BYTES = 8
+PAGE_BYTES = 4096
 
 
 class CostError(Exception):
@@ -60,125 +66,139 @@ class CostError(Exception):
 
 
 @dataclass(frozen=True)
-class Counter:
-    """Counter of instructions. name: "perf" or "callgrind"."""
+class Column:
+    """A column of the table."""
 
-    name: str
-    event: str = EVENT
+    head: str
+    digits: int = 0
+    width: int = 11
 
-    def target(self, counted: Path) -> Target:
-        """Return the daemon as a target with a counter. counted: the file that holds the figure after its end."""
-        environment = (("PYTHONHASHSEED", "0"),)
-        if self.name == "perf":
-            command: tuple[str, ...] = ("sh", "-c", COUNTED_BY_PERF, str(counted), self.event, *DAEMON)
-            return Target(name="pyqd", command=command, environment=environment)
-        command = ("valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={counted}", *DAEMON)
-        return Target(name="pyqd", command=command, environment=environment, slowness=SLOWNESS)
-
-    def read(self, counted: Path) -> int:
-        """Return the figure of a daemon that has ended. Raises: CostError."""
-        line = _PERF_LINE if self.name == "perf" else _CALLGRIND_LINE
-        end_s = time.monotonic() + PERF_WRITES_WITHIN_S
-        while True:
-            # perf notices a little later that the process is gone.
-            found = line.search(counted.read_text()) if counted.exists() else None
-            if found is not None:
-                return int(found[1])
-            if time.monotonic() > end_s:
-                raise CostError(f"{self.name} has left no count")
-            time.sleep(POLL_S)
+    def show(self, value: float, is_ratio: bool = False) -> str:
+        shown = "-" if math.isnan(value) else f"{value:,.{RATIO_DIGITS if is_ratio else self.digits}f}"
+        return shown.rjust(self.width)
 
 
-def find_counter() -> Counter:
-    """Return this machine's counter of instructions. Raises: CostError."""
-    if shutil.which("perf"):
-        tried = subprocess.run(
-            ["perf", "stat", "-x,", "-e", EVENT, "true"], capture_output=True, text=True, check=False
-        )
-        if tried.returncode == 0 and _PERF_LINE.search(tried.stderr):
-            return Counter("perf")
-    if shutil.which("valgrind"):
-        return Counter("callgrind")
-    raise CostError(
-        "nothing counts instructions here: perf is not installed or has no such counter, as in most virtual machines, "
-        "and valgrind is not installed (on Debian: apt-get install valgrind)"
-    )
+RATIO_DIGITS = 2
+# With a base; without one there is the first line only.
+LINES = ("this", "base", "this/base")
+CPU = (Column("CPU, ns"), Column("user, ns"), Column("system, ns"))
+EVENTS = (Column("faults/page", 3), Column("switches", 3))
 
 
-def run_whole(workload: Workload, target: Target, setting: Setting) -> None:
+@dataclass(frozen=True)
+class Spent:
+    """Cost of one run. whole: from the start of the daemon to its end, loaded: during the load alone."""
+
+    whole: tuple[float, ...] = ()
+    loaded: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A kind of run and the figures that it yields. few: messages of the smaller load. repeat: number of pairs."""
+
+    columns: tuple[Column, ...]
+    run: Callable[[Target, Setting, Workload], Spent]
+    few: Callable[[Workload], float]
+    repeat: int
+
+
+def find(name: str) -> Workload:
+    """Return the workload of that name as it is measured here. Raises: KeyError."""
+    workload = find_workload(name)
+    return replace(workload, unconsumed=UNCONSUMED) if workload.kind == "fan_out" else workload
+
+
+def run_whole(workload: Workload, target: Target, setting: Setting) -> Result:
     """Run the workload on a fresh daemon, and return after it has ended. Raises: CostError."""
     result = runner.run_once(workload, target, setting)
     if result.problem:
         raise CostError(result.problem)
+    return result
 
 
-def cpu_of_run(workload: Workload, setting: Setting) -> CpuTime:
-    """Return the CPU time of the daemon from fork to end. Raises: CostError."""
+def log_pages(workload: Workload) -> float:
+    """Return the pages of the log that one message fills."""
+    padded = -(-workload.body_bytes // RECORD_ALIGN_BYTES) * RECORD_ALIGN_BYTES
+    return (RECORD_HEADER_BYTES + padded) / PAGE_BYTES
+
+
+def time_run(target: Target, setting: Setting, workload: Workload) -> Spent:
+    """Return the CPU time of one run in ns, all, user and system; its faults per page, and switches. Raises: CostError.
+
+    The faults are divided by the pages of one message, so that their cost per message becomes that of a page.
+    """
     # The sum over all ended children; no other child ends during the measurement.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run_whole(workload, Target.parse("pyqd"), setting)
+    figures = run_whole(workload, target, setting).figures
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return CpuTime(user_s=after.ru_utime - before.ru_utime, system_s=after.ru_stime - before.ru_stime)
+    user_ns, system_ns = (1e9 * (after[index] - before[index]) for index in (0, 1))
+    faults, switches = (workload.messages * figures[key] for key in ("loop_faults", "loop_switches"))
+    return Spent((user_ns + system_ns, user_ns, system_ns), (faults / log_pages(workload), switches))
 
 
-def count_run(workload: Workload, counter: Counter, setting: Setting) -> int:
-    """Return the instructions of one run. Raises: CostError."""
+def count_run(counter: Counter, target: Target, setting: Setting, workload: Workload) -> Spent:
+    """Return the events of one run. Raises: CostError."""
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as directory:
         counted = Path(directory) / "counted"
         try:
-            run_whole(replace(workload, deadline_s=COUNT_DEADLINE_S), counter.target(counted), setting)
-        except CostError as error:
+            run_whole(replace(workload, deadline_s=COUNT_DEADLINE_S), counter.around(target, counted), setting)
+            return Spent((counter.read(counted),))
+        except (CostError, CounterError) as error:
             raise CostError(f"under {counter.name}: {error}") from None
-        return counter.read(counted)
 
 
-def of_one_more(workload: Workload, fewer: float, measure: Callable[[Workload], Sequence[float]]) -> list[float]:
-    """Return the cost of one more message, for each figure that measure returns of a whole run. Raises: CostError.
+def of_one_more(workload: Workload, few: float, run: Callable[[Workload], Spent]) -> list[float]:
+    """Return the cost of one more message, for each figure that `run` returns. Raises: CostError.
 
-    fewer: messages of the smaller load, rounded to a multiple of the batch.
+    few: messages of the smaller load, rounded to a multiple of the batch.
     """
-    few_messages = workload.batch * max(1, round(fewer / workload.batch))
+    few_messages = workload.batch * max(1, round(few / workload.batch))
     added_messages = few_messages * ADDED
-    few = measure(replace(workload, messages=few_messages))
-    many = measure(replace(workload, messages=few_messages + added_messages))
-    figures = [(more - less) / added_messages for less, more in zip(few, many, strict=True)]
-    if workload.kind != "consume":
-        return figures
-    filling = of_one_more(replace(workload, kind="publish", existing=True), fewer, measure)
-    return [both - fill for both, fill in zip(figures, filling, strict=True)]
+    less = run(replace(workload, messages=few_messages))
+    more = run(replace(workload, messages=few_messages + added_messages))
+
+    def divided(fewer: Sequence[float], all_of_them: Sequence[float]) -> list[float]:
+        return [(much - little) / added_messages for little, much in zip(fewer, all_of_them, strict=True)]
+
+    whole, loaded = divided(less.whole, more.whole), divided(less.loaded, more.loaded)
+    if workload.kind == "consume":
+        filling = of_one_more(replace(workload, kind="publish", existing=True), few, run)
+        whole = [both - fill for both, fill in zip(whole, filling, strict=False)]
+    return whole + loaded
 
 
-def instructions_per_message(workload: Workload, counter: Counter, setting: Setting, scale: float = 1.0) -> float:
-    """Return the instructions of one more message. scale: of the two loads. Raises: CostError."""
-    fewer = COUNTED_MESSAGES[workload.name] * scale
-    return of_one_more(workload, fewer, lambda load: (count_run(load, counter, setting),))[0]
+def ratio(this: float, base: float) -> float:
+    return this / base if base else math.nan
 
 
-def cpu_per_message(
-    workload: Workload, setting: Setting, repeat: int, scale: float = 1.0
-) -> tuple[float, float, float]:
-    """Return the medians of the CPU, user and system time of one more message in ns. Raises: CostError."""
+def medians(measure: Measure, workload: Workload, targets: Sequence[Target], setting: Setting) -> list[list[float]]:
+    """Return the medians of each target's figures, and with a base those of the ratios in each turn. Raises: CostError.
 
-    def measure(load: Workload) -> tuple[float, float, float]:
-        spent = cpu_of_run(load, setting)
-        return spent.total_s * 1e9, spent.user_s * 1e9, spent.system_s * 1e9
-
-    fewer = workload.messages * scale / (1 + ADDED)
-    totals, users, systems = zip(*(of_one_more(workload, fewer, measure) for _ in range(repeat)), strict=True)
-    return median(totals), median(users), median(systems)
+    targets: this tree's daemon, then the base if there is one. They are run in turns.
+    """
+    found: list[list[list[float]]] = [[] for _ in targets]
+    for _ in range(measure.repeat):
+        for target, turns in zip(targets, found, strict=True):
+            run = partial(measure.run, target, setting)
+            turns.append(of_one_more(workload, measure.few(workload), run))
+    if len(targets) > 1:
+        found.append([list(map(ratio, *both)) for both in zip(*found, strict=True)])
+    return [[median(values) for values in zip(*turns, strict=True)] for turns in found]
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m bench.cost", description=(__doc__ or "").partition("\n")[0])
     names = list(COUNTED_MESSAGES)
     parser.add_argument("-w", "--workload", action="append", choices=names, help="this one only; may be repeated")
+    parser.add_argument("--base", type=Path, help="another checkout, built, whose daemon is measured in turns")
     parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of which the medians are taken (3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the messages")
+    parser.add_argument("--scale", type=positive, default=1.0, help="factor on the messages")
     parser.add_argument(
         "--count",
         choices=("auto", "only", "no"),
         default="auto",
-        help="instructions: beside CPU time, where something counts them (auto); alone; or not",
+        help="instructions and system calls: beside CPU time, if something counts them (auto); alone; or not",
     )
     parser.add_argument("--server-core", type=int, help="core of the daemon (default: the first this process may use)")
     parser.add_argument("--generator-core", type=int, help="core of the generator (default: the second)")
@@ -186,64 +206,94 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row for each workload.
+def choose_measures(arguments: argparse.Namespace) -> tuple[list[Measure], list[str]]:
+    """Return the measures, and the reasons why others are left out."""
+    measures, reasons = [], []
 
-    Returns: 1 if a run failed, or if only instructions were requested and no counter exists, else 0.
+    def few(workload: Workload) -> float:
+        return workload.messages * float(arguments.scale) / (1 + ADDED)
+
+    if arguments.count != "only":
+        measures.append(Measure((*CPU, *EVENTS), time_run, few, arguments.repeat))
+    if arguments.count != "no":
+        try:
+            counter = find_call_counter()
+            column = Column(f"calls, {counter.name}", 3, 13)
+            measures.append(Measure((column,), partial(count_run, counter), few, arguments.repeat))
+        except CounterError as error:
+            reasons.append(str(error))
+        try:
+            counter = find_instruction_counter()
+            column = Column(f"instructions, {counter.name}", 0, 24)
+            counted = {name: count * arguments.scale for name, count in COUNTED_MESSAGES.items()}
+            # Hardly two counts differ by more than 1 %.
+            measures.append(Measure((column,), partial(count_run, counter), lambda load: counted[load.name], 1))
+        except CounterError as error:
+            reasons.append(str(error))
+    return measures, reasons
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the lines of each workload.
+
+    Returns: 1 if a run failed, or if only counts were requested and no counter exists, 2 for an unusable base, else 0.
     """
     arguments = make_parser().parse_args(argv)
     setting = Setting(cores=choose_cores(arguments))
+    targets = [Target.parse("pyqd")]
+    try:
+        if arguments.base:
+            targets.append(Target.of_checkout(arguments.base))
+    except ValueError as error:
+        print(f"--base: {error}", file=sys.stderr)
+        return 2
     runner.pin_generator(setting.cores)
-    counter: Counter | None = None
-    uncounted = ""
-    if arguments.count != "no":
-        try:
-            counter = find_counter()
-        except CostError as error:
-            uncounted = f"no instructions: {error}"
-    failed = print_table(arguments, counter, setting) if counter or arguments.count != "only" else True
-    if uncounted:
-        print(uncounted, file=sys.stderr)
+    measures, reasons = choose_measures(arguments)
+    failed = print_table(arguments.workload or list(COUNTED_MESSAGES), measures, targets, setting) if measures else True
+    for reason in reasons:
+        print(reason, file=sys.stderr)
     return int(failed)
 
 
-def print_table(arguments: argparse.Namespace, counter: Counter | None, setting: Setting) -> bool:
-    """Print the rows; return whether a run failed."""
-    by = f"instructions by {counter.name}" if counter else ""
-    print(f"{'per message':12} {'CPU, ns':>9} {'user, ns':>9} {'system, ns':>11} {by}".rstrip(), flush=True)
-    names = list(arguments.workload or COUNTED_MESSAGES)
-    with Progress(total=len(names), unit="benchmarks") as progress:
-        return print_rows(names, arguments, counter, setting, progress)
-
-
-def print_rows(
-    names: Sequence[str],
-    arguments: argparse.Namespace,
-    counter: Counter | None,
-    setting: Setting,
-    progress: Progress,
-) -> bool:
-    """Print a row for each workload; return whether a run failed."""
+def print_table(names: Sequence[str], measures: Sequence[Measure], targets: Sequence[Target], setting: Setting) -> bool:
+    """Print the lines of each workload; return whether a run failed."""
+    columns = [column for measure in measures for column in measure.columns]
+    print(line_of("per message", [column.head.rjust(column.width) for column in columns], targets), flush=True)
     failed = False
-    for name in names:
-        progress.describe(name)
-        workload = find(name)
-        times = count = problem = ""
-        try:
-            if arguments.count != "only":
-                cpu, user, system = cpu_per_message(workload, setting, arguments.repeat, arguments.scale)
-                times = f"{cpu:9,.0f} {user:9,.0f} {system:11,.0f}"
-            if counter:
-                count = f"{instructions_per_message(workload, counter, setting, arguments.scale):,.0f}"
-        except CostError as error:
-            problem = f"{name:12} failed: {error}"
-            failed = True
-        if times or count:
-            progress.say(f"{name:12} {times:31} {count}".rstrip(), sys.stdout)
-        if problem:
-            progress.say(problem, sys.stdout)
-        progress.advance()
+    with Progress(total=len(names), unit="benchmarks") as progress:
+        for name in names:
+            progress.describe(name)
+            lines, problem = measured_lines(find(name), measures, targets, setting)
+            for line in lines:
+                progress.say(line, sys.stdout)
+            if problem:
+                progress.say(f"{name:12} failed: {problem}", sys.stdout)
+                failed = True
+            progress.advance()
     return failed
+
+
+def measured_lines(
+    workload: Workload, measures: Sequence[Measure], targets: Sequence[Target], setting: Setting
+) -> tuple[list[str], str]:
+    """Return the lines of a workload as far as its runs succeed, and why one failed."""
+    whose = LINES[: 2 * len(targets) - 1]
+    cells: dict[str, list[str]] = {name: [] for name in whose}
+    problem = ""
+    try:
+        for measure in measures:
+            for name, values in zip(whose, medians(measure, workload, targets, setting), strict=True):
+                shown = zip(measure.columns, values, strict=True)
+                cells[name] += [column.show(value, name == "this/base") for column, value in shown]
+    except CostError as error:
+        problem = str(error)
+    lines = [line_of(workload.name, cells[name], targets, name) for name in whose if cells[name]]
+    return lines, problem
+
+
+def line_of(name: str, cells: Sequence[str], targets: Sequence[Target], whose: str = "") -> str:
+    """Return a line of the table. whose: shown if there is a base."""
+    return " ".join([f"{name:12}", *([f"{whose:9}"] if len(targets) > 1 else []), *cells]).rstrip()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ FIGURES = (
     Figure("cpu_ns", "server CPU, ns/message", digits=0, better="less"),
     Figure("user_ns", "  of it user", digits=0, better="less"),
     Figure("system_ns", "  of it system", digits=0, better="less"),
+    Figure("loop_faults", "page faults of the main thread/message", digits=3, better="less"),
+    Figure("loop_switches", "its context switches/message", digits=3, better="less"),
     Figure("lost_count", "lost", digits=0),
     Figure("twice_count", "delivered twice", digits=0),
     Figure("server_busy_percent", "server busy, %", digits=0),

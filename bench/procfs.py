@@ -7,6 +7,10 @@ from pathlib import Path
 
 from pyqd.tools.bench.process import TICKS_PER_SECOND
 
+# Fields of /proc/PID/task/TID/stat behind the name in parentheses, counted from 0.
+MINOR_FAULTS_FIELD = 7
+MAJOR_FAULTS_FIELD = 9
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -19,6 +23,28 @@ class Memory:
     rss_bytes: int
     private_bytes: int
     anonymous_bytes: int
+
+
+@dataclass(frozen=True)
+class ThreadEvents:
+    """Page faults, minor and major, and context switches, voluntary and involuntary, of one thread."""
+
+    faults: int = 0
+    switches: int = 0
+
+    def __sub__(self, earlier: "ThreadEvents") -> "ThreadEvents":
+        return ThreadEvents(self.faults - earlier.faults, self.switches - earlier.switches)
+
+
+def read_main_thread(pid: int) -> ThreadEvents:
+    """Return the events so far of the main thread of a running process."""
+    thread = Path(f"/proc/{pid}/task/{pid}")
+    # The name may contain blanks and parentheses; the last ")" ends it.
+    fields = (thread / "stat").read_text().rpartition(")")[2].split()
+    switches = re.findall(r"voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text())
+    return ThreadEvents(
+        faults=int(fields[MINOR_FAULTS_FIELD]) + int(fields[MAJOR_FAULTS_FIELD]), switches=sum(map(int, switches))
+    )
 
 
 def read_core_time_s(core: int) -> float:

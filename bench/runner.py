@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from bench import accounts, stock, upgraded
+from bench import accounts, bounded, stock, upgraded
 from bench.accounts import Account
 from bench.deliveries import Deliveries
 from bench.procfs import Memory, read_memory
@@ -30,6 +30,8 @@ def load_figures(report: LoadReport, meter: Meter, seconds: float) -> dict[str, 
         "cpu_ns": meter.server.total_s * 1e9 / messages,
         "user_ns": meter.server.user_s * 1e9 / messages,
         "system_ns": meter.server.system_s * 1e9 / messages,
+        "loop_faults": meter.loop.faults / messages,
+        "loop_switches": meter.loop.switches / messages,
         "server_busy_percent": 100 * meter.server.total_s / meter.elapsed_s,
         "generator_busy_percent": 100 * report.worked_s / meter.elapsed_s,
         "others_percent": 100 * meter.others_s / meter.elapsed_s,
@@ -243,14 +245,18 @@ def run_end_to_end(workload: Workload, target: Target, server: Server, setting: 
 def run_fan_out(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
     """Publish into a topic and consume each of its channels at once; each has consumers of its own."""
     load = Load(messages=workload.messages, body_bytes=workload.body_bytes, channels=workload.channels)
+    publishing = new_load(workload) if workload.unconsumed else load
     with ExitStack() as opened:
         for index in range(workload.channels):
             consumers = open_subscribers(workload, server, workload.consumers, f"{CHANNEL}-{index}")
             load.add_consumers(opened.enter_context(consumers).fds(), rdy=workload.rdy, channel=index)
         publishers = opened.enter_context(open_publishers(workload, server))
-        add_publishers(load, workload, publishers)
+        add_publishers(publishing, workload, publishers)
         with metered(server) as meter:
-            report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
+            if workload.unconsumed:
+                report = bounded.run(publishing, load, workload.unconsumed, workload.deadline_s)
+            else:
+                report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     figures = load_figures(report, meter, report.consumed_s)
     if report.published_s and report.consumed_s:
         figures["published_per_s"] = report.messages / report.published_s

@@ -43,7 +43,7 @@ class ServerError(Exception):
 class Target:
     """A server that can be measured: `pyqd`, `sink`, `sink-store`, `sink-sync`, or an nsqd or a pyqd by its executable.
 
-    core_count: cores it may use; more than one includes the generator's.
+    core_count: cores it may use; more than one includes the generator's.    directory: where it is started
     slowness: how many times as long as usual it may take to start and to stop.
     """
 
@@ -53,6 +53,7 @@ class Target:
     program: Program = "pyqd"
     core_count: int = 1
     slowness: float = 1.0
+    directory: Path = REPOSITORY
 
     @classmethod
     def parse(cls, text: str, *, core_count: int = 1) -> "Target":
@@ -79,19 +80,39 @@ class Target:
             core_count=core_count,
         )
 
+    @classmethod
+    def of_checkout(cls, path: Path) -> "Target":
+        """Return the pyqd that was built in another checkout. Raises: ValueError if it does not start there."""
+        path = path.absolute()
+        python = path / ".venv" / "bin" / "python"
+        if not python.exists():
+            raise ValueError(f"{path} has no .venv/bin/python: build that checkout first (make build)")
+        # Its .venv may be that of another checkout, so Python must look for packages in this one first.
+        target = cls(
+            name=str(path),
+            command=(str(python), "-m", "pyqd.apps.daemon"),
+            environment=(("PYTHONPATH", str(path)),),
+            directory=path,
+        )
+        target.version()
+        return target
+
     def version(self) -> str:
         """Return the program's version, "" for a sink. Raises: ValueError if it is not a server."""
-        return "" if self.program == "sink" else ask_version(self.command)
+        return "" if self.program == "sink" else ask_version(self.command, self.directory, dict(self.environment))
 
 
-def ask_version(command: Sequence[str]) -> str:
+def ask_version(
+    command: Sequence[str], directory: Path = REPOSITORY, environment: Mapping[str, str] | None = None
+) -> str:
     """Return a program's answer to -version. Raises: ValueError unless it is "nsqd v..." or "pyqd v..."."""
     what = " ".join(command)
     try:
         asked = subprocess.run(
             [*command, "-version"],
             stdin=subprocess.DEVNULL,
-            cwd=REPOSITORY,
+            cwd=directory,
+            env={**os.environ, **(environment or {})},
             capture_output=True,
             text=True,
             errors="replace",
@@ -114,6 +135,7 @@ class Launch:
     environment: Mapping[str, str]
     cores: tuple[int, ...]
     log_path: Path
+    directory: Path = REPOSITORY
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start it; it does not answer yet. Raises: ServerError when it cannot be executed, or not on these cores."""
@@ -130,7 +152,7 @@ class Launch:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    cwd=REPOSITORY,
+                    cwd=self.directory,
                     env=self.environment,
                     preexec_fn=pin,
                 )
@@ -233,6 +255,7 @@ def running(
             environment={**os.environ, **dict(target.environment)},
             cores=tuple(cores),
             log_path=Path(directory) / "server.log",
+            directory=target.directory,
         )
         server = Server(launch=launch, process=launch.start(), tcp_address=tcp, http_address=http, data_path=data_path)
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.procfs import read_core_time_s
+from bench.procfs import ThreadEvents, read_core_time_s, read_main_thread
 from bench.server import Server, Target
 from pyqd.tools.bench.process import CpuTime, read_cpu_time
 
@@ -100,9 +100,13 @@ class Result:
 
 @dataclass
 class Meter:
-    """Cost of the body of `metered` for the server, and the time that its cores spent on other processes."""
+    """Cost of the body of `metered` for the server, and the time that its cores spent on other processes.
+
+    loop: events of the server's main thread, which in pyqd runs the event loop.
+    """
 
     server: CpuTime = field(default_factory=lambda: CpuTime(0.0, 0.0))
+    loop: ThreadEvents = field(default_factory=ThreadEvents)
     others_s: float = 0.0
     elapsed_s: float = 0.0
 
@@ -118,9 +122,11 @@ def metered(server: Server) -> Iterator[Meter]:
 
     meter = Meter()
     cpu_before, core_before_s, start_s = read_cpu_time(server.pid), core_time_s(), time.monotonic()
+    loop_before = read_main_thread(server.pid)
     yield meter
     meter.elapsed_s = time.monotonic() - start_s
     server.require_alive()
+    meter.loop = read_main_thread(server.pid) - loop_before
     meter.server = read_cpu_time(server.pid) - cpu_before
     # Two roundings to ticks can leave less than nothing.
     meter.others_s = max(0.0, core_time_s() - core_before_s - meter.server.total_s)

@@ -32,6 +32,7 @@ class Workload:
     restarts: starts timed in one run           runs_max: runs of each server at most, for what takes long; 0: any
     rate_per_s: messages a second, sent at their times whatever the server does; 0: as answers come
     defer_ms: how long messages are deferred                channels: how many of the topic are consumed
+    unconsumed: of a fan-out, messages published but not yet consumed by every channel, at most; 0: any
     existing: the channel is there before the load          age_s: for so long before a load that defers
     scale: of its full size
     """
@@ -59,6 +60,7 @@ class Workload:
     rate_per_s: float = 0.0
     defer_ms: int = 0
     channels: int = 1
+    unconsumed: int = 0
     existing: bool = False
     age_s: float = 0.0
     scale: float = 1.0
@@ -211,6 +213,16 @@ WORKLOADS = (
         outstanding=64,
         consumers=50,
         rdy=200,
+    ),
+    Workload(
+        name="e2e-1x1",
+        kind="end_to_end",
+        what="1 publisher (PUB 200 B one by one, 1,024 outstanding) and 1 consumer (RDY 2500) at once",
+        messages=1_000_000,
+        batch=1,
+        publishers=1,
+        outstanding=1024,
+        consumers=1,
     ),
     *(
         Workload(

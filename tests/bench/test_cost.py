@@ -1,8 +1,9 @@
-"""Cost of a message: how it is counted and read."""
+"""Cost of a message: how it is measured, and the table."""
 
-import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -10,81 +11,78 @@ import pytest
 pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import cost
-from bench.cost import (
-    CostError,
-    Counter,
-    count_run,
-    cpu_of_run,
-    cpu_per_message,
-    find_counter,
-    instructions_per_message,
-)
+from bench.cost import Column, CostError, Measure, Spent, medians, of_one_more, time_run
+from bench.counters import Counter
+from bench.server import REPOSITORY, Target
 from bench.setting import Cores, Setting
 from bench.workloads import Workload, find
-from pyqd.tools.bench.process import CpuTime
 
 # Each test takes long, by itself or with the programs that it starts.
 pytestmark = pytest.mark.slow
 
 SETTING = Setting(cores=Cores())
+THIS = Target.parse("pyqd")
+BASE = replace(THIS, name="base")
+# CPU time, all, user and system; faults and switches.
+SPENT = Spent((1800.4, 700.2, 1100.2), (1.25, 0.5))
 
 
-def test_the_cost_of_a_message_excludes_the_start_of_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(workload: Workload, counter: Counter, setting: Setting) -> int:
-        return 1_000_000 + 300 * workload.messages
+def spending(spent: Spent) -> Callable[..., Spent]:
+    """Return a run that spends so much on each message, after a start that costs much more."""
 
-    monkeypatch.setattr(cost, "count_run", counted)
-    assert instructions_per_message(find("mpub"), Counter("perf"), SETTING) == 300.0
-    assert instructions_per_message(find("mpub"), Counter("perf"), SETTING, scale=0.0001) == 300.0
+    def run(*given: object) -> Spent:
+        workload = given[-1]
+        assert isinstance(workload, Workload)
+        return Spent(
+            tuple(1e6 + workload.messages * figure for figure in spent.whole),
+            tuple(workload.messages * figure for figure in spent.loaded),
+        )
 
-
-def test_cpu_time_is_the_difference_of_two_loads_and_the_median_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    disturbances_ns = iter([0, 0, 0, 400_000, 0, 40_000])
-
-    def spent(workload: Workload, setting: Setting) -> CpuTime:
-        user_ns = 300_000_000 + 700 * workload.messages + next(disturbances_ns)
-        return CpuTime(user_s=user_ns / 1e9, system_s=(50_000_000 + 1100 * workload.messages) / 1e9)
-
-    monkeypatch.setattr(cost, "cpu_of_run", spent)
-    load = replace(find("pub"), messages=5000)
-    total, user, system = cpu_per_message(load, SETTING, repeat=3)
-    assert (round(total), round(user), round(system)) == (1810, 710, 1100)
+    return run
 
 
-def test_the_cost_of_consuming_a_channel_excludes_filling_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(workload: Workload, counter: Counter, setting: Setting) -> int:
-        # Both fill an existing channel; one of them consumes it.
+def test_the_cost_of_a_message_excludes_the_start_of_the_daemon() -> None:
+    run = spending(Spent((300.0,), (5.0,)))
+    assert of_one_more(find("mpub"), 100_000, run) == [300.0, 5.0]
+    assert of_one_more(find("mpub"), 10, run) == [300.0, 5.0]
+
+
+def test_the_cost_of_consuming_a_channel_excludes_filling_it() -> None:
+    def run(workload: Workload) -> Spent:
+        # Both fill an existing channel; one of them consumes it. Events during the load are those of consuming alone.
         assert workload.kind == "consume" or workload.existing
-        return 1_000_000 + (300 if workload.kind == "publish" else 300 + 1100) * workload.messages
+        return spending(Spent((300.0 if workload.kind == "publish" else 300.0 + 1100.0,), (5.0,)))(workload)
 
-    monkeypatch.setattr(cost, "count_run", counted)
-    assert instructions_per_message(find("consume-4"), Counter("perf"), SETTING) == 1100.0
-
-
-def test_the_cpu_time_of_a_run_is_that_of_its_daemon_from_start_to_end() -> None:
-    spent = cpu_of_run(find("pub").scaled(0.001), SETTING)
-    assert spent.user_s > 0.0
-    assert spent.system_s > 0.0
+    assert of_one_more(find("consume-4"), 50_000, run) == [1100.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("perf", "# started on Sat\n\n12345,,instructions:u,9,100.00,,\n"),
-        ("callgrind", "version: 1\nevents: Ir\nsummary: 12345\n\nfn=(1) f\n1 7\n"),
-        ("callgrind", "version: 1\nevents: Ir\n\nfn=(1) f\n1 7\n\ntotals: 12345\n"),
-    ],
-)
-def test_a_count_is_read_from_the_output_of_the_counter(name: str, text: str, tmp_path: Path) -> None:
-    path = tmp_path / "counted"
-    path.write_text(text)
-    assert Counter(name).read(path) == 12345
+def test_a_base_is_measured_in_turns_and_the_ratios_are_those_of_each_turn() -> None:
+    order: list[str] = []
+    # A turn is of two runs of each.
+    costs = chain.from_iterable(repeat(figure, 2) for figure in (100.0, 100.0, 500.0, 250.0, 300.0, 100.0))
+
+    def run(target: Target, setting: Setting, workload: Workload) -> Spent:
+        order.append(target.name)
+        return spending(Spent((next(costs),)))(target, setting, workload)
+
+    measure = Measure((Column("CPU, ns"),), run, lambda _: 1000.0, repeat=3)
+    assert medians(measure, find("pub"), [THIS, BASE], SETTING) == [[300.0], [100.0], [2.0]]
+    assert order == ["pyqd", "pyqd", "base", "base"] * 3
 
 
-def test_a_counter_that_wrote_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "PERF_WRITES_WITHIN_S", 0.0)
-    with pytest.raises(CostError, match="callgrind has left no count"):
-        Counter("callgrind").read(tmp_path / "absent")
+def test_a_run_has_the_cpu_time_of_its_daemon_from_start_to_end_and_the_faults_of_its_main_thread() -> None:
+    spent = time_run(THIS, SETTING, find("pub").scaled(0.01))
+    total_ns, user_ns, system_ns = spent.whole
+    assert min(user_ns, system_ns) > 0
+    assert total_ns == pytest.approx(user_ns + system_ns)
+    faults, switches = spent.loaded
+    # The pages of a new log are absent.
+    assert faults > 0
+    assert switches >= 0
+
+
+def test_a_page_of_the_log_has_space_for_some_sixteen_records_of_200_bytes() -> None:
+    assert cost.log_pages(find("pub")) == pytest.approx(248 / 4096)
 
 
 @pytest.fixture
@@ -93,53 +91,86 @@ def nothing_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_counts")
-def test_instructions_alone_fail_without_a_counter(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CostError, match=r"perf is not installed .* valgrind is not installed"):
-        find_counter()
+def test_counts_alone_fail_without_a_counter(capsys: pytest.CaptureFixture[str]) -> None:
     assert cost.main(["--count", "only", "-w", "pub", "--unpinned"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.count("apt-get install valgrind") == 1
+    assert err.count("apt-get install valgrind") == err.count("apt-get install strace") == 1
 
 
 @pytest.mark.usefixtures("nothing_counts")
-def test_without_a_counter_of_instructions_cpu_time_is_shown_with_advice_on_installing_one(
+def test_without_counters_cpu_time_is_shown_with_advice_on_installing_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cost, "cpu_per_message", lambda *_: (1800.0, 700.0, 1100.0))
+    monkeypatch.setattr(cost, "time_run", spending(SPENT))
     # Both streams in one, as on a terminal.
     monkeypatch.setattr("sys.stderr", sys.stdout)
     assert cost.main(["-w", "pub", "-w", "mpub", "--unpinned"]) == 0
-    head, pub, mpub, last = capfd.readouterr().out.splitlines()
-    assert head.split() == ["per", "message", "CPU,", "ns", "user,", "ns", "system,", "ns"]
-    assert pub.split() == ["pub", "1,800", "700", "1,100"]
-    assert mpub.split() == ["mpub", "1,800", "700", "1,100"]
-    assert last.endswith("(on Debian: apt-get install valgrind)")
+    head, pub, mpub, *reasons = capfd.readouterr().out.splitlines()
+    assert head.split(maxsplit=2)[2].replace(", ", ",").split() == [
+        "CPU,ns",
+        "user,ns",
+        "system,ns",
+        "faults/page",
+        "switches",
+    ]
+    assert pub.split() == ["pub", "1,800", "700", "1,100", "1.250", "0.500"]
+    assert mpub.split() == ["mpub", "1,800", "700", "1,100", "1.250", "0.500"]
+    assert len(reasons) == 2
 
 
-@pytest.mark.slow
-def test_a_row_shows_the_cpu_time_of_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_shows_the_cost_of_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert cost.main(["--count", "no", "-w", "pub", "--scale", "0.02", "--repeat", "1", "--unpinned"]) == 0
-    name, total, user, system = capsys.readouterr().out.splitlines()[-1].replace(",", "").split()
+    name, total, user, system, _, _ = capsys.readouterr().out.splitlines()[-1].replace(",", "").split()
     assert name == "pub"
     # The cost of so short a load may disappear in the difference between two starts.
     assert abs(int(user) + int(system) - int(total)) <= 1
 
 
+def test_another_checkout_is_set_beside_with_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--base", str(REPOSITORY), "--count", "no", "-w", "pub", "--scale", "0.02", "--repeat", "1"]
+    assert cost.main([*arguments, "--unpinned"]) == 0
+    _, this, base, ratios = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (this[:2], base[:2], ratios[:2]) == (["pub", "this"], ["pub", "base"], ["pub", "this/base"])
+    faults = [float(cells[5]) for cells in (this, base, ratios)]
+    assert faults[2] == pytest.approx(faults[0] / faults[1], abs=0.02)
+
+
+def test_a_base_that_is_not_built_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost.main(["--base", str(tmp_path), "-w", "pub", "--unpinned"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith(".venv/bin/python: build that checkout first (make build)\n")
+
+
+def test_the_daemon_of_another_checkout_is_started_in_it_whatever_the_environment_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that has the environment of this tree, as a worktree may.
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    package = tmp_path / "pyqd" / "apps"
+    package.mkdir(parents=True)
+    (package / "daemon.py").write_text("print('pyqd v0.0.7')\n")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    assert Target.of_checkout(tmp_path).version() == "pyqd v0.0.7"
+
+
 def test_cpu_time_is_shown_although_counting_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cost, "cpu_per_message", lambda *_: (1800.0, 700.0, 1100.0))
-    monkeypatch.setattr(cost, "find_counter", lambda: Counter("callgrind"))
+    monkeypatch.setattr(cost, "time_run", spending(SPENT))
+    monkeypatch.setattr(cost, "find_call_counter", lambda: Counter("strace"))
+    monkeypatch.setattr(cost, "find_instruction_counter", lambda: Counter("callgrind"))
 
-    def fail(*_: object) -> int:
-        raise CostError("under callgrind: no count")
+    def fail(*_: object) -> Spent:
+        raise CostError("under strace: no count")
 
     monkeypatch.setattr(cost, "count_run", fail)
     assert cost.main(["-w", "pub", "--unpinned"]) == 1
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
-        ["pub", "1,800", "700", "1,100"],
-        ["pub", "failed:", "under", "callgrind:", "no", "count"],
+        ["pub", "1,800", "700", "1,100", "1.250", "0.500"],
+        ["pub", "failed:", "under", "strace:", "no", "count"],
     ]
 
 
@@ -152,17 +183,10 @@ def test_no_run_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failed_load_is_named_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cost, "DAEMON", ("false",))
-    monkeypatch.setattr(cost, "find_counter", lambda: Counter("perf", "page-faults:u"))
-    assert cost.main(["--count", "only", "-w", "pub", "-w", "mpub", "--unpinned"]) == 1
+    broken = replace(THIS, command=("false",))
+    monkeypatch.setattr("bench.server.Target.parse", lambda _: broken)
+    assert cost.main(["--count", "no", "-w", "pub", "-w", "mpub", "--unpinned"]) == 1
     assert [line.split(":")[0].split() for line in capsys.readouterr().out.splitlines() if "failed" in line] == [
         ["pub", "failed"],
         ["mpub", "failed"],
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not installed")
-def test_perf_counts_the_daemon_from_start_to_stop() -> None:
-    # Virtual machines often have no counter of instructions; page faults the kernel counts itself.
-    assert count_run(find("pub").scaled(0.01), Counter("perf", "page-faults:u"), SETTING) > 1000
