@@ -14,7 +14,7 @@ import gevent
 from gevent.event import Event
 
 from pyqd.api.http_params import requested_channel, requested_topic, topic_of_any_name
-from pyqd.api.rights import ADMIN
+from pyqd.api.rights import ADMIN, TOPIC
 from pyqd.broker.broker import Broker, sync_names
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
@@ -52,7 +52,8 @@ class AdminRoutes:
             "/channel/unpause": lambda request: self.pause_channel(request, False),
         }
         return [
-            Route("POST", path, answering_storage_errors(handler), right=ADMIN) for path, handler in handlers.items()
+            Route("POST", path, answering_storage_errors(handler), right=ADMIN, topics=TOPIC)
+            for path, handler in handlers.items()
         ]
 
     def delete_topic(self, request: Request) -> Response:

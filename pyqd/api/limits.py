@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from pyqd.api.http_params import requested_channel
-from pyqd.api.rights import ADMIN, STATUS
+from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import ATTEMPTS_MAX, ChannelSettings, limits_to_dict
@@ -35,7 +35,7 @@ class LimitRoutes:
         """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/channel/limits", self.limits, right=STATUS),
-            Route("POST", "/channel/limits", self.set_limits, right=ADMIN),
+            Route("POST", "/channel/limits", self.set_limits, right=ADMIN, topics=(*TOPIC, "dead_letter_topic")),
         ]
 
     def limits(self, request: Request) -> Response:

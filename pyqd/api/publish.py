@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gevent.event import Event
 
 from pyqd.api.http_params import topic_name
-from pyqd.api.rights import PUBLISH
+from pyqd.api.rights import PUBLISH, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.options import Options
@@ -74,8 +74,8 @@ class PublishRoutes:
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
         return [
-            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH),
-            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH),
+            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH, topics=TOPIC),
+            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH, topics=TOPIC),
         ]
 
     def msg_size_max(self) -> int:

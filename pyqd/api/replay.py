@@ -10,7 +10,7 @@ import logging
 import re
 
 from pyqd.api.http_params import requested_channel, requested_topic
-from pyqd.api.rights import CONSUME
+from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -39,10 +39,11 @@ class ReplayRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
+        positions, log, seek = map(answering_position_errors, (self.positions, self.log, self.seek))
         return [
-            Route("GET", "/topic/positions", answering_position_errors(self.positions), right=CONSUME),
-            Route("GET", "/topic/log", answering_position_errors(self.log), logged=False, right=CONSUME),
-            Route("POST", "/channel/seek", answering_position_errors(self.seek), right=CONSUME),
+            Route("GET", "/topic/positions", positions, right=CONSUME, topics=TOPIC),
+            Route("GET", "/topic/log", log, logged=False, right=CONSUME, topics=TOPIC),
+            Route("POST", "/channel/seek", seek, right=CONSUME, topics=TOPIC, channel=CHANNEL),
         ]
 
     def positions(self, request: Request) -> Response:

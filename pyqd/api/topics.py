@@ -10,7 +10,7 @@ from typing import Any
 
 from pyqd.api.http_params import requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
-from pyqd.api.rights import ADMIN, STATUS
+from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -37,13 +37,14 @@ class TopicRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
+        create_channel = answering_position_errors(self.create_channel)
         return [
-            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
-            Route("POST", "/channel/create", answering_position_errors(self.create_channel), right=ADMIN),
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN, topics=TOPIC),
+            Route("POST", "/channel/create", create_channel, right=ADMIN, topics=TOPIC),
             Route("GET", "/topic/retention", self.retention, right=STATUS),
-            Route("POST", "/topic/retention", self.set_retention, right=ADMIN),
+            Route("POST", "/topic/retention", self.set_retention, right=ADMIN, topics=TOPIC),
             Route("GET", "/topic/quota", self.quota, right=STATUS),
-            Route("POST", "/topic/quota", self.set_quota, right=ADMIN),
+            Route("POST", "/topic/quota", self.set_quota, right=ADMIN, topics=TOPIC),
         ]
 
     def create_topic(self, request: Request) -> Response:

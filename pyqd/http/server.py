@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 class Login(Protocol):
     """Access control of a server."""
 
-    def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
-        """Return the answer to a request that is refused; None if the request is allowed. Switches: it may."""
+    def refusal(self, route: Route, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
+        """Return the answer if a request for a route is refused; None if it is allowed. Switches: it may."""
 
 
 class HttpServer:
@@ -204,7 +204,7 @@ class HttpServer:
         if self._login is None:
             return None
         tls = self._tls is not None
-        refusal = self._login.refusal(route.right, request, remote, tls=tls, common_name=common_name)
+        refusal = self._login.refusal(route, request, remote, tls=tls, common_name=common_name)
         if refusal is None and self._stopped:
             # Meanwhile: the login may have waited for an auth server.
             raise HttpError(503, "EXITING")
