@@ -26,9 +26,11 @@ from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
 from pyqd.http.messages import TEXT, HttpError, Request, Response, text_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
+from pyqd.net.listener import UNIX_REMOTE
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
+from pyqd.primitives.sites import Sites
 from pyqd.primitives.timestamps import parse_timestamp
 
 SIZE_BYTES = 4
@@ -46,8 +48,11 @@ _DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
 logger = logging.getLogger(__name__)
 
 
-def plain_publishers(broker: Broker) -> Callable[[str], PlainPublisher]:
-    """Return the maker of an HTTP server's short paths, which store plain publishes; it takes the client's address."""
+def plain_publishers(broker: Broker, sites: Sites | None = None) -> Callable[[str], PlainPublisher]:
+    """Return the maker of an HTTP server's short paths, which store plain publishes; it takes the client's address.
+
+    sites: those of the server.
+    """
 
     def find_topic(name: bytes) -> Topic | None:
         topic = broker.topics.get(name.decode("ascii"))
@@ -56,7 +61,12 @@ def plain_publishers(broker: Broker) -> Callable[[str], PlainPublisher]:
 
     options = broker.options
     limits = options.max_msg_size, options.max_body_size, count_max(options)
-    return lambda remote: PlainPublisher(*limits, find_topic, remote)
+
+    def new_path(remote: str) -> PlainPublisher:
+        accepts_host = None if sites is None or remote == UNIX_REMOTE else sites.accepts
+        return PlainPublisher(*limits, find_topic, remote, accepts_host)
+
+    return new_path
 
 
 def count_max(options: Options) -> int:

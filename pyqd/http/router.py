@@ -33,7 +33,7 @@ class Route:
     logged. right: the right that a login must grant; if the server has logins, a route without a right refuses every
     request. topics, channel: parameters of the query that name the topics and the channel which the handler touches;
     a login decides by these and by no other. Without `topics` the right must be granted on everything, without
-    `channel` on all channels.
+    `channel` on all channels. any_site: pages of other sites may call the route, by any name of the server.
     """
 
     method: str
@@ -45,6 +45,7 @@ class Route:
     right: str = ""
     topics: tuple[str, ...] = ()
     channel: str = ""
+    any_site: bool = False
 
 
 class Match(NamedTuple):

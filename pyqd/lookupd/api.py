@@ -34,7 +34,7 @@ class LookupRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("GET", "/ping", self.ping, common_headers=False, right=OPEN),
+            Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),
             Route("GET", "/debug", self.debug, right=STATUS),
             Route("GET", "/lookup", self.lookup, right=STATUS),

@@ -14,7 +14,7 @@ from gevent.fileobject import FileObject
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.publish import plain_publishers
 from pyqd.api.routes import daemon_routes
-from pyqd.apps.listeners import http_settings
+from pyqd.apps.listeners import accepted_sites, http_settings
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.debug.profiler import Profiler
@@ -90,7 +90,10 @@ def main() -> None:
     ]
     profiler = Profiler(os.environ.get("PROFILERS"))
     routes = [*daemon_routes(broker, identity, debug=DebugRoutes(profiler)), *extra]
-    server = HttpServer(routes, short_path=plain_publishers(broker), settings=http_settings(options))
+    sites = accepted_sites(options)
+    server = HttpServer(
+        routes, short_path=plain_publishers(broker, sites), settings=http_settings(options), sites=sites
+    )
     bound = server.start(split_address(address))
     identity.http_port = port_of(bound)
     print(bound, flush=True)

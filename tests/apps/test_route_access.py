@@ -120,6 +120,27 @@ def basic(secret: str) -> dict[str, str]:
 ALL_RIGHTS = ("publish", "consume", "admin")
 ROOT = "token-with-every-right"
 DIGESTED = "token-kept-as-its-digest"
+# Requests of a browser, to a server whose logins would let them through, or that has none.
+PAGES_OF_OTHER_SITES = {
+    "page of another site": {"Sec-Fetch-Site": "cross-site", "Origin": "http://other.example"},
+    "page of another port": {"Sec-Fetch-Site": "same-site"},
+    "link on another site": {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    },
+    "page over plain HTTP": {"Origin": "http://other.example"},
+    "frame without an origin": {"Origin": "null"},
+    "page with a rebound name": {
+        "Host": "other.example",
+        "Origin": "http://other.example",
+        "Sec-Fetch-Site": "same-origin",
+    },
+    "rebound name alone": {"Host": "other.example:4151"},
+}
+PAGE_FORMS = [
+    Form(name, {**bearer(ROOT), **headers}, opens_ping_alone) for name, headers in PAGES_OF_OTHER_SITES.items()
+]
 # Name, rights and pattern of each token, and the prefix that the pattern stands for.
 TOKENS = [
     *((f"token-that-may-{right}", (right,), "", "") for right in ("status", *ALL_RIGHTS)),
@@ -139,11 +160,19 @@ TOKEN_FORMS = [
     Form("no login", {}, opens_ping_alone),
     Form("unknown token", bearer("token-that-nobody-knows"), opens_ping_alone),
     Form("another scheme", {"Authorization": f"Token {ROOT}"}, opens_ping_alone),
+    *PAGE_FORMS,
 ]
 ANONYMOUS_LINES = [f"{ROOT} {','.join(ALL_RIGHTS)}", "anonymous status,admin orders_*"]
 ANONYMOUS_FORMS = [
     Form("anonymous", {}, opens(("admin",), "orders_")),
     Form(ROOT, bearer(ROOT), opens(ALL_RIGHTS)),
+]
+
+OPEN_FORMS = [
+    Form("no login", {}, opens(ALL_RIGHTS)),
+    Form("page of this server", {"Sec-Fetch-Site": "same-origin"}, opens(ALL_RIGHTS)),
+    Form("name in a private network", {"Host": "pyqd-0.pyqd.jobs.svc.cluster.local:4151"}, opens(ALL_RIGHTS)),
+    *PAGE_FORMS,
 ]
 
 # Answers of the auth server by secret, and the rule of each. Secrets that it refuses come last: after ten of them
@@ -224,9 +253,9 @@ WALKS = {
     "broker with tokens": Walk(broker, TOKEN_LINES, broker_routes, TOKEN_FORMS),
     "broker with anonymous rights": Walk(broker, ANONYMOUS_LINES, broker_routes, ANONYMOUS_FORMS),
     "broker with an auth server": Walk(broker_with_auth_server, (), broker_routes, AUTH_FORMS),
-    "broker without a login": Walk(broker, (), broker_routes, [Form("no login", {}, opens(ALL_RIGHTS))]),
+    "broker without a login": Walk(broker, (), broker_routes, OPEN_FORMS),
     "lookup daemon with tokens": Walk(lookup_daemon, TOKEN_LINES, lookup_routes, TOKEN_FORMS),
-    "lookup daemon without a login": Walk(lookup_daemon, (), lookup_routes, [Form("no login", {}, opens(ALL_RIGHTS))]),
+    "lookup daemon without a login": Walk(lookup_daemon, (), lookup_routes, OPEN_FORMS),
 }
 
 
