@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from pyqd.primitives.durations import INT64_MAX, SECOND_NS
+from pyqd.primitives.peer_json import json_text
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
@@ -83,7 +84,7 @@ def covers(pattern: Any, name: str | None) -> bool:
 def decode_permissions(body: bytes) -> Permissions:
     """Decode an auth server's answer as Go's decoder does, and check it as nsqd does. Raises: BadAnswer."""
     try:
-        decoded = json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_Members)
+        decoded = json.loads(json_text(body), object_pairs_hook=_Members)
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is not JSON: {error}") from error
     fields = _fields(decoded, "the answer")
