@@ -16,7 +16,6 @@ from pyqd.durability.syncer import sync_channel
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
-from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str
 
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -63,11 +62,7 @@ class LimitRoutes:
         """
         if not is_valid_name_str(name) or is_ephemeral_str(name) or name == channel.topic.name:
             raise HttpError(400, "INVALID_DEAD_LETTER_TOPIC")
-        try:
-            self.broker.topic(name)
-        except StorageError as error:
-            logger.error("TOPIC(%s): cannot create the topic: %s", name, error)
-            raise HttpError(503, "EXITING") from error
+        self.broker.topic(name)
 
 
 def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:

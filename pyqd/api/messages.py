@@ -15,7 +15,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.replay import TopicGone
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import from_hex
-from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, to_json
+from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, storage_refusal, to_json
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import in_slices, poll_sync, yield_to_loop
@@ -120,8 +120,9 @@ class MessageRoutes:
             {"channel": outcome.channel, "status": outcome.status, **({"was": outcome.was} if outcome.was else {})}
             for outcome in outcomes
         ]
-        if message_lookup.FAILED in statuses:
-            return json_response({"message": "INTERNAL_ERROR", **answer}, 500)
+        for error in filter(None, (outcome.error for outcome in outcomes)):
+            refusal = storage_refusal(error)
+            return json_response({"message": refusal.code, **answer}, refusal.status)
         return json_response(answer)
 
     def due_ns(self, query: Query) -> int:

@@ -23,7 +23,7 @@ from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
-from pyqd.http.messages import TEXT, HttpError, Request, Response, text_response
+from pyqd.http.messages import TEXT, HttpError, Request, Response, storage_refusal, text_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
 from pyqd.net.listener import UNIX_REMOTE
@@ -173,11 +173,7 @@ class PublishRoutes:
         name = topic_name(query)
         if self.broker.draining:
             raise HttpError(503, "EXITING")
-        try:
-            topic = self.broker.topic(name)
-        except StorageError as error:
-            logger.error("TOPIC(%s): cannot create the topic: %s", name, error)
-            raise HttpError(503, "EXITING") from error
+        topic = self.broker.topic(name)
         if topic.exiting:
             raise HttpError(503, "EXITING")
         return topic
@@ -218,7 +214,7 @@ class PublishRoutes:
     def refused(self, error: StorageError) -> HttpError:
         """Record that storage refused a message. Returns: the answer to the client."""
         self.broker.note_failed_write(error)
-        return HttpError(503, "EXITING")
+        return storage_refusal(error)
 
 
 def note_publisher(topic: Topic, request: Request) -> None:

@@ -6,7 +6,6 @@ other parameters.
 Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
 
-import logging
 import re
 
 from pyqd.api.http_params import requested_channel, requested_topic
@@ -19,7 +18,6 @@ from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
-from pyqd.primitives.errors import StorageError
 from pyqd.primitives.timestamps import parse_timestamp
 
 RANGE_BYTES = 1 << 20
@@ -27,8 +25,6 @@ RANGE_BYTES_MAX = 4 << 20
 OCTETS = "application/octet-stream"
 
 _COUNT = re.compile("[0-9]{1,18}", re.ASCII)
-
-logger = logging.getLogger(__name__)
 
 
 class ReplayRoutes:
@@ -103,13 +99,9 @@ class ReplayRoutes:
 
     def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
         """Move a channel unless it is a dry run. Returns: the effect of the move."""
-        try:
-            if dry_run:
-                return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
-            return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
-        except StorageError as error:
-            logger.error("HTTP: cannot move channel %s of topic %s: %s", channel.name, channel.topic.name, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
+        if dry_run:
+            return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
+        return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
 
 
 def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:

@@ -49,12 +49,7 @@ class TopicRoutes:
 
     def create_topic(self, request: Request) -> Response:
         """Create a topic if it is missing."""
-        name = topic_name(request.query())
-        try:
-            self.broker.topic(name)
-        except StorageError as error:
-            logger.error("HTTP: cannot create topic %s: %s", name, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
+        self.broker.topic(topic_name(request.query()))
         return Response(200)
 
     def create_channel(self, request: Request) -> Response:
@@ -68,16 +63,12 @@ class TopicRoutes:
         if topic.exiting:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         created = name not in topic.channels_by_name
-        try:
-            channel = topic.channel(name)
-            if place is None:
-                return Response(200)
-            if not created:
-                return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = moved_or_deleted(channel, place)
-        except StorageError as error:
-            logger.error("HTTP: cannot create channel %s of topic %s: %s", name, topic.name, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
+        channel = topic.channel(name)
+        if place is None:
+            return Response(200)
+        if not created:
+            return json_response({"topic": topic.name, "channel": name, "created": False})
+        moved = moved_or_deleted(channel, place)
         shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
         return json_response({**shown, "created": True})
 

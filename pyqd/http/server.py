@@ -15,7 +15,7 @@ import gevent
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
 from pyqd.http.https_connection import HttpsConnection
-from pyqd.http.messages import HttpError, Request, Response, error_response, render
+from pyqd.http.messages import HttpError, Request, Response, error_response, render, storage_refusal
 from pyqd.http.router import Route, Router
 from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
@@ -26,7 +26,7 @@ from pyqd.net.listener import UNIX_REMOTE, Listener
 from pyqd.net.tls import TlsServer, common_name_of
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.durations import format_duration
-from pyqd.primitives.errors import LimitReached, MachineLimitReached
+from pyqd.primitives.errors import LimitReached, MachineLimitReached, StorageError
 from pyqd.primitives.loglines import fields
 from pyqd.primitives.sites import Sites
 
@@ -249,6 +249,9 @@ class HttpServer:
                 response = error_response(HttpError(503, f"{error.code}: {error}"))
             else:
                 response = error_response(HttpError(403, error.code))
+        except StorageError as error:
+            logger.error("%s: %s %s failed: %s", self.name, request.method, request.path, error)
+            response = error_response(storage_refusal(error))
         except Exception as error:
             logger.exception("%s: internal error in the handler of %s", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))

@@ -4,6 +4,7 @@ Arguments: data directory, address to listen on, flags of the daemon. The disk r
 beyond its first. The environment variable PROFILERS is the search path for py-spy.
 """
 
+import errno
 import os
 import sys
 import time
@@ -62,6 +63,11 @@ def broken(_request: Request) -> Response:
     raise KeyError("a bug")
 
 
+def without_space(_request: Request) -> Response:
+    """Fail, as a handler does if the disk is full."""
+    raise DiskFull("store in", "topic t", errno.ENOSPC, "No space left on device")
+
+
 def large(_request: Request) -> Response:
     """Answer with more than a socket takes at once."""
     return Response(200, bytes(32 << 20), "application/octet-stream")
@@ -83,6 +89,7 @@ def main() -> None:
     identity = Identity(hostname="host1", start_ns=time.time_ns(), tcp_port=4150, producers=lambda: [PRODUCER])
     extra = [
         Route("GET", "/broken", broken),
+        Route("POST", "/without_space", without_space),
         Route("GET", "/large", large),
         Route("GET", "/config/:opt", option),
         Route("PUT", "/config/:opt", option),

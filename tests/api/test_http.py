@@ -143,6 +143,14 @@ def test_a_bug_in_a_handler_is_an_internal_error_and_logged(app: HttpApp) -> Non
     assert "KeyError" in app.log_text()
 
 
+def test_a_call_that_the_disk_refuses_is_answered_with_the_reason(app: HttpApp) -> None:
+    reply = app.post("/without_space")
+    reason = "failed to store in topic t - No space left on device"
+    assert (reply.status, reply.json()) == (503, {"message": f"STORAGE_FAILED: {reason}"})
+    assert f"HTTP: POST /without_space failed: {reason}" in app.log_text()
+    assert "Traceback" not in app.log_text().partition("/without_space")[2]
+
+
 @pytest.mark.parametrize("query", ["topic=%zz", "topic=%4", "topic=a;b=c", "%=a", "topic=a&x=%q"])
 def test_a_malformed_query_is_refused(app: HttpApp, query: str) -> None:
     for reply in (app.post(f"/pub?{query}", b"x"), app.get(f"/stats?{query}")):
