@@ -22,7 +22,7 @@ from pyqd.primitives.addresses import is_ip_address
 RESOLVER_FILE: Final = "/etc/resolv.conf"
 ALL: Final = "*"
 OWN_SITE: Final = ("same-origin", "none")
-# Last labels of names in private networks, which no public site can have; `svc` is that of Kubernetes.
+# Last labels of names in private networks, which no public site has; `svc` is that of Kubernetes.
 PRIVATE: Final = frozenset(
     ("localhost", "local", "internal", "intranet", "private", "corp", "home", "lan", "localdomain", "arpa", "svc")
 )
@@ -54,7 +54,7 @@ def name_in(host: str) -> str:
 
 
 def is_private(name: str) -> bool:
-    """Return whether no public site can have a name: an address, a name without a dot, or one of a private network."""
+    """Return whether no public site has a name: an address, a name without a dot, or one of a private network."""
     label = name.rpartition(".")[2]
     return "." not in name or label.isdigit() or label in PRIVATE or is_ip_address(name)
 

@@ -126,7 +126,8 @@ def test_a_message_whose_record_turns_out_to_be_damaged_is_not_called_reschedule
     content[content.index(struct.pack("<Q", ids[7])) + 60] ^= 0xFF
     path.write_bytes(content)
     topic = broker_on(tmp_path).topic("t")
-    assert change(topic, ids[7], message_lookup.reschedule_to(topic, wall() + HOUR_NS)) == [("c", "unknown", None, None)]
+    later = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
+    assert change(topic, ids[7], later) == [("c", "unknown", None, None)]
     topic.check()
 
 
