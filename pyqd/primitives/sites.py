@@ -24,8 +24,10 @@ ALL: Final = "*"
 OWN_SITE: Final = ("same-origin", "none")
 # Last labels of names in private networks, which no public site has; `svc` is that of Kubernetes.
 PRIVATE: Final = frozenset(
-    ("localhost", "local", "internal", "intranet", "private", "corp", "home", "lan", "localdomain", "arpa", "svc")
+    ("localhost", "local", "internal", "intranet", "private", "corp", "home", "lan", "localdomain", "svc")
 )
+# Of the domain `arpa` this alone: holders of IP addresses may put any name below the others.
+PRIVATE_DOMAIN: Final = ".home.arpa"
 
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?", re.ASCII | re.IGNORECASE)
 _ORIGIN = re.compile(r"\*|https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
@@ -56,7 +58,8 @@ def name_in(host: str) -> str:
 def is_private(name: str) -> bool:
     """Return whether no public site has a name: an address, a name without a dot, or one of a private network."""
     label = name.rpartition(".")[2]
-    return "." not in name or label.isdigit() or label in PRIVATE or is_ip_address(name)
+    is_local = label in PRIVATE or name.endswith(PRIVATE_DOMAIN)
+    return "." not in name or label.isdigit() or is_local or is_ip_address(name)
 
 
 def names_of_machine(path: str = RESOLVER_FILE) -> list[str]:

@@ -23,6 +23,7 @@ from pyqd.primitives.sites import Sites, names_of_machine, parse_host, parse_ori
         "pyqd-0.pyqd.jobs.svc",
         "pyqd-0.pyqd.jobs.svc.cluster.local:4151",
         "queue.prod.internal",
+        "queue.home.arpa",
         f"{socket.gethostname()}:4151",
         "broker.example.com:4151",
         "QUEUE.example.org",
@@ -37,7 +38,14 @@ def test_addresses_names_of_private_networks_and_own_names_are_accepted(host: st
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:4151", "broker.example.com.evil.example", "127.0.0.1.evil.example", "example.net"],
+    [
+        "evil.example",
+        "evil.example:4151",
+        "broker.example.com.evil.example",
+        "127.0.0.1.evil.example",
+        "example.net",
+        "a.2.0.192.in-addr.arpa",
+    ],
 )
 def test_names_that_a_public_site_can_have_are_refused_with_the_remedy(host: str) -> None:
     problem = Sites("broker.example.com", [parse_host("*.example.net")]).host_problem(host)
