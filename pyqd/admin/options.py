@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pyqd.config.program_options import ProgramOptions
+from pyqd.config.program_options import ProgramOptions, declare_http_allow_host, declare_http_allow_origin
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
@@ -32,6 +32,8 @@ class AdminOptions(ProgramOptions):
     config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqadmin's keys", key=None)
     log_prefix: str = declare("log-prefix", STRING, "[pyqadmin] ", "text before each log line")
     http_address: str = declare("http-address", STRING, "0.0.0.0:4171", "<addr>:<port> for browsers and HTTP clients")
+    http_allow_host: tuple[str, ...] = declare_http_allow_host()
+    http_allow_origin: tuple[str, ...] = declare_http_allow_origin()
     base_path: str = declare("base-path", STRING, "/", "path that all URLs begin with, behind a proxy")
     dev_static_dir: str = declare("dev-static-dir", STRING, "", "serve static files from this directory")
     lookupd_http_address: tuple[str, ...] = declare(

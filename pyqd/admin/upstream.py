@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from pyqd.client.errors import ClientError, NotConnectedError
 from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd.primitives.nsq_compat import https_port_in, status_line
+from pyqd.primitives.peer_json import json_text
 
 # Open connections that are kept per address. More are made, and closed after use.
 IDLE_MAX: Final = 8
@@ -99,7 +100,7 @@ class Upstream:
         """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
         reply = self._request("GET", address, path, query, None)
         try:
-            found = json.loads(reply.body)
+            found = json.loads(json_text(reply.body))
         except (ValueError, RecursionError) as error:
             raise UpstreamError(f"GET http://{address}{path}: the answer is no JSON: {error}") from None
         if not isinstance(found, dict):

@@ -14,14 +14,14 @@ import gevent
 from gevent.event import Event
 
 from pyqd.api.http_params import requested_channel, requested_topic, topic_of_any_name
-from pyqd.api.rights import ADMIN
+from pyqd.api.rights import ADMIN, TOPIC
 from pyqd.broker.broker import Broker, sync_names
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.http.messages import HttpError, Request, Response
+from pyqd.http.messages import Request, Response
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import in_slices, poll_sync
 from pyqd.primitives.errors import StorageError
@@ -51,9 +51,7 @@ class AdminRoutes:
             "/channel/pause": lambda request: self.pause_channel(request, True),
             "/channel/unpause": lambda request: self.pause_channel(request, False),
         }
-        return [
-            Route("POST", path, answering_storage_errors(handler), right=ADMIN) for path, handler in handlers.items()
-        ]
+        return [Route("POST", path, handler, right=ADMIN, topics=TOPIC) for path, handler in handlers.items()]
 
     def delete_topic(self, request: Request) -> Response:
         """Delete a topic with its channels and all their messages, and close its clients. Switches: before and
@@ -179,16 +177,3 @@ def make_room(topic: Topic, channel: Channel) -> None:
 def targets_of(ledgers: list[Ledger]) -> list[tuple[Mapping, int]]:
     """Return all mappings that a sync of ledgers has to write, each with its bytes in use."""
     return [target for ledger in ledgers for target in ledger.sync_targets()]
-
-
-def answering_storage_errors(handler: Handler) -> Handler:
-    """Return a handler that answers 500 if the disk refuses a change; nothing was changed then."""
-
-    def answer(request: Request) -> Response:
-        try:
-            return handler(request)
-        except StorageError as error:
-            logger.error("HTTP: %s %s failed, nothing was changed: %s", request.method, request.path, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
-
-    return answer

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from pyqd.api.http_params import requested_channel
-from pyqd.api.rights import ADMIN, STATUS
+from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import ATTEMPTS_MAX, ChannelSettings, limits_to_dict
@@ -16,7 +16,6 @@ from pyqd.durability.syncer import sync_channel
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
-from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str
 
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -35,7 +34,7 @@ class LimitRoutes:
         """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/channel/limits", self.limits, right=STATUS),
-            Route("POST", "/channel/limits", self.set_limits, right=ADMIN),
+            Route("POST", "/channel/limits", self.set_limits, right=ADMIN, topics=(*TOPIC, "dead_letter_topic")),
         ]
 
     def limits(self, request: Request) -> Response:
@@ -63,11 +62,7 @@ class LimitRoutes:
         """
         if not is_valid_name_str(name) or is_ephemeral_str(name) or name == channel.topic.name:
             raise HttpError(400, "INVALID_DEAD_LETTER_TOPIC")
-        try:
-            self.broker.topic(name)
-        except StorageError as error:
-            logger.error("TOPIC(%s): cannot create the topic: %s", name, error)
-            raise HttpError(503, "EXITING") from error
+        self.broker.topic(name)
 
 
 def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:

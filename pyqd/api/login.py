@@ -20,6 +20,7 @@ from typing import Final
 from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
 from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import HttpError, Request, Response, error_response
+from pyqd.http.router import Route
 from pyqd.net.listener import ip_of
 from pyqd.primitives.addresses import Address, TcpAddress
 from pyqd.primitives.errors import StartupError
@@ -31,8 +32,6 @@ FAILURES_AT_ONCE_MAX: Final = 10
 FAILURES_PER_S: Final = 1.0
 ADDRESSES_MAX: Final = 10_000
 CACHED_MAX: Final = 10_000
-# Parameters that name a topic which the request touches.
-TOPIC_PARAMETERS: Final = ("topic", "dead_letter_topic")
 CHALLENGE: Final = (("WWW-Authenticate", 'Bearer realm="pyqd"'), ("WWW-Authenticate", 'Basic realm="pyqd"'))
 
 PERMISSION_OF: Final = {
@@ -51,12 +50,13 @@ class ServerGrant:
         self.granted = granted
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
-        """Return whether a right is granted. If no topic is named, the patterns must match the empty name."""
+        """Return whether a right is granted."""
         if right == STATUS:
             return bool(self.granted.authorizations)
         permission = PERMISSION_OF.get(right, "")
-        channel = channel if right == CONSUME else ""
-        return all(self.granted.allows(permission, topic, channel) for topic in topics or ("",))
+        # As over TCP, where a publish has an empty channel.
+        in_channel = channel or ("" if right == PUBLISH else None)
+        return all(self.granted.allows(permission, topic, in_channel) for topic in topics or (None,))
 
 
 class FailureLimit:
@@ -87,12 +87,12 @@ class Login:
         self.failures = FailureLimit()
         self._granted: OrderedDict[bytes, Permissions] = OrderedDict()
 
-    def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
-        """Return the answer to a request that is refused; None if the request is allowed.
+    def refusal(self, route: Route, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
+        """Return the answer to a request for a route that is refused; None if the request is allowed.
 
         Raises: HttpError for a malformed query. Switches: if auth servers are asked.
         """
-        if right == OPEN:
+        if route.right == OPEN:
             return None
         secret = secret_of(request)
         grant: Grant | None
@@ -105,8 +105,8 @@ class Login:
         if grant is None:
             return unauthorized()
         query = request.query()
-        topics = tuple(filter(None, (query.get(name) for name in TOPIC_PARAMETERS)))
-        if grant.allows(right, topics, query.get("channel") or ""):
+        topics = tuple(filter(None, map(query.get, route.topics)))
+        if grant.allows(route.right, topics, query.get(route.channel) or ""):
             return None
         if secret is None:
             return unauthorized()

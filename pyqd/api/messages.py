@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pyqd.api.http_params import requested_topic_and_channel
-from pyqd.api.rights import CONSUME
+from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import message_lookup, peek
 from pyqd.broker.broker import Broker
 from pyqd.broker.replay import TopicGone
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import from_hex
-from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, to_json
+from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, storage_refusal, to_json
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import in_slices, poll_sync, yield_to_loop
@@ -38,11 +38,22 @@ class MessageRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
+        handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/channel/messages"): self.messages,
+            ("POST", "/message/cancel"): self.cancel,
+            ("POST", "/message/reschedule"): self.reschedule,
+            ("POST", "/message/deliver_now"): self.deliver_now,
+        }
         return [
-            Route("GET", "/channel/messages", answering_gone_topics(self.messages), logged=False, right=CONSUME),
-            Route("POST", "/message/cancel", answering_gone_topics(self.cancel), right=CONSUME),
-            Route("POST", "/message/reschedule", answering_gone_topics(self.reschedule), right=CONSUME),
-            Route("POST", "/message/deliver_now", answering_gone_topics(self.deliver_now), right=CONSUME),
+            Route(
+                *request,
+                answering_gone_topics(handler),
+                logged=request[0] != "GET",
+                right=CONSUME,
+                topics=TOPIC,
+                channel=CHANNEL,
+            )
+            for request, handler in handlers.items()
         ]
 
     def messages(self, request: Request) -> Response:
@@ -109,8 +120,9 @@ class MessageRoutes:
             {"channel": outcome.channel, "status": outcome.status, **({"was": outcome.was} if outcome.was else {})}
             for outcome in outcomes
         ]
-        if message_lookup.FAILED in statuses:
-            return json_response({"message": "INTERNAL_ERROR", **answer}, 500)
+        for error in filter(None, (outcome.error for outcome in outcomes)):
+            refusal = storage_refusal(error)
+            return json_response({"message": refusal.code, **answer}, refusal.status)
         return json_response(answer)
 
     def due_ns(self, query: Query) -> int:

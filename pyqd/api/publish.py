@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gevent.event import Event
 
 from pyqd.api.http_params import topic_name
-from pyqd.api.rights import PUBLISH
+from pyqd.api.rights import PUBLISH, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.options import Options
@@ -23,12 +23,14 @@ from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
-from pyqd.http.messages import TEXT, HttpError, Request, Response, text_response
+from pyqd.http.messages import TEXT, HttpError, Request, Response, storage_refusal, text_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
+from pyqd.net.listener import UNIX_REMOTE
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
+from pyqd.primitives.sites import Sites
 from pyqd.primitives.timestamps import parse_timestamp
 
 SIZE_BYTES = 4
@@ -46,8 +48,11 @@ _DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
 logger = logging.getLogger(__name__)
 
 
-def plain_publishers(broker: Broker) -> Callable[[str], PlainPublisher]:
-    """Return the maker of an HTTP server's short paths, which store plain publishes; it takes the client's address."""
+def plain_publishers(broker: Broker, sites: Sites | None = None) -> Callable[[str], PlainPublisher]:
+    """Return the maker of an HTTP server's short paths, which store plain publishes; it takes the client's address.
+
+    sites: those of the server.
+    """
 
     def find_topic(name: bytes) -> Topic | None:
         topic = broker.topics.get(name.decode("ascii"))
@@ -56,7 +61,12 @@ def plain_publishers(broker: Broker) -> Callable[[str], PlainPublisher]:
 
     options = broker.options
     limits = options.max_msg_size, options.max_body_size, count_max(options)
-    return lambda remote: PlainPublisher(*limits, find_topic, remote)
+
+    def new_path(remote: str) -> PlainPublisher:
+        accepts_host = None if sites is None or remote == UNIX_REMOTE else sites.accepts
+        return PlainPublisher(*limits, find_topic, remote, accepts_host)
+
+    return new_path
 
 
 def count_max(options: Options) -> int:
@@ -74,8 +84,8 @@ class PublishRoutes:
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
         return [
-            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH),
-            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH),
+            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH, topics=TOPIC),
+            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH, topics=TOPIC),
         ]
 
     def msg_size_max(self) -> int:
@@ -163,11 +173,7 @@ class PublishRoutes:
         name = topic_name(query)
         if self.broker.draining:
             raise HttpError(503, "EXITING")
-        try:
-            topic = self.broker.topic(name)
-        except StorageError as error:
-            logger.error("TOPIC(%s): cannot create the topic: %s", name, error)
-            raise HttpError(503, "EXITING") from error
+        topic = self.broker.topic(name)
         if topic.exiting:
             raise HttpError(503, "EXITING")
         return topic
@@ -208,7 +214,7 @@ class PublishRoutes:
     def refused(self, error: StorageError) -> HttpError:
         """Record that storage refused a message. Returns: the answer to the client."""
         self.broker.note_failed_write(error)
-        return HttpError(503, "EXITING")
+        return storage_refusal(error)
 
 
 def note_publisher(topic: Topic, request: Request) -> None:

@@ -6,11 +6,10 @@ other parameters.
 Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
 
-import logging
 import re
 
 from pyqd.api.http_params import requested_channel, requested_topic
-from pyqd.api.rights import CONSUME
+from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -19,7 +18,6 @@ from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
-from pyqd.primitives.errors import StorageError
 from pyqd.primitives.timestamps import parse_timestamp
 
 RANGE_BYTES = 1 << 20
@@ -27,8 +25,6 @@ RANGE_BYTES_MAX = 4 << 20
 OCTETS = "application/octet-stream"
 
 _COUNT = re.compile("[0-9]{1,18}", re.ASCII)
-
-logger = logging.getLogger(__name__)
 
 
 class ReplayRoutes:
@@ -39,10 +35,11 @@ class ReplayRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
+        positions, log, seek = map(answering_position_errors, (self.positions, self.log, self.seek))
         return [
-            Route("GET", "/topic/positions", answering_position_errors(self.positions), right=CONSUME),
-            Route("GET", "/topic/log", answering_position_errors(self.log), logged=False, right=CONSUME),
-            Route("POST", "/channel/seek", answering_position_errors(self.seek), right=CONSUME),
+            Route("GET", "/topic/positions", positions, right=CONSUME, topics=TOPIC),
+            Route("GET", "/topic/log", log, logged=False, right=CONSUME, topics=TOPIC),
+            Route("POST", "/channel/seek", seek, right=CONSUME, topics=TOPIC, channel=CHANNEL),
         ]
 
     def positions(self, request: Request) -> Response:
@@ -102,13 +99,9 @@ class ReplayRoutes:
 
     def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
         """Move a channel unless it is a dry run. Returns: the effect of the move."""
-        try:
-            if dry_run:
-                return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
-            return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
-        except StorageError as error:
-            logger.error("HTTP: cannot move channel %s of topic %s: %s", channel.name, channel.topic.name, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
+        if dry_run:
+            return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
+        return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
 
 
 def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:

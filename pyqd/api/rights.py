@@ -28,6 +28,9 @@ CONSUME: Final = "consume"
 ADMIN: Final = "admin"
 
 RIGHTS: Final = (OPEN, STATUS, PUBLISH, CONSUME, ADMIN)
+# The parameters of a route that touches one topic, and the channel of a route that touches one channel.
+TOPIC: Final = ("topic",)
+CHANNEL: Final = "channel"
 # Rights that a token may be given. No right includes another, except that every token has STATUS.
 GRANTED: Final = (STATUS, PUBLISH, CONSUME, ADMIN)
 
@@ -49,7 +52,7 @@ class Grant(Protocol):
     """Rights of a login."""
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
-        """Return whether a right is granted on each of the topics. No topics: on the daemon as a whole.
+        """Return whether a right is granted on each of the topics. No topics: on everything.
 
         channel: empty if all channels of a topic are meant.
         """
@@ -75,7 +78,9 @@ class TokenGrant:
             return False
         if self.topics == ALL_TOPICS:
             return True
-        return bool(topics) and all(fnmatchcase(topic, self.topics) for topic in topics)
+        # Some routes of a lookup daemon take ALL_TOPICS for a topic's name.
+        is_for_some = bool(topics) and ALL_TOPICS not in topics
+        return is_for_some and all(fnmatchcase(topic, self.topics) for topic in topics)
 
 
 class TokenFile:

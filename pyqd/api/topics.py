@@ -10,7 +10,7 @@ from typing import Any
 
 from pyqd.api.http_params import requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
-from pyqd.api.rights import ADMIN, STATUS
+from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -37,23 +37,19 @@ class TopicRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
+        create_channel = answering_position_errors(self.create_channel)
         return [
-            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
-            Route("POST", "/channel/create", answering_position_errors(self.create_channel), right=ADMIN),
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN, topics=TOPIC),
+            Route("POST", "/channel/create", create_channel, right=ADMIN, topics=TOPIC),
             Route("GET", "/topic/retention", self.retention, right=STATUS),
-            Route("POST", "/topic/retention", self.set_retention, right=ADMIN),
+            Route("POST", "/topic/retention", self.set_retention, right=ADMIN, topics=TOPIC),
             Route("GET", "/topic/quota", self.quota, right=STATUS),
-            Route("POST", "/topic/quota", self.set_quota, right=ADMIN),
+            Route("POST", "/topic/quota", self.set_quota, right=ADMIN, topics=TOPIC),
         ]
 
     def create_topic(self, request: Request) -> Response:
         """Create a topic if it is missing."""
-        name = topic_name(request.query())
-        try:
-            self.broker.topic(name)
-        except StorageError as error:
-            logger.error("HTTP: cannot create topic %s: %s", name, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
+        self.broker.topic(topic_name(request.query()))
         return Response(200)
 
     def create_channel(self, request: Request) -> Response:
@@ -67,16 +63,12 @@ class TopicRoutes:
         if topic.exiting:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         created = name not in topic.channels_by_name
-        try:
-            channel = topic.channel(name)
-            if place is None:
-                return Response(200)
-            if not created:
-                return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = moved_or_deleted(channel, place)
-        except StorageError as error:
-            logger.error("HTTP: cannot create channel %s of topic %s: %s", name, topic.name, error)
-            raise HttpError(500, "INTERNAL_ERROR") from error
+        channel = topic.channel(name)
+        if place is None:
+            return Response(200)
+        if not created:
+            return json_response({"topic": topic.name, "channel": name, "created": False})
+        moved = moved_or_deleted(channel, place)
         shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
         return json_response({**shown, "created": True})
 

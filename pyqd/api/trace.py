@@ -12,7 +12,7 @@ import gevent
 from gevent.event import Event
 
 from pyqd.api.http_params import requested_topic
-from pyqd.api.rights import ADMIN, CONSUME, STATUS
+from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.broker.tracing import FORMAT, Page, TraceSetting
@@ -48,7 +48,7 @@ class TraceRoutes:
         return [
             Route("GET", "/trace/log", self.log, logged=False, right=CONSUME),
             Route("GET", "/topic/trace", self.trace, right=STATUS),
-            Route("POST", "/topic/trace", self.set_trace, right=ADMIN),
+            Route("POST", "/topic/trace", self.set_trace, right=ADMIN, topics=TOPIC),
         ]
 
     def log(self, request: Request) -> Response:

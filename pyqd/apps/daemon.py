@@ -21,7 +21,7 @@ from pyqd.api.routes import daemon_routes
 from pyqd.apps.config_check import DAEMON_CHECKS, check_data_path
 from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.inherited import Inherited, inherited_from
-from pyqd.apps.listeners import ListeningAddresses, http_settings, timeout_s, tls_server
+from pyqd.apps.listeners import ListeningAddresses, accepted_sites, http_settings, timeout_s, tls_server
 from pyqd.apps.program import run_program
 from pyqd.apps.restart import Predecessor, Restarts, report_failure
 from pyqd.apps.service_manager import ServiceManager
@@ -170,6 +170,7 @@ class Daemon:
     def new_http_servers(self, admission: Admission) -> HttpServers:
         """Return the servers of HTTP and HTTPS with all routes."""
         debug = DebugRoutes(self.profiler, self.tcp.greenlets)
+        sites = accepted_sites(self.options)
         routes = daemon_routes(
             self.broker,
             self.identity,
@@ -189,7 +190,8 @@ class Daemon:
             admission=admission,
             login=self.login,
             https_only=self.options.tls_required == TLS_REQUIRED,
-            short_path=plain_publishers(self.broker),
+            sites=sites,
+            short_path=plain_publishers(self.broker, sites),
         )
 
     def new_registration(self) -> Registration:

@@ -16,6 +16,7 @@ from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener
 from pyqd.net.tls import TlsServer
 from pyqd.primitives.addresses import Address
+from pyqd.primitives.sites import Sites
 
 
 def open_socket(_name: str, _address: Address) -> None:
@@ -40,6 +41,7 @@ class HttpServers:
         admission: Admission,
         login: Login | None,
         https_only: bool,
+        sites: Sites,
         short_path: Callable[[str], ShortPath] | None = None,
     ) -> None:
         self._addresses = addresses
@@ -53,6 +55,7 @@ class HttpServers:
             settings=settings,
             admission=admission,
             login=login,
+            sites=sites,
         )
         self.https: HttpServer | None = None
         if addresses.https is not None:
@@ -64,6 +67,7 @@ class HttpServers:
                 settings=settings,
                 admission=admission,
                 login=login,
+                sites=sites,
             )
 
     def start(

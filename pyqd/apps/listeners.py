@@ -14,6 +14,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import Flag
 from pyqd.primitives.nsq_compat import API_VERSION_HEADER
+from pyqd.primitives.sites import Sites
 
 # Every response names the version of NSQ's API.
 API_SETTINGS: Final = HttpSettings(common_headers=header_lines([API_VERSION_HEADER]))
@@ -61,6 +62,22 @@ class TlsOptions(Protocol):
     @property
     def tls_required(self) -> int:
         """True if clients without TLS are refused."""
+
+
+class SiteOptions(Protocol):
+    """Flags about the names of a program and the web pages that may call it."""
+
+    @property
+    def broadcast_address(self) -> str:
+        """Address for other hosts."""
+
+    @property
+    def http_allow_host(self) -> tuple[str, ...]:
+        """Further names."""
+
+    @property
+    def http_allow_origin(self) -> tuple[str, ...]:
+        """Origins of pages."""
 
 
 class ListenerOptions(AddressOptions, TlsOptions, Protocol):
@@ -139,6 +156,11 @@ def http_settings(options: Options) -> HttpSettings:
         ),
         header_bytes_max=options.max_http_header_size,
     )
+
+
+def accepted_sites(options: SiteOptions) -> Sites:
+    """Return the hosts and origins that the HTTP servers of a daemon accept."""
+    return Sites(options.broadcast_address, options.http_allow_host, options.http_allow_origin)
 
 
 def timeout_s(time_ns: int) -> float:

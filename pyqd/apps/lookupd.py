@@ -17,6 +17,7 @@ from pyqd.apps.listeners import (
     ADDRESS_FLAGS,
     API_SETTINGS,
     ListeningAddresses,
+    accepted_sites,
     check_addresses,
     tls_flags,
     tls_server,
@@ -75,6 +76,7 @@ class LookupDaemon:
             admission=Admission(lambda: (options.max_http_connections, 0)),
             login=self.login,
             https_only=options.tls_required,
+            sites=accepted_sites(options),
         )
 
     def tcp_limits(self) -> tuple[int, int]:

@@ -44,11 +44,15 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """Result of a change. channel: None if the topic holds the message for channels to come. was: the state before."""
+    """Result of a change. channel: None if the topic holds the message for channels to come. was: the state before.
+
+    error: that of the disk, if the status is FAILED.
+    """
 
     channel: str | None
     status: str
     was: str | None = None
+    error: StorageError | None = None
 
 
 def cancel(lookup: MessageLookup) -> None:
@@ -123,7 +127,7 @@ def change_on_channel(
             channel.name,
             error,
         )
-        return Outcome(channel.name, FAILED, state)
+        return Outcome(channel.name, FAILED, state, error)
     if lookup.place not in STATE_OF:
         # Its record was verified for the change, and is damaged.
         return Outcome(channel.name, REFUSAL_OF[lookup.place])

@@ -38,6 +38,7 @@ from pyqd.client.errors import (
 from pyqd.primitives.addresses import check_host
 from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
+from pyqd.primitives.peer_json import json_text
 
 HTTP_PORT: Final = 4151
 HTTPS_PORT: Final = 4152
@@ -284,7 +285,7 @@ class HttpClient:
     def parsed(self, path: str, reply: Reply) -> Any:
         """Return the JSON of an answer. Raises: ProtocolError if it is not JSON."""
         try:
-            return json.loads(reply.body)
+            return json.loads(json_text(reply.body))
         except ValueError as error:
             raise ProtocolError(f"{self.address}: {path}: the answer is no JSON: {error}") from None
 

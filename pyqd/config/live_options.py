@@ -14,6 +14,7 @@ from pyqd.config.options import FLAGS, Options
 from pyqd.primitives.durations import parse_duration, parse_int
 from pyqd.primitives.goflags import DURATION, INT, Flag
 from pyqd.primitives.loglines import set_level
+from pyqd.primitives.peer_json import json_text
 
 
 def text_of(body: bytes) -> str:
@@ -24,7 +25,7 @@ def text_of(body: bytes) -> str:
 def addresses_of(body: bytes) -> tuple[str, ...] | None:
     """Return the strings of a JSON array; None for null. Raises: ValueError."""
     try:
-        found = json.loads(body)
+        found = json.loads(json_text(body))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if found is None:

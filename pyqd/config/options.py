@@ -14,7 +14,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pyqd.config.program_options import LEVEL, ProgramOptions
+from pyqd.config.program_options import (
+    LEVEL,
+    ProgramOptions,
+    declare_http_allow_host,
+    declare_http_allow_origin,
+)
 from pyqd.config.settings import Program, Settings
 from pyqd.primitives.addresses import PORT_MAX
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
@@ -217,6 +222,8 @@ class Options(ProgramOptions):
     https_address: str = declare(
         "https-address", STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS, if TLS is set up; empty for none"
     )
+    http_allow_host: tuple[str, ...] = declare_http_allow_host()
+    http_allow_origin: tuple[str, ...] = declare_http_allow_origin()
     broadcast_address: str = declare(
         "broadcast-address",
         STRING,

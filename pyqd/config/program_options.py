@@ -1,13 +1,44 @@
 """Flags that all programs with a configuration file have: version, configuration file, log lines."""
 
 import dataclasses
-from typing import Final
+from typing import Any, Final
 
 from pyqd.primitives.goflags import BOOL, STRING, FlagType, declare
+from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.loglines import LogFormat, LogLevel, parse_format, parse_level
+from pyqd.primitives.sites import parse_host, parse_origin
 
 LEVEL: Final = FlagType("level", parse_level, lambda level: level.name.lower())
 LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
+
+HOST: Final = FlagType("name", parse_host, go_quote_str)
+ORIGIN: Final = FlagType("origin", parse_origin, go_quote_str)
+
+
+def declare_http_allow_host() -> Any:
+    """Return the field of a flag that HTTP servers have."""
+    return declare(
+        "http-allow-host",
+        HOST,
+        (),
+        "further name of this program in the URLs of HTTP clients, such as queue.example.org; '*.example.org' is for"
+        " all of a domain; may be given several times",
+        key="http_allow_hosts",
+        repeatable=True,
+    )
+
+
+def declare_http_allow_origin() -> Any:
+    """Return the field of a flag that HTTP servers have."""
+    return declare(
+        "http-allow-origin",
+        ORIGIN,
+        (),
+        "origin of web pages that may call the HTTP API, such as https://tool.example.org, or '*' for all;"
+        " may be given several times",
+        key="http_allow_origins",
+        repeatable=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

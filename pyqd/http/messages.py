@@ -11,6 +11,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.http.query import Query
+from pyqd.primitives.errors import StorageError
 
 if TYPE_CHECKING:
     from pyqd.http.router import Match
@@ -72,6 +73,11 @@ def json_response(value: Any, status: int = 200) -> Response:
 def error_response(error: HttpError, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     """Return the response for an error, with nsqd's JSON body."""
     return Response(error.status, to_json({"message": error.code}), JSON, headers)
+
+
+def storage_refusal(error: StorageError) -> HttpError:
+    """Return the refusal of a request that the disk or a quota has refused."""
+    return HttpError(503, f"STORAGE_FAILED: {error}")
 
 
 def to_json(value: Any) -> bytes:

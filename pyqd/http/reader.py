@@ -193,7 +193,9 @@ class RequestReader:
         if request.content_length > self._limit_bytes:
             request.body_too_big = True
             self._limit_bytes = 0
-        if request.headers.get(b"expect", b"").lower() == b"100-continue" and request.content_length != 0:
+        # A client of HTTP/1.0 would take an interim answer for the final one. Source: RFC 9110, 10.1.1.
+        expects = version == "1.1" and request.headers.get(b"expect", b"").lower() == b"100-continue"
+        if expects and request.content_length != 0:
             if route is None or request.body_too_big:
                 self._cut_short(request)
             self.wants_continue = self.state == State.BODY

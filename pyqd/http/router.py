@@ -31,7 +31,9 @@ class Route:
     handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
     rest is dropped on arrival. common_headers: the responses carry the server's common headers. logged: requests are
     logged. right: the right that a login must grant; if the server has logins, a route without a right refuses every
-    request.
+    request. topics, channel: parameters of the query that name the topics and the channel which the handler touches;
+    a login decides by these and by no other. Without `topics` the right must be granted on everything, without
+    `channel` on all channels. any_site: pages of other sites may call the route, by any name of the server.
     """
 
     method: str
@@ -41,6 +43,9 @@ class Route:
     common_headers: bool = True
     logged: bool = True
     right: str = ""
+    topics: tuple[str, ...] = ()
+    channel: str = ""
+    any_site: bool = False
 
 
 class Match(NamedTuple):

@@ -15,21 +15,24 @@ import gevent
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
 from pyqd.http.https_connection import HttpsConnection
-from pyqd.http.messages import HttpError, Request, Response, error_response, render
+from pyqd.http.messages import HttpError, Request, Response, error_response, render, storage_refusal
 from pyqd.http.router import Route, Router
 from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import spawn, spawn_service
 from pyqd.net.handshake import HandshakeError, shake_hands
-from pyqd.net.listener import Listener
+from pyqd.net.listener import UNIX_REMOTE, Listener
 from pyqd.net.tls import TlsServer, common_name_of
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.durations import format_duration
-from pyqd.primitives.errors import LimitReached, MachineLimitReached
+from pyqd.primitives.errors import LimitReached, MachineLimitReached, StorageError
 from pyqd.primitives.loglines import fields
+from pyqd.primitives.sites import Sites
 
 SWEEP_S = 1.0
+# Each reason to refuse requests of other sites is logged once: a page can send any number of them.
+PROBLEMS_LOGGED_MAX = 100
 # Go's net/http gives the same answer if a client speaks HTTP on the HTTPS port.
 PLAIN_BEGINNINGS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
 PLAIN_ANSWER = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
@@ -40,8 +43,8 @@ logger = logging.getLogger(__name__)
 class Login(Protocol):
     """Access control of a server."""
 
-    def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
-        """Return the answer to a request that is refused; None if the request is allowed. Switches: it may."""
+    def refusal(self, route: Route, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
+        """Return the answer if a request for a route is refused; None if it is allowed. Switches: it may."""
 
 
 class HttpServer:
@@ -53,7 +56,7 @@ class HttpServer:
     trusted. Other errors of handlers are answered and logged. tls: secures the connections; None for plain HTTP.
     refusal: returns the answer to every request; None if requests are answered by routes. settings: of each connection.
     admission: limits the number of connections; several servers may share one. login: the access control; None allows
-    everything.
+    everything. sites: the hosts and origins that are accepted; None accepts all.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class HttpServer:
         settings: HttpSettings = DEFAULT_SETTINGS,
         admission: Admission | None = None,
         login: Login | None = None,
+        sites: Sites | None = None,
     ) -> None:
         self.name = name
         # The short path checks neither the refusal nor the login.
@@ -76,6 +80,8 @@ class HttpServer:
         self._tls = tls
         self._refusal = refusal
         self._login = login
+        self._sites = sites
+        self._problems: set[str] = set()
         self._settings = settings
         self._admission = admission or Admission(lambda: (0, 0))
         self.connections: set[HttpConnection] = set()
@@ -180,7 +186,7 @@ class HttpServer:
         started_ns = time.monotonic_ns()
         request.remote = remote
         match = request.match
-        response = match.answer
+        response = self._refused_as_foreign(request, remote) or match.answer
         if response is None:
             assert match.route is not None
             response = self._handled(match.route, request, remote, common_name)
@@ -199,12 +205,34 @@ class HttpServer:
             )
         return response
 
+    def _refused_as_foreign(self, request: Request, remote: str) -> Response | None:
+        """Return the answer if a request is one of another site's page; None if it is not."""
+        route, headers = request.match.route, request.headers
+        if self._sites is None or (route is not None and route.any_site):
+            return None
+        host, site, origin = (
+            None if value is None else value.decode("latin-1")
+            for value in map(headers.get, (b"host", b"sec-fetch-site", b"origin"))
+        )
+        problem = self._sites.origin_problem(site, origin, host or "")
+        code = "CROSS_SITE_REQUEST"
+        # No page can have its name resolved to a unix socket, nor have a certificate of this server's names.
+        if not problem and host and self._tls is None and remote != UNIX_REMOTE:
+            problem = self._sites.host_problem(host)
+            code = "UNKNOWN_HOST"
+        if not problem:
+            return None
+        if problem not in self._problems and len(self._problems) < PROBLEMS_LOGGED_MAX:
+            self._problems.add(problem)
+            logger.warning("%s: refused %s %s (%s): %s", self.name, request.method, request.path, remote, problem)
+        return error_response(HttpError(403, f"{code}: {problem}"))
+
     def _refused(self, route: Route, request: Request, remote: str, common_name: str) -> Response | None:
         """Return the answer to a request that the login refuses; None if the request is allowed."""
         if self._login is None:
             return None
         tls = self._tls is not None
-        refusal = self._login.refusal(route.right, request, remote, tls=tls, common_name=common_name)
+        refusal = self._login.refusal(route, request, remote, tls=tls, common_name=common_name)
         if refusal is None and self._stopped:
             # Meanwhile: the login may have waited for an auth server.
             raise HttpError(503, "EXITING")
@@ -221,6 +249,9 @@ class HttpServer:
                 response = error_response(HttpError(503, f"{error.code}: {error}"))
             else:
                 response = error_response(HttpError(403, error.code))
+        except StorageError as error:
+            logger.error("%s: %s %s failed: %s", self.name, request.method, request.path, error)
+            response = error_response(storage_refusal(error))
         except Exception as error:
             logger.exception("%s: internal error in the handler of %s", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))

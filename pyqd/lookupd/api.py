@@ -19,6 +19,7 @@ from pyqd.primitives.nsq_compat import NSQ_VERSION
 OPEN: Final = "open"
 STATUS: Final = "status"
 ADMIN: Final = "admin"
+TOPIC: Final = ("topic",)
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +34,18 @@ class LookupRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("GET", "/ping", self.ping, common_headers=False, right=OPEN),
+            Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),
             Route("GET", "/debug", self.debug, right=STATUS),
             Route("GET", "/lookup", self.lookup, right=STATUS),
             Route("GET", "/topics", self.topics, right=STATUS),
             Route("GET", "/channels", self.channels, right=STATUS),
             Route("GET", "/nodes", self.nodes, right=STATUS),
-            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
-            Route("POST", "/topic/delete", self.delete_topic, right=ADMIN),
-            Route("POST", "/topic/tombstone", self.tombstone, right=ADMIN),
-            Route("POST", "/channel/create", self.create_channel, right=ADMIN),
-            Route("POST", "/channel/delete", self.delete_channel, right=ADMIN),
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN, topics=TOPIC),
+            Route("POST", "/topic/delete", self.delete_topic, right=ADMIN, topics=TOPIC),
+            Route("POST", "/topic/tombstone", self.tombstone, right=ADMIN, topics=TOPIC),
+            Route("POST", "/channel/create", self.create_channel, right=ADMIN, topics=TOPIC),
+            Route("POST", "/channel/delete", self.delete_channel, right=ADMIN, topics=TOPIC),
         ]
 
     def ping(self, _request: Request) -> Response:

@@ -19,6 +19,7 @@ from pyqd.primitives.addresses import TcpAddress, check_host
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.http_body import read_body
 from pyqd.primitives.nsq_compat import https_port_in
+from pyqd.primitives.peer_json import json_text
 
 # Some 15,000 names of full length.
 ANSWER_BYTES_MAX: Final = 1 << 20
@@ -97,7 +98,7 @@ class ChannelQuery:
 def channels_in(body: bytes) -> list[str]:
     """Return the names in an answer. Raises: QueryError."""
     try:
-        names = json.loads(body)["channels"]
+        names = json.loads(json_text(body))["channels"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise QueryError("the answer has no list of channels") from None
     # Go's encoder writes null for a list without elements.

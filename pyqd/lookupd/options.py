@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pyqd.config.options import TLS_VERSION, TLS_VERSIONS
-from pyqd.config.program_options import ProgramOptions
+from pyqd.config.program_options import ProgramOptions, declare_http_allow_host, declare_http_allow_origin
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
@@ -35,6 +35,8 @@ class LookupOptions(ProgramOptions):
     https_address: str = declare(
         "https-address", STRING, "0.0.0.0:4162", "<addr>:<port> for HTTPS, if TLS is set up; empty for none"
     )
+    http_allow_host: tuple[str, ...] = declare_http_allow_host()
+    http_allow_origin: tuple[str, ...] = declare_http_allow_origin()
     broadcast_address: str = declare(
         "broadcast-address",
         STRING,

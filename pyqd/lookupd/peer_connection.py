@@ -21,6 +21,7 @@ from pyqd.net.events import READ_EVENT
 from pyqd.primitives.addresses import TcpAddress, check_host, split_address
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.goquote import go_quote
+from pyqd.primitives.peer_json import json_text
 
 CONNECT_S: Final = 5.0
 # Time for all answers to the commands of one exchange.
@@ -76,7 +77,7 @@ def identify_command(identity: Mapping[str, Any]) -> bytes:
 def info_of(answer: bytes) -> LookupInfo:
     """Return the reply to IDENTIFY. Raises: PeerError."""
     try:
-        found = json.loads(answer)
+        found = json.loads(json_text(answer))
         if not isinstance(found, dict):
             raise ValueError
     except (ValueError, RecursionError):

@@ -22,6 +22,7 @@ from pyqd.lookupd.registry import Peer, Producer, Registry
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_valid_name_str
+from pyqd.primitives.peer_json import json_text
 
 MAGIC: Final = b"  V1"
 # Names have up to 64 bytes; the longest command is UNREGISTER with two of them.
@@ -254,7 +255,7 @@ def parse_peer(body: bytes, remote: str) -> Peer:
         "topology_region": "",
     }
     try:
-        found = json.loads(body)
+        found = json.loads(json_text(body))
         if not isinstance(found, dict):
             raise ValueError("not an object")
         for key, value in found.items():

@@ -11,6 +11,7 @@ from pyqd.config.options import TOPOLOGY_AWARE_CONSUMPTION, Options
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.peer_json import json_text
 
 # Decoding JSON holds the loop: a quarter of a MiB takes some milliseconds, and clients send some hundred bytes.
 IDENTITY_BYTES_MAX = 256 << 10
@@ -97,8 +98,7 @@ def decode_identity(body: bytes) -> Identity:
     known = {*_STRINGS, *_BOOLS, *_INTS}
 
     try:
-        text = body.decode("utf-8", "replace")
-        decoded = json.loads(text, object_pairs_hook=_Fields, parse_constant=_refuse_constant)
+        decoded = json.loads(json_text(body), object_pairs_hook=_Fields, parse_constant=_refuse_constant)
         if decoded is None:
             return identity
         if not isinstance(decoded, _Fields):

@@ -7,18 +7,26 @@ Source: docs/nsq/tcp-protocol.md, "Authorisation"; docs/security.md.
 """
 
 import json
+import string
 import time
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
 from pyqd.primitives.durations import INT64_MAX, SECOND_NS
+from pyqd.primitives.peer_json import json_text
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
 # An extension of pyqd for the HTTP API; it permits no command over TCP.
 ADMIN: Final = "admin"
 PERMISSIONS: Final = frozenset({PUBLISH, SUBSCRIBE, ADMIN})
+
+
+NAME_CHARS: Final = f"{string.ascii_letters}{string.digits}._-"
+# A pattern that is found in each of these is for all names. A pattern for some names misses the empty name, the name of
+# a single character, or the long one.
+EVERY_NAME: Final = ("", *NAME_CHARS, NAME_CHARS)
 
 
 class BadAnswer(Exception):  # noqa: N818 - names the answer of another program, not a failure here
@@ -33,12 +41,15 @@ class Authorization:
     channels: tuple[Any, ...]
     permissions: frozenset[str]
 
-    def allows(self, permission: str, topic: str, channel: str) -> bool:
-        """Return whether the entry grants the permission. channel: empty for an operation on the topic itself."""
+    def allows(self, permission: str, topic: str | None, channel: str | None) -> bool:
+        """Return whether the entry grants the permission. channel: empty for an operation on the topic itself.
+
+        None stands for all topics, or for all channels.
+        """
         return (
             permission in self.permissions
-            and self.topic.search(topic) is not None
-            and any(pattern.search(channel) is not None for pattern in self.channels)
+            and covers(self.topic, topic)
+            and any(covers(pattern, channel) for pattern in self.channels)
         )
 
 
@@ -51,8 +62,8 @@ class Permissions:
     authorizations: tuple[Authorization, ...]
     expires_ns: int
 
-    def allows(self, permission: str, topic: str, channel: str = "") -> bool:
-        """Return whether any entry grants the permission. channel: empty for an operation on the topic itself."""
+    def allows(self, permission: str, topic: str | None, channel: str | None = "") -> bool:
+        """Return whether any entry grants the permission. The arguments are those of an entry."""
         return any(entry.allows(permission, topic, channel) for entry in self.authorizations)
 
     def expired(self) -> bool:
@@ -64,10 +75,16 @@ class _Members(list[tuple[str, Any]]):
     """The members of a JSON object in order."""
 
 
+def covers(pattern: Any, name: str | None) -> bool:
+    """Return whether a pattern is found in a name; None: in every name."""
+    names = EVERY_NAME if name is None else (name,)
+    return all(pattern.search(each) is not None for each in names)
+
+
 def decode_permissions(body: bytes) -> Permissions:
     """Decode an auth server's answer as Go's decoder does, and check it as nsqd does. Raises: BadAnswer."""
     try:
-        decoded = json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_Members)
+        decoded = json.loads(json_text(body), object_pairs_hook=_Members)
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is not JSON: {error}") from error
     fields = _fields(decoded, "the answer")

@@ -22,6 +22,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.nsq_compat import https_port_in, status_line, unwrapped_answer
+from pyqd.primitives.peer_json import json_text
 from pyqd.tools.common import Fatal, HttpTimeouts, log
 
 TIMEOUT_S: Final = 5.0
@@ -56,7 +57,7 @@ class Http:
         if reply.status != HTTPStatus.OK:
             raise LookupFailedError(f"{address}: {said(reply)}")
         try:
-            answer = json.loads(reply.body)
+            answer = json.loads(json_text(reply.body))
         except ValueError as error:
             raise ProtocolError(f"{address}: {path}: the answer is no JSON: {error}") from None
         if not isinstance(answer, dict):

@@ -4,7 +4,8 @@
 of its topic, and the answer is written to the connection's scratch. pyx/http/front.pyx reads and sends.
 
 The path is open for a topic if `find_topic` returns it: then only the message decides whether it is accepted. A publish
-that cannot be stored here goes to the routes, which try again and answer with the reason.
+that cannot be stored here goes to the routes, which try again and answer with the reason. So does one whose `Host`
+`accepts_host` refuses. Browsers mark their publishes with headers that are not plain.
 
 Source: docs/nsq/http-api.md, "POST /pub" and "POST /mpub".
 """
@@ -83,17 +84,19 @@ cdef class PlainPublisher(ShortPath):
 
     msg_bytes_max: of one message. body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as
     bytes and returns the topic, or None if the publish needs more than storing it. remote: address of the client.
+    accepts_host: returns whether a value of `Host` is accepted; None accepts all.
     """
 
     def __init__(
         self, int64_t msg_bytes_max, int64_t body_bytes_max, int64_t batch_count_max, find_topic,
-        str remote not None="",
+        str remote not None="", accepts_host=None,
     ):
         self.limits.msg_bytes_max = msg_bytes_max
         self.limits.body_bytes_max = body_bytes_max
         self.batch_count_max = batch_count_max
         self.find_topic = find_topic
         self.remote = remote
+        self.accepts_host = accepts_host
 
     cdef uint64_t answer(self, const char* at, uint64_t size_bytes, Answers* answers) except? 0xFFFFFFFFFFFFFFFF:
         """Store and answer the plain publishes at `at`. Returns: their bytes."""
@@ -118,6 +121,8 @@ cdef class PlainPublisher(ShortPath):
 
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
         """Store a publish. Returns: as `store`; NOT_STORED also after a StorageError, and the routes try again."""
+        if not self.is_host_accepted(&found.host):
+            return NOT_STORED
         cdef TopicCore topic = self.topic_for(found)
         if topic is None or topic.exiting or topic.busy:
             return NOT_STORED
@@ -158,6 +163,21 @@ cdef class PlainPublisher(ShortPath):
             self.user_agent = text_of(&found)
             self.traced = TraceClient(self.remote, self.user_agent.decode("ascii"))
         return self.traced
+
+    cdef bint is_host_accepted(self, const Text* host) except -1:
+        """Return whether `Host` is accepted; the last accepted one is, again."""
+        if self.accepts_host is None:
+            return True
+        if (
+            self.host is not None and <uint32_t> len(self.host) == host.size_bytes
+            and memcmp(<const char*> self.host, host.at, host.size_bytes) == 0
+        ):
+            return True
+        name = text_of(host)
+        if not self.accepts_host(name.decode("ascii")):
+            return False
+        self.host = name
+        return True
 
     cdef TopicCore topic_for(self, PlainPublish* found):
         """Return the topic of a publish: the last one's again, or the one that `find_topic` returns."""

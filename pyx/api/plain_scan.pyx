@@ -91,7 +91,7 @@ cdef int64_t length_of(const Text* value) noexcept nogil:
     return total
 
 
-cdef int64_t scan_headers(const char* at, const char* end, int64_t* body_bytes) noexcept nogil:
+cdef int64_t scan_headers(const char* at, const char* end, Text* host, int64_t* body_bytes) noexcept nogil:
     """Walk over header lines and the empty line after them. Returns: their bytes; 0 if one of them is not plain."""
     cdef const char* line = at
     cdef const char* stop
@@ -121,6 +121,7 @@ cdef int64_t scan_headers(const char* at, const char* end, int64_t* body_bytes) 
             if host_seen:
                 return 0
             host_seen = True
+            host[0] = value
         elif header == HEADER_LENGTH:
             if body_bytes[0] >= 0:
                 return 0
@@ -177,7 +178,7 @@ cdef int64_t scan_plain_publish(
     if (space + VERSION_BYTES)[0] != c"\n":
         return 0
     headers = space + VERSION_BYTES + 1
-    headers_bytes = scan_headers(headers, head_end, &body_bytes)
+    headers_bytes = scan_headers(headers, head_end, &found.host, &body_bytes)
     if headers_bytes == 0 or body_bytes < 1:
         return 0
     if body_bytes > (limits.msg_bytes_max if found.form == PLAIN_PUB else limits.body_bytes_max):

@@ -4,6 +4,7 @@ Arguments: data directory, address to listen on, flags of the daemon. The disk r
 beyond its first. The environment variable PROFILERS is the search path for py-spy.
 """
 
+import errno
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from gevent.fileobject import FileObject
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.publish import plain_publishers
 from pyqd.api.routes import daemon_routes
-from pyqd.apps.listeners import http_settings
+from pyqd.apps.listeners import accepted_sites, http_settings
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.debug.profiler import Profiler
@@ -62,6 +63,11 @@ def broken(_request: Request) -> Response:
     raise KeyError("a bug")
 
 
+def without_space(_request: Request) -> Response:
+    """Fail, as a handler does if the disk is full."""
+    raise DiskFull("store in", "topic t", errno.ENOSPC, "No space left on device")
+
+
 def large(_request: Request) -> Response:
     """Answer with more than a socket takes at once."""
     return Response(200, bytes(32 << 20), "application/octet-stream")
@@ -83,6 +89,7 @@ def main() -> None:
     identity = Identity(hostname="host1", start_ns=time.time_ns(), tcp_port=4150, producers=lambda: [PRODUCER])
     extra = [
         Route("GET", "/broken", broken),
+        Route("POST", "/without_space", without_space),
         Route("GET", "/large", large),
         Route("GET", "/config/:opt", option),
         Route("PUT", "/config/:opt", option),
@@ -90,7 +97,10 @@ def main() -> None:
     ]
     profiler = Profiler(os.environ.get("PROFILERS"))
     routes = [*daemon_routes(broker, identity, debug=DebugRoutes(profiler)), *extra]
-    server = HttpServer(routes, short_path=plain_publishers(broker), settings=http_settings(options))
+    sites = accepted_sites(options)
+    server = HttpServer(
+        routes, short_path=plain_publishers(broker, sites), settings=http_settings(options), sites=sites
+    )
     bound = server.start(split_address(address))
     identity.http_port = port_of(bound)
     print(bound, flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.conftest import HttpApp, read_reply, read_to_end
+from tests.api.conftest import WAIT_S, HttpApp, read_reply, read_to_end
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -143,6 +143,14 @@ def test_a_bug_in_a_handler_is_an_internal_error_and_logged(app: HttpApp) -> Non
     assert "KeyError" in app.log_text()
 
 
+def test_a_call_that_the_disk_refuses_is_answered_with_the_reason(app: HttpApp) -> None:
+    reply = app.post("/without_space")
+    reason = "failed to store in topic t - No space left on device"
+    assert (reply.status, reply.json()) == (503, {"message": f"STORAGE_FAILED: {reason}"})
+    assert f"HTTP: POST /without_space failed: {reason}" in app.log_text()
+    assert "Traceback" not in app.log_text().partition("/without_space")[2]
+
+
 @pytest.mark.parametrize("query", ["topic=%zz", "topic=%4", "topic=a;b=c", "%=a", "topic=a&x=%q"])
 def test_a_malformed_query_is_refused(app: HttpApp, query: str) -> None:
     for reply in (app.post(f"/pub?{query}", b"x"), app.get(f"/stats?{query}")):
@@ -257,6 +265,22 @@ def test_a_client_that_expects_100_continue_gets_it(app: HttpApp) -> None:
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"abc")
         assert connection.recv(1000).endswith(b"\r\n\r\nOK")
+
+
+def test_a_client_of_http_1_0_gets_the_final_answer_alone(app: HttpApp) -> None:
+    head = b"POST /pub?topic=e HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    with app.connect() as connection:
+        connection.sendall(head % 3)
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1000)
+        connection.settimeout(WAIT_S)
+        connection.sendall(b"abc")
+        said = read_to_end(connection)
+    assert re.findall(rb"HTTP/1\.\d (\d+)", said) == [b"200"]
+    # Such a client sends the body without leave: the refusal comes when it has been read.
+    said = app.exchange(head % 1001 + bytes(1001))
+    assert re.findall(rb"HTTP/1\.\d (\d+)", said) == [b"413"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """POST /pub and /mpub: accepted requests, and the fault for which others are refused."""
 
+import re
 import struct
 import time
 from pathlib import Path
@@ -230,13 +231,16 @@ def test_a_bad_delay_of_many_is_refused_whatever_the_body(app: HttpApp, query: s
 @pytest.mark.slow
 def test_a_full_disk_is_an_error_and_shows_until_a_write_succeeds(tmp_path: Path) -> None:
     app = HttpApp(tmp_path, flags=())
-    assert refusal(app, "/pub?topic=full", 100_000 * b"x") == (503, "EXITING")
+    reason = re.compile(r"STORAGE_FAILED: failed to reserve \S+/full\.topic/log\S* - No space left on device")
+    status, code = refusal(app, "/pub?topic=full", 100_000 * b"x")
+    assert (status, bool(reason.fullmatch(code))) == (503, True), code
     ping = app.get("/ping")
     assert ping.status == 500
     assert ping.body.startswith(b"NOK - failed to reserve ")
     assert app.get("/stats?format=json").json()["health"].startswith("NOK - ")
     lines = b"\n".join([50_000 * b"x"] * 3)
-    assert refusal(app, "/mpub?topic=full", lines) == (503, "EXITING")
+    status, code = refusal(app, "/mpub?topic=full", lines)
+    assert (status, bool(reason.fullmatch(code))) == (503, True), code
     assert stats_of(app, "full") == (0, 0, 0)
     assert app.post("/pub?topic=full", b"small").body == b"OK"
     assert app.get("/ping").body == b"OK"

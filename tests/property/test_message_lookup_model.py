@@ -95,7 +95,7 @@ class AmendMachine(ChannelMachine):
             assert outcomes == [message_lookup.Outcome(each, message_lookup.HELD) for each in expected]
             return
         assert [outcome.channel for outcome in outcomes] == [channel.name for channel in channels]
-        for channel, status, was in outcomes:
+        for channel, status, was, _ in outcomes:
             message = self.model[channel].get(number)
             if message is None:
                 assert status in (message_lookup.FINISHED, message_lookup.UNKNOWN)

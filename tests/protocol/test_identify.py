@@ -51,6 +51,16 @@ def test_without_feature_negotiation_the_reply_is_ok(client: Client, request_bod
     client.expect_alive()
 
 
+def test_stats_show_text_that_is_none_with_the_replacement_character(client: Client, server: Daemon) -> None:
+    client.send(identify(b'{"client_id":"a\\ud800","hostname":"\xff","user_agent":"\\udfff\\ud83d\\ude00"}'))
+    client.expect_ok()
+    client.send(pub("text_of_peers", b"x"))
+    client.expect_ok()
+    producers = server.http("GET", "/stats", format="json").json()["producers"]
+    found = next(row for row in producers if row["client_id"].startswith("a"))
+    assert (found["client_id"], found["hostname"], found["user_agent"]) == ("a\ufffd", "\ufffd", "\ufffd\U0001f600")
+
+
 def test_a_disabled_upgrade_is_refused_in_the_reply_and_nothing_follows(client: Client) -> None:
     wishes: dict[str, object] = {"tls_v1": True, "snappy": True, "deflate": True, "deflate_level": 3}
     assert reply_to(client, {"feature_negotiation": True, **wishes}) == REPLY

@@ -10,7 +10,7 @@ import pytest
 from pyqd.api.topics import TopicRoutes
 from pyqd.broker import replay
 from pyqd.broker.channel import Channel
-from pyqd.http.messages import HttpError, Response
+from pyqd.http.messages import Response
 from pyqd.http.reader import RequestReader
 from pyqd.http.router import Router
 from pyqd.primitives.errors import StorageError
@@ -54,7 +54,7 @@ def test_a_channel_whose_place_cannot_be_reached_is_not_left_at_the_end(
     topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_once(monkeypatch, before=repr)
-    with pytest.raises(HttpError, match="INTERNAL_ERROR"):
+    with pytest.raises(StorageError, match="Input/output error"):
         create(topic)
     assert list(topic.channels_by_name) == ["early"]
     assert b'"created":true' in create(topic).body
@@ -81,7 +81,7 @@ def test_a_channel_that_has_a_consumer_stays_although_its_place_cannot_be_reache
     topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_once(monkeypatch, before=consumer_on)
-    with pytest.raises(HttpError):
+    with pytest.raises(StorageError):
         create(topic)
     assert "late" in topic.channels_by_name
 
@@ -90,6 +90,6 @@ def test_the_only_channel_keeps_the_messages_of_its_topic(tmp_path: Path, monkey
     topic = broker_on(tmp_path).topic("t")
     publish(topic, 3)
     fail_once(monkeypatch, before=repr)
-    with pytest.raises(HttpError):
+    with pytest.raises(StorageError):
         create(topic)
     assert topic.channels_by_name["late"].depth == 3

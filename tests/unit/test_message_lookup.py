@@ -1,12 +1,14 @@
 """Messages found by their ids while they move about."""
 
 import errno
+import json
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyqd.api.messages import MessageRoutes
 from pyqd.broker import message_lookup
 from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.hot.broker.message_lookup import (
@@ -21,6 +23,7 @@ from pyqd.hot.broker.message_lookup import (
 )
 from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_SLICE
 from pyqd.hot.primitives.clock import mono, wall
+from pyqd.http.messages import Request
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
 from tests.support.storage import (
@@ -106,9 +109,9 @@ def test_a_dead_letter_that_is_not_published_yet_can_be_cancelled_only(topic, pe
         channel.requeue_message(consumer, channel.take_message(consumer)[0], 0)
     assert all(find(topic, guid, per_turn).place == AT_DEAD_LETTER for guid in ids)
     later = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
-    assert change(topic, ids[7], later) == [("c", "dead_letter", None)]
-    assert change(topic, ids[7], message_lookup.cancel) == [("c", "done", "dead_letter")]
-    assert change(topic, ids[7], message_lookup.cancel) == [("c", "finished", None)]
+    assert change(topic, ids[7], later) == [("c", "dead_letter", None, None)]
+    assert change(topic, ids[7], message_lookup.cancel) == [("c", "done", "dead_letter", None)]
+    assert change(topic, ids[7], message_lookup.cancel) == [("c", "finished", None, None)]
     assert (channel.dead_letters_pending, channel.depth) == (19, 19)
     topic.check()
 
@@ -123,7 +126,8 @@ def test_a_message_whose_record_turns_out_to_be_damaged_is_not_called_reschedule
     content[content.index(struct.pack("<Q", ids[7])) + 60] ^= 0xFF
     path.write_bytes(content)
     topic = broker_on(tmp_path).topic("t")
-    assert change(topic, ids[7], message_lookup.reschedule_to(topic, wall() + HOUR_NS)) == [("c", "unknown", None)]
+    later = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
+    assert change(topic, ids[7], later) == [("c", "unknown", None, None)]
     topic.check()
 
 
@@ -266,3 +270,18 @@ def test_a_message_is_cancelled_although_its_ledger_cannot_grow_beside_the_loop(
     )
     assert (outcome.status, channel.depth, channel.grows) == ("done", 2 * short_ring - 1, False)
     channel.check()
+
+
+def test_a_change_that_the_disk_refuses_is_answered_with_the_reason_and_changes_nothing(topic: Any) -> None:
+    channel = topic.channel("c")
+    (guid,) = publish(topic)
+
+    def refuse(_lookup: MessageLookup) -> None:
+        raise StorageError("write", "ledger", errno.EIO, "Input/output error")
+
+    request = Request("POST", f"/message/cancel?topic=t&channel=c&id={guid:016x}", "1.1", {})
+    reply = MessageRoutes(topic.broker).change(request, lambda _topic: refuse)
+    body = json.loads(reply.body)
+    assert (reply.status, body["message"]) == (503, "STORAGE_FAILED: failed to write ledger - Input/output error")
+    assert body["results"] == [{"channel": "c", "status": "failed", "was": "ready"}]
+    assert channel.depth == 1

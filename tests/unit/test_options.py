@@ -73,6 +73,8 @@ NSQD_DEFAULTS = {
 }
 # Options that nsqd does not have.
 OWN_DEFAULTS = {
+    "http-allow-host": (),
+    "http-allow-origin": (),
     "sync-fin": False,
     "retention-bytes": 0,
     "retention-time": 0,

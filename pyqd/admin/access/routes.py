@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import urlsplit
 
 from flask import Blueprint, Flask, Request, Response, g, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
@@ -15,6 +14,7 @@ from pyqd.admin.audit import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
+from pyqd.primitives.sites import Sites
 
 # Endpoints that need no login.
 OPEN: Final = (
@@ -30,6 +30,7 @@ OPEN: Final = (
 )
 CHANGING: Final = ("POST", "PUT", "DELETE")
 API: Final = "nsqadmin_api"
+PING: Final = "ping"
 
 
 def local_path(text: str) -> str:
@@ -38,30 +39,38 @@ def local_path(text: str) -> str:
     return text if is_local else ""
 
 
-def is_of_other_site(request: Request) -> bool:
-    """Return whether a page of another site has sent a request. Programs other than browsers send no such header."""
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is not None:
-        return site not in ("same-origin", "none")
-    # Over plain HTTP browsers tell no more than the origin. Forms have a token; a proxy may change the host of theirs.
-    origin = request.headers.get("Origin")
-    return origin is not None and request.blueprint == API and host_of(origin) != request.host
+def is_navigation(request: Request) -> bool:
+    """Return whether a request opens a page in a tab, as a link on any page may do."""
+    mode, dest = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
+    return request.method not in CHANGING and mode == "navigate" and dest == "document"
 
 
-def host_of(origin: str) -> str:
-    """Return host and port of an origin; empty for a text that is none."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
+def foreign_problem(sites: Sites, policy: Policy, request: Request) -> str:
+    """Return the reason why a request is refused as one of another site's page; empty if it is not."""
+    headers = request.headers
+    host = headers.get("Host", "")
+    if not is_navigation(request):
+        site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+        # Forms have a token, and a proxy may change the host of theirs.
+        is_judged = site is not None or request.blueprint == API
+        problem = sites.origin_problem(site, origin, host) if is_judged else ""
+        if problem:
+            return f"CROSS_SITE_REQUEST: {problem}"
+    # A page whose name was resolved to this address has neither a login here nor a certificate.
+    if policy.needs_login or policy.options.tls_cert:
         return ""
+    problem = sites.host_problem(host)
+    return f"UNKNOWN_HOST: {problem}" if problem else ""
 
 
 def guard(app: Flask, policy: Policy) -> None:
     """Check each request before its route: it must come from this site, and from a user if logins are needed."""
+    sites = Sites("", policy.options.http_allow_host, policy.options.http_allow_origin)
 
     def check() -> AnyResponse | None:
-        if request.method in CHANGING and is_of_other_site(request):
-            return json_reply({"message": "CROSS_SITE_REQUEST"}, 403)
+        problem = "" if request.endpoint == PING else foreign_problem(sites, policy, request)
+        if problem:
+            return json_reply({"message": problem}, 403)
         g.user = policy.user_of(request)
         if not policy.needs_login or g.user is not NOBODY or request.endpoint in OPEN:
             return None

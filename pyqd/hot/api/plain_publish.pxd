@@ -16,8 +16,11 @@ cdef class PlainPublisher(ShortPath):
     cdef str remote                      # address of the client
     cdef TraceClient traced              # the client in trace events, with this user agent; None: not needed yet
     cdef bytes user_agent
+    cdef object accepts_host             # str -> bool; None: all are accepted
+    cdef bytes host                      # the last accepted one
 
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2
     cdef int64_t store(self, TopicCore topic, PlainPublish* found, int64_t now_ns) except -2
     cdef TraceClient traced_client(self, const Text* headers)
+    cdef bint is_host_accepted(self, const Text* host) except -1
     cdef TopicCore topic_for(self, PlainPublish* found)

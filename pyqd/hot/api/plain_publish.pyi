@@ -12,4 +12,5 @@ class PlainPublisher(ShortPath):
         batch_count_max: int,
         find_topic: Callable[[bytes], TopicCore | None],
         remote: str = "",
+        accepts_host: Callable[[str], bool] | None = None,
     ) -> None: ...

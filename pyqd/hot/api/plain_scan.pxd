@@ -16,6 +16,7 @@ cdef struct PlainPublish:
     Text topic                           # a valid name; both point into the scanned buffer
     Text body                            # at least one byte; not checked
     Text headers                         # with the empty line after them
+    Text host                            # the value of the header
 
 cdef struct PlainLimits:
     int64_t msg_bytes_max                # of the body of a /pub

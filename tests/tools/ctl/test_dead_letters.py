@@ -232,6 +232,6 @@ def test_a_dead_letter_stays_if_its_topic_refuses_it(ctl: Ctl, broker: Daemon, q
     assert ran.code == 1
     # The first refusal ends the command.
     assert [row["state"] for row in json.loads(ran.out)["results"]] == ["failed"]
-    assert "EXITING" in ran.err
+    assert "STORAGE_FAILED: failed to store in topic" in ran.err
     assert broker.topics()[f"{queue}-dead"]["channels"][0]["deferred_count"] == 1
     assert broker.topics()[f"{queue}-dead"]["channels"][0]["depth"] == 1
