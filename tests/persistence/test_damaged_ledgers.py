@@ -12,6 +12,8 @@ from pyqd.diskqueue.files import Files
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
+from tests.support.nsq import Client
+from tests.support.server import Daemon, wait_until
 from tests.support.storage import body_of, broker_on, consumer_on, number_in, publish
 
 COUNT = 60
@@ -198,3 +200,42 @@ def test_the_offline_reader_refuses_a_ledger_with_a_changed_byte(stopped, tmp_pa
         ((place, reason),) = OfflineData(Files(), str(root)).all_unreadable()
         assert place == "topic t, channel c"
         assert "checksum" in reason
+
+
+def await_sync(daemon: Daemon) -> None:
+    def last_sync() -> int | None:
+        found: int | None = daemon.http("GET", "/durability").json()["last_sync"]
+        return found
+
+    before = last_sync()
+    wait_until(lambda: last_sync() != before, "a sync")
+
+
+@pytest.mark.slow
+@pytest.mark.flags("-sync-timeout=200ms")
+@pytest.mark.parametrize("offset", [24, 32, RING], ids=["floor", "cursor", "bits"])
+def test_the_daemon_reports_a_ledger_that_changed_while_it_was_down_and_delivers_again(daemon: Daemon, offset: int):
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=COUNT)
+        with Client(daemon.tcp_address) as publisher:
+            publisher.pub_each("t", [bytes([number]) for number in range(COUNT)])
+        messages = client.read_messages(COUNT)
+        for message in messages[::2]:
+            client.fin(message)
+        client.expect_alive()
+    # One that was running may end first.
+    for _ in range(2):
+        await_sync(daemon)
+    daemon.kill()
+    flip(daemon.data_path / "topics/t.topic/c.channel/ledger", offset, 4)
+    daemon.start()
+    state = daemon.http("GET", "/durability").json()
+    (found,) = state["set_aside"]
+    assert (found["topic"], found["channel"]) == ("t", "c")
+    assert "checksum" in found["reason"]
+    assert (state["health"], state["damage"]["count"], state["damage"]["records_lost"]) == ("OK", 1, 0)
+    assert daemon.http("GET", "/ping").headers["x-pyqd-damage"] == "1"
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=COUNT)
+        bodies = {message.body for message in client.read_messages(COUNT)}
+    assert bodies == {bytes([number]) for number in range(COUNT)}
