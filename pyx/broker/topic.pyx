@@ -173,8 +173,10 @@ cdef class TopicCore(Scheduled):
     cdef int recount(self, bint power_failed) except -1:
         """At a start: count messages that were stored just before a kill, and note how counts and ordinals differ."""
         cdef uint64_t ahead = self.state.count_ahead
-        if ahead != 0 and not power_failed:
-            self.state.message_count = max(self.state.message_count, self.log.end + (ahead - 1))
+        cdef uint64_t uncounted = self.log.end + (ahead - 1) - self.state.message_count
+        # More than the log has had: one of the numbers is damaged.
+        if ahead != 0 and not power_failed and 0 < uncounted <= self.log.end:
+            self.state.message_count += uncounted
         ahead = self.state.message_count - self.log.end + 1
         # A store dirties the page even if it changes nothing.
         if self.state.count_ahead != ahead:

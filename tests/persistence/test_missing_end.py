@@ -167,15 +167,17 @@ def test_a_parked_log_that_was_cut_is_reported_with_the_number_of_missing_messag
     assert found.damage.lost_count == COUNT - KEPT
 
 
-def test_a_state_whose_count_is_damaged_loses_nothing(tmp_path):
+@pytest.mark.parametrize("offset", [42, 112, 114, 119], ids=["message_count", *3 * ["count_ahead"]])
+def test_a_state_whose_count_is_damaged_loses_nothing(tmp_path, offset):
     root = left_by_stop(tmp_path)
     state = root / "topics/t.topic/state"
     content = bytearray(state.read_bytes())
-    content[42] ^= 1
+    content[offset] ^= 1
     state.write_bytes(content)
     broker = broker_on(root)
     assert broker.damage.found_count == 0
     assert broker.topic("t").channel("c").depth == COUNT
+    assert broker.topic("t").message_count == (COUNT + (1 << 16) if offset == 42 else COUNT)
 
 
 def test_the_ledgers_tell_of_missing_records_if_the_state_is_lost_too(tmp_path, caplog):
