@@ -12,7 +12,7 @@ from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
 
 TOPICS_PER_SLICE = 256
-# Damaged and refusing topics beyond this number are counted only.
+# Damaged and refusing topics, and files set aside, beyond this number are counted only.
 TOPICS_NAMED_MAX = 100
 
 
@@ -54,6 +54,7 @@ class DurabilityRoutes:
                 "last_stop": broker.last_stop,
                 "damage": broker.damage.as_dict(),
                 "damaged_topics": damaged[:TOPICS_NAMED_MAX],
+                "set_aside": [each._asdict() for each in broker.set_aside[:TOPICS_NAMED_MAX]],
                 "refusing_topics": list(broker.short_of_room)[:TOPICS_NAMED_MAX],
                 "disk_free_bytes": self.free_bytes(),
                 "disk_free_min_bytes": broker.reserve.floor_bytes,

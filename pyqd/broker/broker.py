@@ -21,7 +21,7 @@ from pyqd.broker.topic import Topic
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
-from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
+from pyqd.diskqueue.damage import BAD, DamageCount, SetAside, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, no_preparation
 from pyqd.diskqueue.files_ahead import FilesAhead
 from pyqd.diskqueue.journal import Journal
@@ -154,6 +154,8 @@ class Broker:
         # State of the data directory at the start: `new`, `clean`, `kill` or `power_failure`.
         self.last_stop = "new"
         self.damage = DamageCount()
+        # Files of topics and channels that the start could not use.
+        self.set_aside: list[SetAside] = []
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.syncs = ReliableSync(self.files, self.root)
         self.placeholders = Placeholders(self.files)
@@ -386,10 +388,17 @@ class Broker:
             self.files.write_in_place(path, content)
         self.files.sync_directory(self.root)
 
-    def new_log(self, directory: str | None, found: bool = False, exists: bool | None = None) -> Log:
+    def new_log(
+        self,
+        directory: str | None,
+        found: bool = False,
+        exists: bool | None = None,
+        known: tuple[int, int] = (0, 0),
+    ) -> Log:
         """Open or make a log whose segments are prepared and removed in the background.
 
-        found: the log was there before. exists: its directory is there, if the caller knows.
+        found: the log was there before. exists: its directory is there, if the caller knows. known: (end, id of the
+        last record) that the log had before a kill or clean stop; after a power failure it may have lost some.
         """
         log = Log(
             self.files,
@@ -399,6 +408,7 @@ class Broker:
             self.power_failed,
             found or None,
             exists,
+            (0, 0) if self.power_failed else known,
         )
         log.pool.jobs = self.segment_jobs
         for start, end in log.holes:

@@ -258,6 +258,8 @@ class Channel(ChannelCore):
             return
         with contextlib.suppress(StorageError):
             self.ledger.cancel_growth()
+        for ledger in self.ledgers():
+            ledger.seal()
         entries = [
             ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
             for (source, ordinal), attempts in attempts_by_record(self).items()

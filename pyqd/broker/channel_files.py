@@ -72,7 +72,7 @@ class ChannelFiles:
         missing = found is not None and LEDGER_FILE not in found
         placeholders = None if found is None else self.topic.broker.placeholders
         try:
-            ledger = Ledger(self.files, path, placeholders, missing, not missing)
+            ledger = Ledger(self.files, path, placeholders, missing, not missing, self.topic.broker.power_failed)
         except StorageError:
             if found is None:
                 self.topic.broker.remove_partial(self.directory)
@@ -80,9 +80,16 @@ class ChannelFiles:
         ledger.clears_late = self.topic.broker.options.sync_fin
         if missing:
             logger.error("DISKQUEUE(%s): the ledger is missing; all messages in the log are delivered again", path)
+            self.topic.note_set_aside(self.channel_name, f"{path}: the ledger is missing")
+        self.note_damage(ledger)
         if ledger.rebuilt:
             self.note_names(ledger)
         return ledger
+
+    def note_damage(self, ledger: Ledger) -> None:
+        """Report a ledger that was set aside, if it was."""
+        if ledger.damage is not None:
+            self.topic.note_set_aside(self.channel_name, ledger.damage)
 
     def make_directory(self, directory: str) -> None:
         """Create a new channel's directory, with a ledger that begins at the channel's start; a kill leaves all or
@@ -227,17 +234,18 @@ class ChannelFiles:
             return ParkedLog(log, Ledger(self.files, None))
         path = self.path_of(PARKED_LOG)
         was_dirty = False
+        missing = not self.files.exists(self.path_of(PARKED_LEDGER))
         if self.files.exists(path):
-            log = broker.new_log(path)
+            ledger = self.open_parked_ledger(placeholders)
+            # Its cursor moves when a record is in the log, at the log's end.
+            log = broker.new_log(path, known=(ledger.cursor, 0))
             if not broker.names_durable:
                 was_dirty = self.sync_found(log, path)
         else:
             with quota.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
                 log = broker.new_log(path)
+            ledger = self.open_parked_ledger(placeholders)
         log.pool.limit = quota
-        missing = not self.files.exists(self.path_of(PARKED_LEDGER))
-        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), placeholders))
-        ledger.clears_late = broker.options.sync_fin
         if missing or ledger.rebuilt:
             self.note_names(ledger)
         if self.topic.broker.power_failed:
@@ -258,6 +266,15 @@ class ChannelFiles:
             mapping, length_bytes = ledger.sync_target()
             broker.syncs.sync(mapping, 0, length_bytes)
         return parked
+
+    def open_parked_ledger(self, placeholders: Placeholders | None) -> Ledger:
+        """Open the ledger of the parked log, or make it. Raises: StorageError."""
+        broker = self.topic.broker
+        path = self.path_of(PARKED_LEDGER)
+        ledger = self.watch(Ledger(self.files, path, placeholders, power_failed=broker.power_failed))
+        ledger.clears_late = broker.options.sync_fin
+        self.note_damage(ledger)
+        return ledger
 
     def sync_found(self, log: Log, path: str) -> bool:
         """Sync the parked log that a killed run left: the start finishes the origins of its records at once.
@@ -288,7 +305,8 @@ class ChannelFiles:
             return Ledger(self.files, None)
         path = self.path_of(CANCELLED_LEDGER)
         missing = not self.files.exists(path)
-        ledger = self.watch(Ledger(self.files, path))
+        ledger = self.watch(Ledger(self.files, path, power_failed=self.topic.broker.power_failed))
+        self.note_damage(ledger)
         if missing or ledger.rebuilt:
             self.note_names(ledger)
         if self.topic.broker.power_failed:

@@ -23,6 +23,7 @@ from pyqd.broker.broker import (
 from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.damage import DAMAGED_DIRECTORY
+from pyqd.diskqueue.file_headers import ORDINAL_MASK
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.offline_reader import OfflineLedger, OfflineLog, OfflineRecord
 from pyqd.diskqueue.redo import content_of
@@ -36,7 +37,7 @@ TOPIC_VERSION = 1
 FROM_TOPIC = 0
 FROM_PARKED = 1
 
-_TOPIC_STATE = struct.Struct("<8sIIQQQQQ")
+_TOPIC_STATE = struct.Struct("<8sIIQQQQQ56xQ")
 
 
 class TopicState(NamedTuple):
@@ -48,6 +49,13 @@ class TopicState(NamedTuple):
     last_guid: int
     message_count: int
     message_bytes: int
+    count_ahead: int = 0
+
+    @property
+    def known_end(self) -> int:
+        """The end of the log as the state has it; 0 if it has not."""
+        end = (self.message_count - (self.count_ahead - 1)) % (1 << 64)
+        return end if self.count_ahead and end <= ORDINAL_MASK else 0
 
 
 NO_STATE = TopicState(False, 0, 0, 0, 0, 0)
@@ -84,7 +92,8 @@ class OfflineChannel:
     def __init__(self, files: Files, directory: str, name: str, topic: "OfflineTopic") -> None:
         self.name = name
         self.topic = topic
-        self.ledger = OfflineLedger(files, os.path.join(directory, LEDGER_FILE), topic.log.extent)
+        power_failed = topic.power_failed
+        self.ledger = OfflineLedger(files, os.path.join(directory, LEDGER_FILE), topic.log.extent, power_failed)
         self.paused = self.ledger.paused
         self.file_bytes = self.ledger.file_bytes
         self.parked_log: OfflineLog | None = None
@@ -94,7 +103,7 @@ class OfflineChannel:
         parked_ledger = os.path.join(directory, PARKED_LEDGER)
         if files.exists(os.path.join(directory, PARKED_LOG)):
             self.parked_log = OfflineLog(files, os.path.join(directory, PARKED_LOG))
-            self.parked_ledger = OfflineLedger(files, parked_ledger, self.parked_log.extent)
+            self.parked_ledger = OfflineLedger(files, parked_ledger, self.parked_log.extent, power_failed)
             self.file_bytes += self.parked_log.file_bytes + self.parked_ledger.file_bytes
         attempts = os.path.join(directory, ATTEMPTS_FILE)
         if files.exists(attempts):
@@ -133,19 +142,22 @@ class OfflineChannel:
 class OfflineTopic:
     """One topic. shown_end: the ordinal up to which channels may read; the topic holds the messages after it.
 
-    problems: damage that a start passes over. damage_copies: files with copies of data that was found damaged before.
+    problems: damage that a start passes over. power_failed: no start has run since a power failure. damage_copies:
+    files with copies of data that was found damaged before.
     unreadable: channel and reason of those that stop a start.
     Raises: CorruptionError, StorageError.
     """
 
-    def __init__(self, files: Files, directory: str, name: str) -> None:
+    def __init__(self, files: Files, directory: str, name: str, power_failed: bool = False) -> None:
         self.name = name
+        self.power_failed = power_failed
         state_path = os.path.join(directory, STATE_FILE)
         # A kill may leave a topic or channel with a directory and nothing in it yet.
         self.state = NO_STATE if not files.exists(state_path) else parse_topic_state(files.read(state_path), state_path)
         self.paused = self.state.paused
         self.log = OfflineLog(files, os.path.join(directory, LOG_DIRECTORY))
         self.problems = list(self.log.problems)
+        self.note_missing_end(self.log, self.state.known_end, power_failed)
         self.damage_copies = damage_copies(files, directory)
         self.unreadable: list[tuple[str, str]] = []
         self.channels: list[OfflineChannel] = []
@@ -163,10 +175,17 @@ class OfflineTopic:
             self.damage_copies += stored.damage_copies
             if stored.parked_log is not None:
                 self.problems += stored.parked_log.problems
+                known_end = 0 if stored.parked_ledger is None else stored.parked_ledger.header.cursor
+                self.note_missing_end(stored.parked_log, known_end, power_failed)
         self.shown_end = held_from
         if self.channels:
             cursors = [stored.ledger.cursor for stored in self.channels]
             self.shown_end = max(held_from, *cursors) if self.paused else self.log.end
+
+    def note_missing_end(self, log: OfflineLog, known_end: int, power_failed: bool) -> None:
+        """List the records that a log has lost at its end; a power failure may have taken them before their sync."""
+        if log.end < known_end and not power_failed:
+            self.problems.append(f"{log.directory}: records {log.end} to {known_end - 1} are missing")
 
     @property
     def held_count(self) -> int:
@@ -195,13 +214,14 @@ class OfflineData:
         self.topics: list[OfflineTopic] = []
         self.unreadable: list[tuple[str, str]] = []
         self.node = read_node(files, root)
-        self.awaits_start = awaits_start(files, root, self.node)
+        power_failed = not self.node.get("clean", False) and self.node.get("boot") != read_boot_id(files)
+        self.awaits_start = power_failed and has_journal(files, root)
         topics = os.path.join(root, TOPICS_DIRECTORY)
         for entry in sorted(files.list_directory(topics)) if files.exists(topics) else []:
             name = topic_of_dir(entry)
             if name is not None:
                 try:
-                    self.topics.append(OfflineTopic(files, os.path.join(topics, entry), name))
+                    self.topics.append(OfflineTopic(files, os.path.join(topics, entry), name, power_failed))
                 except (CorruptionError, OSError) as error:
                     self.unreadable.append((name, str(error)))
 
@@ -213,10 +233,8 @@ class OfflineData:
         return found
 
 
-def awaits_start(files: Files, root: str, node: dict[str, Any]) -> bool:
-    """Return whether a power failure has ended the last run, and its journal is not yet put back into the logs."""
-    if node.get("clean", False) or node.get("boot") == read_boot_id(files):
-        return False
+def has_journal(files: Files, root: str) -> bool:
+    """Return whether the last run has left a journal with messages."""
     directory = os.path.join(root, JOURNAL_DIRECTORY)
     names = files.list_directory(directory) if files.exists(directory) else []
     return any(content_of(files, os.path.join(directory, name)).entries for name in names if name.isdigit())

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from pyqd.broker.channel import Channel
 from pyqd.broker.reclaimer import Reclaimer
 from pyqd.broker.topic_quota import TopicQuota
-from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, reused, set_aside
+from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, SetAside, reused, set_aside
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.diskqueue.unsynced import Names
-from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
+from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of, is_half_made, known_end_of
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives import releases
 from pyqd.hot.wire.trace_events import REASONS
-from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached, StorageError
+from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str, is_valid_name_str
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.names = Names()
-        # The file `state` was there, and is damaged.
+        # The file `state` was there, and is damaged; the reason, unless a kill has left it half made.
         self.state_lost = False
+        self.state_damage = ""
         if directory is not None and (found is None or not broker.names_durable):
             self.names.changed(os.path.dirname(directory))
             self.names.changed(directory)
@@ -86,7 +87,7 @@ class Topic(TopicCore):
                 created_of(mapping) == 0 and any(entry.startswith(STATE_FILE + BAD) for entry in found)
             )
             journaled = broker.take_journaled(name, log_directory, created_of(mapping), lost)
-        log = self.open_log(log_directory, found)
+        log = self.open_log(log_directory, found, known_end_of(mapping))
         if found is not None and broker.journals():
             log.find_durable_end({} if journaled is None else journaled.ends())
         super().__init__(
@@ -105,14 +106,24 @@ class Topic(TopicCore):
         self.on_parking_wanted = self.quota.check_parking
         self.reclaimer = Reclaimer(self)
         log.pool.limit = self.quota
+        if self.state_damage:
+            self.note_set_aside(None, self.state_damage)
 
-    def open_log(self, directory: str | None, found: Sequence[str] | None) -> Log:
-        """Open the topic's log, or make it. found: the names that the start has found; None: the topic is new."""
+    def note_set_aside(self, channel: str | None, reason: str) -> None:
+        """Report a file of the topic, or of a channel of it, that a start could not use."""
+        self.log.damage.add(1, 0, 0)
+        self.broker.set_aside.append(SetAside(self.name, channel, reason))
+
+    def open_log(self, directory: str | None, found: Sequence[str] | None, known: tuple[int, int]) -> Log:
+        """Open the topic's log, or make it. found: the names that the start has found; None: the topic is new.
+
+        known: as for `Broker.new_log`.
+        """
         if directory is not None and found is not None:
             if LOG_DIRECTORY in found:
-                return self.broker.new_log(directory, True, True)
+                return self.broker.new_log(directory, True, True, known)
             self.broker.placeholders.make_directory(directory, partial(self.names.changed, os.path.dirname(directory)))
-        return self.broker.new_log(directory, found is not None)
+        return self.broker.new_log(directory, found is not None, known=known)
 
     def open_state(self, path: str | None, found: Sequence[str] | None) -> Mapping:
         """Map the topic's state, a fresh one if there is none that can be used.
@@ -125,11 +136,12 @@ class Topic(TopicCore):
                 mapping = self.files.open_mapped(path)
                 mapping.require_readable()
                 check_state(mapping)
-            except LaterFormatError:
-                raise
             except CorruptionError as error:
-                self.state_lost = not self.is_blank(path)
+                content = self.readable_state(path)
+                self.state_lost = content is None or any(content)
                 aside = set_aside(self.files, path, error, "the topic is not paused, and its counters begin at 0")
+                if content is None or not is_half_made(content):
+                    self.state_damage = str(error)
                 self.names.changed(os.path.dirname(path))
             else:
                 return mapping
@@ -145,12 +157,15 @@ class Topic(TopicCore):
                 path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path))
             )
 
-    def is_blank(self, path: str) -> bool:
-        """Return True if a state was never written: the power failed before the topic was on stable storage."""
+    def readable_state(self, path: str) -> bytes | None:
+        """Return the content of a state; None if it cannot be read.
+
+        Zeros only: the power failed before the topic was on stable storage.
+        """
         try:
-            return not any(self.files.read_range(path, 0, TOPIC_STATE_SIZE))
+            return self.files.read_range(path, 0, TOPIC_STATE_SIZE)
         except StorageError:
-            return False
+            return None
 
     def load_channels(self, entries: Sequence[str]) -> None:
         """Open the channels that an earlier run left. entries: the names in the topic's directory."""
@@ -170,6 +185,8 @@ class Topic(TopicCore):
                 self.channels_by_name[name] = Channel(self, name, found=set(found))
         if self.broker.power_failed:
             self.hand_over_held()
+        else:
+            self.report_known_end()
         for channel in self.channels_by_name.values():
             channel.load_found()
         self.channels.extend(self.channels_by_name.values())
@@ -182,6 +199,12 @@ class Topic(TopicCore):
         self.broker.tracing.apply(self)
         self.recover()
         self.note_found_durable()
+
+    def report_known_end(self) -> None:
+        """Report records that a channel has seen and the log has not, if nothing else has told of them."""
+        known_end = max((channel.ledger.known_end for channel in self.channels_by_name.values()), default=0)
+        if known_end > self.log.end and self.log.damage.lost_count == 0:
+            self.log.damage.missing(self.log.end, known_end)
 
     def pass_over(self, entry: str) -> None:
         """Remove the leftovers of a channel whose creation was killed, and warn of any other unknown entry."""

@@ -8,7 +8,7 @@ for the headers that bridge it, until its segment is drained.
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError
 
@@ -24,6 +24,14 @@ COPIES_MAX = 64
 Report = Callable[[int, int, int, str], None]
 
 logger = logging.getLogger(__name__)
+
+
+class SetAside(NamedTuple):
+    """File of a topic, or of a channel of it, that a start could not use, and the reason. channel: None for a topic."""
+
+    topic: str
+    channel: str | None
+    reason: str
 
 
 class DamageCount:

@@ -21,11 +21,15 @@ ORDINAL_MASK = (1 << 48) - 1
 LEDGER_MAGIC = b"PYQDLGR\0"
 LEDGER_HEADER_BYTES = 4096
 LEDGER_VERSION = 1
+LEDGER_SEALED = 0x4C414553
 
 _SEGMENT = struct.Struct("<8sIIQQqQQQ")
 _SEGMENT_CHECKED = struct.Struct("<QQq")
 _RECORD = struct.Struct("<IIQQqqHHHH")
-_LEDGER = struct.Struct("<8sII13Q280xQQ")
+_LEDGER = struct.Struct("<8sII13Q280xQQ16x")
+_LEDGER_SEAL = struct.Struct("<IIII")
+# Offsets and sizes of what a ledger's checksum leaves out: the cursor's offset, the counters, and the seal.
+_LEDGER_UNCHECKED = ((48, 8), (72, 24), (136, 8), (432, 8))
 _SIZE = struct.Struct("<I")
 _PAUSED_OFFSET = 12
 _HANDED_OUT_OFFSET = 44
@@ -60,7 +64,7 @@ class RecordHeader(NamedTuple):
 
 
 class LedgerHeader(NamedTuple):
-    """The header of a ledger."""
+    """The header of a ledger. ring_checksum: of its bits; None if the file has changed since it was sealed."""
 
     paused: int
     capacity_bits: int
@@ -78,6 +82,7 @@ class LedgerHeader(NamedTuple):
     reset_to: int
     parked_from: int
     reset_parked_from: int
+    ring_checksum: int | None = None
 
 
 def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:
@@ -89,11 +94,12 @@ def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:
         return None
     if magic != SEGMENT_MAGIC:
         raise CorruptionError(path, 0, "not a pyqd segment")
-    if version != SEGMENT_VERSION:
-        raise CorruptionError(path, 8, f"segment format version {version}; this pyqd reads {SEGMENT_VERSION}")
-    if checksum == crc32c.value(_SEGMENT_CHECKED.pack(0, first_seq, created_ns), version):
+    if checksum == crc32c.value(_SEGMENT_CHECKED.pack(0, first_seq, created_ns), SEGMENT_VERSION):
         return None
-    if checksum != crc32c.value(_SEGMENT_CHECKED.pack(number, first_seq, created_ns), version):
+    # The checksum is continued from the version: if only the version is damaged, it tells the right one.
+    if checksum != crc32c.value(_SEGMENT_CHECKED.pack(number, first_seq, created_ns), SEGMENT_VERSION):
+        if version != SEGMENT_VERSION:
+            raise CorruptionError(path, 8, f"segment format version {version}; this pyqd reads {SEGMENT_VERSION}")
         raise CorruptionError(path, 12, "the segment header's checksum is wrong")
     return SegmentHeader(number, first_seq, created_ns, count, end, synced)
 
@@ -102,9 +108,9 @@ def drained_seq(content: bytes) -> int:
     """Return the first sequence number of the drained segment that a file holds as a spare; 0 if it holds none."""
     if len(content) < SEGMENT_HEADER_BYTES:
         return 0
-    magic, version, checksum, _, first_seq, created_ns, *_ = _SEGMENT.unpack_from(content)
+    magic, _, checksum, _, first_seq, created_ns, *_ = _SEGMENT.unpack_from(content)
     is_spare = magic == SEGMENT_MAGIC and checksum == crc32c.value(
-        _SEGMENT_CHECKED.pack(0, first_seq, created_ns), version
+        _SEGMENT_CHECKED.pack(0, first_seq, created_ns), SEGMENT_VERSION
     )
     return int(first_seq) if is_spare else 0
 
@@ -128,16 +134,29 @@ def record_checksum(record: bytes) -> int:
 
 def parse_ledger_header(content: bytes, path: str) -> LedgerHeader:
     """Return the header at a file's start. Raises: CorruptionError."""
-    if len(content) < _LEDGER.size or content[: len(LEDGER_MAGIC)] != LEDGER_MAGIC:
+    if len(content) < _LEDGER.size + _LEDGER_SEAL.size or content[: len(LEDGER_MAGIC)] != LEDGER_MAGIC:
         raise CorruptionError(path, 0, "not a pyqd ledger")
     _, version, *numbers = _LEDGER.unpack_from(content)
     if version != LEDGER_VERSION:
         raise CorruptionError(path, 8, f"ledger format version {version}; this pyqd reads {LEDGER_VERSION}")
-    header = LedgerHeader(*numbers)
+    header = LedgerHeader(*numbers)._replace(ring_checksum=_ring_checksum(content, path))
     capacity = header.capacity_bits
     if capacity < 64 or capacity & (capacity - 1):
         raise CorruptionError(path, 16, "the ledger's header contradicts itself")
     return header
+
+
+def _ring_checksum(content: bytes, path: str) -> int | None:
+    """Check a ledger's header, if it is sealed. Returns: the checksum of its ring; None if it is not sealed."""
+    sealed, checksum, ring_checksum, _ = _LEDGER_SEAL.unpack_from(content, _LEDGER.size)
+    if sealed == 0:
+        return None
+    checked = bytearray(content[: _LEDGER.size + _LEDGER_SEAL.size])
+    for offset, size in _LEDGER_UNCHECKED:
+        checked[offset : offset + size] = bytes(size)
+    if sealed != LEDGER_SEALED or checksum != crc32c.value(checked):
+        raise CorruptionError(path, 436, "the checksum of the ledger's header is wrong")
+    return int(ring_checksum)
 
 
 def mark_paused(ledger: Ledger, paused: bool) -> None:

@@ -27,6 +27,7 @@ from pyqd.diskqueue.file_headers import (
 )
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.logstart import SUFFIX
+from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import CorruptionError, StorageError
 
 WINDOW_BYTES = 256 << 10
@@ -185,6 +186,7 @@ class OfflineLog:
     """The segments of a log in order, without spares. Raises: CorruptionError, StorageError."""
 
     def __init__(self, files: Files, directory: str) -> None:
+        self.directory = directory
         self.segments: list[OfflineSegment] = []
         self.problems: list[str] = []
         self.holes: list[tuple[int, int]] = []
@@ -237,19 +239,25 @@ class OfflineLedger:
     """A ledger, adjusted to its log as a start would adjust it.
 
     started: False if a kill left it without a position, or without its file. finished: bit i is record `floor + i`;
-    no bit is set at or past the log's end. Raises: CorruptionError, StorageError.
+    no bit is set at or past the log's end. power_failed: its bits may be newer than its header. Raises:
+    CorruptionError, StorageError.
     """
 
-    def __init__(self, files: Files, path: str, extent: LogExtent) -> None:
+    def __init__(self, files: Files, path: str, extent: LogExtent, power_failed: bool = False) -> None:
         self.file_bytes = 0
         header = NO_LEDGER
         ring = b""
         if files.exists(path):
             self.file_bytes = files.size_of(path)
-            header = parse_ledger_header(files.read_range(path, 0, LEDGER_HEADER_BYTES), path)
+            content = files.read_range(path, 0, LEDGER_HEADER_BYTES)
+            header = parse_ledger_header(content, path)
             ring = files.read_range(path, LEDGER_HEADER_BYTES, header.capacity_bits // 8)
             if len(ring) < header.capacity_bits // 8:
                 raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+            is_wrong = header.ring_checksum is not None and header.ring_checksum != crc32c.value(ring)
+            # A running daemon takes the seal off before it changes a bit.
+            if is_wrong and not power_failed and files.read_range(path, 0, LEDGER_HEADER_BYTES) == content:
+                raise CorruptionError(path, LEDGER_HEADER_BYTES, "the checksum of the ledger's bits is wrong")
         self.header = header
         self.paused = bool(header.paused)
         self.started = header.cursor_segment != 0

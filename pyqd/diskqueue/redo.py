@@ -120,11 +120,11 @@ def commits_in(content: bytes, path: str) -> Iterator[Commit]:
         magic, version, checksum, found, oldest, offset, size, created = _HEADER.unpack_from(content, at)
         if magic != FORMAT_MAGIC or offset != at or not HEADER_SIZE <= size <= len(content) - at:
             return
-        if version > FORMAT_VERSION:
+        # The version too: if only that is damaged, the checksum tells the right one.
+        is_sound = checksum == crc32c.value(memoryview(content)[at + CHECKED_FROM : at + size], FORMAT_VERSION)
+        if version > FORMAT_VERSION and not is_sound:
             raise LaterFormatError(path, at + 8, f"journal format version {version}; this pyqd reads {FORMAT_VERSION}")
-        if generation not in (0, found) or checksum != crc32c.value(
-            memoryview(content)[at + CHECKED_FROM : at + size], version
-        ):
+        if generation not in (0, found) or not is_sound:
             return
         generation = found
         yield Commit(found, oldest, created, at + HEADER_SIZE, content[at + HEADER_SIZE : at + size])

@@ -161,10 +161,11 @@ class Job:
             self.parked.append(SyncedParked(channel, parked, parked.log.end, settled, dropped))
 
     def add_ledger(self, ledger: Ledger) -> None:
-        """Gather a whole ledger, once."""
+        """Gather a whole ledger, sealed, once."""
         if ledger in self._ledgers_gathered:
             return
         self._ledgers_gathered.add(ledger)
+        ledger.seal()
         targets = ledger.sync_targets()
         self.ranges += [dirty_range(mapping, 0, length_bytes) for mapping, length_bytes in targets]
         gathered = SyncedLedger(ledger, ledger.bits_from, ledger.floor, ledger.reset_count, ledger.change_count)

@@ -215,6 +215,8 @@ cdef class ChannelCore(Scheduled):
         cdef Ledger ledger = self.parking.ledger_of(source)
         cdef uint64_t ordinal = record_ordinal(record)
         cdef uint64_t spare = ledger.capacity_bits // 4
+        # Here, because the cursor moves next.
+        ledger.unseal()
         if ledger.path is None:
             # In memory, where it grows without a sync.
             ledger.roomy_below = <uint64_t> -1
@@ -230,6 +232,7 @@ cdef class ChannelCore(Scheduled):
         """Have the ring of a ledger double beside the loop; if it cannot, try again at the record `next_try`."""
         def ended(has_grown):
             if not has_grown:
+                ledger.unseal()
                 ledger.roomy_below = next_try
             self.note_growth_ended()
 
@@ -380,7 +383,7 @@ cdef class ChannelCore(Scheduled):
         record, source = held.record, held.source
         if self.latency is not None:
             published_ns = record.timestamp_ns
-        if not self.parking.ledger_of(source).reaches(record_ordinal(record)):
+        if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
             return BEYOND_LEDGER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
@@ -407,7 +410,7 @@ cdef class ChannelCore(Scheduled):
         self.readable.scheduler.request_wake(self)
 
     cdef int make_finishable(self, uint64_t guid) except -1:
-        """Grow the ledger so that a message in flight can be finished. Raises: StorageError (nothing changed)."""
+        """Make the ledger ready for the FIN of a message in flight. Raises: StorageError (nothing changed)."""
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
         assert slot >= 0, "the message is not in flight"
@@ -907,6 +910,7 @@ cdef class ChannelCore(Scheduled):
 
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""
+        self.ledger.unseal()
         self.ledger.header.paused = paused
         self.ledger.change_count += 1
         if not paused:

@@ -195,6 +195,7 @@ cdef class DeadLetterPolicy:
 
     cdef int finish_message(self, const ReadyEntry* entry) except -1:
         """Finish a message whose dead letter is published, and durable if that is asked for."""
+        self.parking.ledger_of(entry.source).unseal()
         self.parking.finish(entry.record, entry.source)
         self.parking.ledger.header.dead_letter_count += 1
         return 0

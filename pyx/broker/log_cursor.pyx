@@ -163,6 +163,7 @@ cdef class LogCursor:
             if self.ledger.path is not None and not self.ledger.reaches(cursor):
                 self.ledger_full = True
                 return False
+            self.ledger.unseal()
             try:
                 self.ledger.finish(cursor)
             except StorageError:
@@ -226,6 +227,7 @@ cdef class LogCursor:
         """Store the place of the cursor's record: a hint that recovery checks."""
         cdef LedgerHeader* header = self.ledger.header
         if header.cursor_segment != self.segment.number:
+            self.ledger.unseal()
             # An offset of another segment may lead into a body, and a body may look like a record.
             header.cursor_offset = 0
             store_barrier()

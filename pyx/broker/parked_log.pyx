@@ -82,12 +82,16 @@ cdef class ParkedLog:
         ledger.clamp(log.first.first_ordinal, log.end)
         for hole in log.holes:
             ledger.try_note_range(hole[0], hole[1])
-        ledger.header.cursor = log.end
-        ledger.count_ahead()
-        ledger.absorb()
+        if ledger.header.cursor != log.end:
+            ledger.unseal()
+            ledger.header.cursor = log.end
+            ledger.count_ahead()
+        ledger.absorb_found()
         self.dropped_below = min(dropped_below, log.end)
         self.settled = 0 if origins_unknown_below > log.end else min(ledger.header.parked_below, log.end)
-        ledger.header.parked_below = self.settled
+        if ledger.header.parked_below != self.settled:
+            ledger.unseal()
+            ledger.header.parked_below = self.settled
         self.settled = max(self.settled, self.dropped_below)
         self.duplicates = IdTable()
         self.find_duplicates(origins_unknown_below)
@@ -264,6 +268,7 @@ cdef class ParkedLog:
         self.add_origin(origin)
         at = self.log.append(
             record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
+        self.ledger.unseal()
         self.ledger.hand_out()
         self.wait_for(<const Record*> at)
         return 0
@@ -283,6 +288,7 @@ cdef class ParkedLog:
         copy = <Record*> self.log.append(
             record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
         copy.handed_out = handed_out
+        self.ledger.unseal()
         self.ledger.hand_out()
         return copy
 
@@ -311,6 +317,7 @@ cdef class ParkedLog:
     cpdef int note_settled(self, uint64_t end) except -1:
         """Record that the bits of all origins of records below an ordinal are on stable storage."""
         if end > self.ledger.header.parked_below:
+            self.ledger.unseal()
             self.ledger.header.parked_below = min(end, self.settled)
             self.trim()
         return 0

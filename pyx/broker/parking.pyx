@@ -122,6 +122,7 @@ cdef class Parking:
         assert ordinal >= self.ledger.header.cursor, "the record was handed out"
         assert not self.is_rescheduled(ordinal), "the record is an origin already"
         self.open()
+        self.ledger.unseal()
         # Stored before the record: a start then looks for origins among the records past the cursor.
         self.ledger.header.moved_until = self.parked.log.end + 1
         store_barrier()
@@ -174,6 +175,7 @@ cdef class Parking:
         """
         cdef uint64_t ordinal = record_ordinal(record)
         assert record.due_ns != 0, "the record is not deferred"
+        self.ledger.unseal()
         if not self.ledger.is_finished(ordinal) and not self.is_rescheduled(ordinal):
             self.ledger.reach(ordinal)
             if self.is_parked(record):
@@ -244,6 +246,7 @@ cdef class Parking:
 
     cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1:
         if not ledger.is_finished(ordinal):
+            ledger.unseal()
             ledger.finish(ordinal)
         return 0
 
@@ -340,7 +343,9 @@ cdef class Parking:
             self.walk_offset += record_span(record.size_bytes)
             self.walk_ordinal += 1
         # A record that was counted and has been damaged since is not met.
-        self.ledger.header.parked_below = max(self.ledger.header.parked_below, self.walk_ordinal)
+        if self.ledger.header.parked_below < self.walk_ordinal:
+            self.ledger.unseal()
+            self.ledger.header.parked_below = self.walk_ordinal
         self.forget_lag()
         return CAUGHT_UP
 

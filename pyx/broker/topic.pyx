@@ -37,7 +37,7 @@ from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.guid cimport id_after_steps
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.bodies cimport Frames
-from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_BITS, Record, record_ordinal, record_span
 from pyqd.hot.wire.scanner cimport read_be32
 from pyqd.hot.wire.trace_events cimport (
     DROPPED,
@@ -73,9 +73,27 @@ def check_state(Mapping mapping not None):
             path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
 
 
+def is_half_made(bytes content not None):
+    """Return whether a kill has come while a state was stored for the first time; False: it was whole once."""
+    cdef const TopicState* state = <const TopicState*> PyBytes_AS_STRING(content)
+    return <uint64_t> len(content) >= sizeof(TopicState) and state.magic == 0 and state.count_ahead == 0
+
+
 def created_of(Mapping mapping not None):
     """Return the creation time of a state's topic in Unix ns; 0 if the state is a new one."""
     return (<TopicState*> mapping.base).created_ns
+
+
+def known_end_of(Mapping mapping not None):
+    """Return (end, id of the last record) of the topic's log as its state has them; (0, 0) if it has not.
+
+    A record is counted as soon as it is valid, so a kill in between leaves an end that is lower by one publish.
+    """
+    cdef TopicState* state = <TopicState*> mapping.base
+    cdef uint64_t end = state.message_count - (state.count_ahead - 1)
+    if state.magic == 0 or state.count_ahead == 0 or end >> ORDINAL_BITS != 0:
+        return 0, 0
+    return end, state.last_guid
 
 
 def journal_topics(CommitBuffer commit not None, topics):
@@ -123,6 +141,7 @@ cdef class TopicCore(Scheduled):
             self.state.magic = MAGIC
         if journaled is not None:
             self.restore(journaled, fresh)
+        self.recount(power_failed)
         self.guids = GuidFactory(node_id)
         self.guids.resume_after(self.state.last_guid)
         self.resume_ids_after(log.highest_guid(power_failed or fresh))
@@ -150,6 +169,19 @@ cdef class TopicCore(Scheduled):
         self.held_known = self.readable.end == log.end or self.state.deferred_below <= self.readable.end
         if self.readable.end == log.end:
             self.readable.note_held()
+
+    cdef int recount(self, bint power_failed) except -1:
+        """At a start: count messages that were stored just before a kill, and note how counts and ordinals differ."""
+        cdef uint64_t ahead = self.state.count_ahead
+        cdef uint64_t uncounted = self.log.end + (ahead - 1) - self.state.message_count
+        # More than the log has had: one of the numbers is damaged.
+        if ahead != 0 and not power_failed and 0 < uncounted <= self.log.end:
+            self.state.message_count += uncounted
+        ahead = self.state.message_count - self.log.end + 1
+        # A store dirties the page even if it changes nothing.
+        if self.state.count_ahead != ahead:
+            self.state.count_ahead = ahead
+        return 0
 
     cdef int restore(self, bytes journaled, bint fresh) except -1:
         """Take the journal's values over if the state is older, as the page was not synced with the records.
@@ -194,15 +226,18 @@ cdef class TopicCore(Scheduled):
             self.prepare_park(record_span(body_bytes), 1 if at_once else 0)
         if self.trace is not None:
             self.trace.begin_publish(self.guids.last_id)
-        self.state.message_count += 1
         self.state.message_bytes += body_bytes
         self.state.last_guid = self.guids.next_id(now_ns)
         if self.ephemeral and self.held_count() >= self.memory_count_max and not self.is_readable():
+            self.state.message_count += 1
             return self.note_unkept(self.guids.last_id, body_bytes, now_ns, due_ns)
         if due_ns != 0:
             self.state.deferred_below = self.log.end + 1
         store_barrier()
         at = self.log.append(self.guids.last_id, now_ns, due_ns, 0, body, body_bytes)
+        # Not before: a start takes a record that was counted and is not there for lost.
+        store_barrier()
+        self.state.message_count += 1
         if self.is_readable():
             self.advance_end()
             if due_ns != 0:
@@ -340,6 +375,7 @@ cdef class TopicCore(Scheduled):
         self.state.last_guid = self.guids.last_id
         store_barrier()
         self.log.commit_batch()
+        store_barrier()
         self.state.message_count += count
         self.state.message_bytes += bytes_total
         if self.is_readable():
@@ -441,6 +477,7 @@ cdef class TopicCore(Scheduled):
         store_barrier()
         if batch.kept != 0:
             self.log.commit_batch()
+        store_barrier()
         self.state.message_count += batch.count
         self.state.message_bytes += batch.body_bytes
         if self.is_readable():

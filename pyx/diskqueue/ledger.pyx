@@ -32,6 +32,13 @@ behind the floor by then stay set until it has the name, as with `clears_late`.
 
 A caller that cannot wait grows the ring on the spot (`reach`, `finish`), and waits for the sync.
 
+A file that a sync or a stop writes is *sealed*: checksums of header and ring lie in the header, and say that they
+count. The first change after that takes the seal off before it stores anything, so a kill between two syncs leaves a
+file without one, which is believed as it is. To ask for the seal costs a FIN nothing: a sealed ledger reaches no record
+(`is_open_for`), so the first FIN comes in by the way of one beyond the ring, and the first delivery by that of a record
+near the ring's end (`roomy_below`). Each other change calls `unseal`. After a power failure the ring may be newer than
+the header; the header, in one page, is checked all the same.
+
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
 """
@@ -75,6 +82,34 @@ cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
     return crc32c(0, <const char*> settings + 4, sizeof(LedgerSettings) - 4)
 
 
+cdef uint32_t header_checksum(const LedgerHeader* header) noexcept:
+    """Return the checksum of a header, but for the fields that change while it is sealed, and the seal."""
+    cdef LedgerHeader copy = header[0]
+    copy.cursor_offset = 0
+    copy.requeue_count = copy.timeout_count = copy.finish_count = copy.dead_letter_count = 0
+    copy.sealed = copy.checksum = 0
+    return crc32c(0, &copy, sizeof(LedgerHeader))
+
+
+cdef int seal_header(LedgerHeader* header) noexcept:
+    header.checksum = header_checksum(header)
+    store_barrier()
+    header.sealed = LEDGER_SEALED
+    return 0
+
+
+cdef int set_trusted_below(LedgerHeader* header, uint64_t ordinal) noexcept:
+    """Raise `trusted_below` after a sync; a sealed header stays so."""
+    cdef bint was_sealed = header.sealed == LEDGER_SEALED
+    if header.trusted_below < ordinal:
+        header.sealed = 0
+        store_barrier()
+        header.trusted_below = ordinal
+        if was_sealed:
+            seal_header(header)
+    return 0
+
+
 cdef int count_from(LedgerHeader* header, uint64_t ordinal) noexcept:
     """Count the records from an ordinal on as given to the channel, if it counts those from a later one on."""
     cdef uint64_t counted_from = min(header.start + header.spared, ordinal)
@@ -101,30 +136,34 @@ cdef class Ledger:
 
     files: the operating system. path: the file, created if it is missing; None for anonymous memory. placeholders:
     given by a start, which continues in memory if the disk has no space for the file (pyqd.diskqueue.placeholders).
-    expected: a missing file counts as lost. exists: whether the file exists; None: find out.
+    expected: a missing file counts as lost. exists: whether the file exists; None: find out. power_failed: the ring may
+    be newer than the header.
 
-    A damaged or lost file is replaced by a fresh one: `rebuilt`. `outran`: the ledger had marked records after the
-    log's end, which the log has lost.
-    Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
+    A damaged or lost file, or one of a later format, is replaced by a fresh one: `rebuilt`. `outran`: the ledger had
+    marked records after the log's end, which the log has lost.
+    Raises: StorageError. Source: docs/storage.md, "Ledger".
     """
 
-    def __init__(self, files, path=None, placeholders=None, bint expected=False, exists=None):
+    def __init__(
+        self, files, path=None, placeholders=None, bint expected=False, exists=None, bint power_failed=False,
+    ):
         cdef Mapping mapping
         aside = None
         self.files = files
         self.path = path
+        self.power_failed = power_failed
         if path is not None and (files.exists(path) if exists is None else exists):
             try:
                 mapping = files.open_mapped(path)
                 mapping.require_readable()
+                self.verify(mapping)
                 self.adopt(mapping)
                 return
-            except LaterFormatError:
-                raise
             except CorruptionError as error:
                 aside = set_aside(
                     files, path, error, "all that its log keeps counts as unfinished and is delivered again")
                 self.rebuilt = True
+                self.damage = None if self.unwritten else str(error)
         self.rebuilt = self.rebuilt or expected
         self.pristine = True
         try:
@@ -185,13 +224,17 @@ cdef class Ledger:
         if self.on_replaced is not None:
             self.on_replaced()
 
-    cdef int adopt(self, Mapping mapping) except -1:
+    cdef int verify(self, Mapping mapping) except -1:
+        """Check a file of an earlier run. Raises: CorruptionError, LaterFormatError."""
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         path = mapping.path or "memory"
+        self.unwritten = self.power_failed and header.magic == 0 and header.version == 0
         if mapping.size_bytes <= LEDGER_HEADER_BYTES or header.magic != MAGIC:
             raise CorruptionError(path, 0, "not a pyqd ledger")
         if header.version > LEDGER_VERSION:
             raise LaterFormatError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
+        if header.sealed != 0 and (header.sealed != LEDGER_SEALED or header.checksum != header_checksum(header)):
+            raise CorruptionError(path, 436, "the checksum of the ledger's header is wrong")
         if (
             header.version == 0
             or header.capacity_bits < 64
@@ -201,11 +244,39 @@ cdef class Ledger:
             or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
         ):
             raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+        if header.sealed != 0 and not self.power_failed and header.ring_checksum != crc32c(
+                0, mapping.base + LEDGER_HEADER_BYTES, header.capacity_bits // 8):
+            raise CorruptionError(path, LEDGER_HEADER_BYTES, "the checksum of the ledger's bits is wrong")
+        return 0
+
+    def seal(self):
+        """Store checksums of the file, for a sync or a stop: they count until the next change. Cost: O(capacity)."""
+        if self.path is None or self.open_bits == 0:
+            return
+        assert self.header.reset_to == 0, "a reset is under way"
+        self.header.ring_checksum = crc32c(0, self.words, self.capacity_bits // 8)
+        seal_header(self.header)
+        self.open_bits = 0
+        self.roomy_below = 0
+
+    cdef int break_seal(self) except -1:
+        """Let the file be changed, whose checksums count until then."""
+        self.header.sealed = 0
+        store_barrier()
+        self.open_bits = self.capacity_bits
+        # The next sync seals it again.
+        self.change_count += 1
+        return 0
+
+    cdef int adopt(self, Mapping mapping) except -1:
+        """Continue in a file: complete changes that a kill has interrupted."""
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         self.change_count += 1
         self.mapping = mapping
         self.header = header
         self.words = <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES)
         self.capacity_bits = header.capacity_bits
+        self.open_bits = 0 if header.sealed != 0 else self.capacity_bits
         if header.reset_to != 0:
             self.reset(header.reset_to - 1, header.reset_parked_from)
         self.roomy_below = 0
@@ -214,6 +285,7 @@ cdef class Ledger:
             # It has grown; after a start it clears late only when it has been adopted.
             self.uncleared_from = header.absorb_from
         elif header.absorb_to != 0:
+            self.unseal()
             header.floor = max(header.floor, header.absorb_to)
             header.cursor = max(header.cursor, header.floor)
             self.sync_floor()
@@ -229,18 +301,23 @@ cdef class Ledger:
         self.change_count += 1
         # All of them are of records that the log has no more, or that a reset has dropped durably.
         self.clear_late_bits(header.floor)
-        self.outran = self.outran or header.cursor > end or self.finished_end() > end
+        self.known_end = max(header.cursor, self.finished_end())
+        self.outran = self.outran or self.known_end > end
         if header.floor > end or header.cursor > end:
+            self.unseal()
             header.floor = min(header.floor, end)
             store_barrier()
             header.cursor = end
         # A store dirties the page even if it changes nothing: 15 us of a start with many idle channels.
         if self.counted_from() > end:
+            self.unseal()
             count_from(header, end)
         # Records that a damaged end of the log has taken away give their ordinals to others, which are not parked yet.
         if header.parked_below > end:
+            self.unseal()
             header.parked_below = end
         if header.floor < oldest:
+            self.unseal()
             self.clear_bits(header.floor, min(oldest, header.floor + self.capacity_bits))
             header.cursor = max(header.cursor, oldest)
             store_barrier()
@@ -251,13 +328,20 @@ cdef class Ledger:
             self.finished_count = ring_count(
                 self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
-        self.absorb()
-        return 0
+        return self.absorb_found()
 
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1:
         """Clear the bits of `[start, end)`, in a ring that has some; the caller updates `finished_count`."""
-        if self.finished_count != 0:
+        if self.finished_count != 0 and ring_count(self.words, self.capacity_bits, start, end) != 0:
+            self.unseal()
             ring_clear_range(self.words, self.capacity_bits, start, end)
+        return 0
+
+    cdef int absorb_found(self) except -1:
+        """Like `absorb`, at a start: a ledger in which nothing changes stays sealed."""
+        if self.header.floor < self.header.cursor and self.is_finished(self.header.floor):
+            self.unseal()
+            self.absorb()
         return 0
 
     def drop_doubtful_bits(self):
@@ -270,6 +354,7 @@ cdef class Ledger:
         cdef uint64_t end = header.floor + self.capacity_bits
         cdef uint64_t start = max(header.floor, header.trusted_below)
         if start < end:
+            self.unseal()
             ring_clear_range(self.words, self.capacity_bits, start, end)
         self.finished_count = ring_count(self.words, self.capacity_bits, header.floor, end)
         self.count_ahead()
@@ -283,7 +368,7 @@ cdef class Ledger:
         assert change_count <= self.change_count, "a sync has covered changes that were not made yet"
         self.synced_change_count = max(self.synced_change_count, change_count)
         if reset_count == self.reset_count:
-            self.header.trusted_below = max(self.header.trusted_below, bits_from + self.capacity_bits)
+            set_trusted_below(self.header, bits_from + self.capacity_bits)
 
     def trust_bits(self, Mapping mapping not None, uint64_t bits_from, uint64_t reset_count):
         """Let a header say that the bits of its file are on stable storage, as they were at resets.
@@ -293,7 +378,7 @@ cdef class Ledger:
         """
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         if reset_count == self.reset_count:
-            header.trusted_below = max(header.trusted_below, bits_from + header.capacity_bits)
+            set_trusted_below(header, bits_from + header.capacity_bits)
 
     def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
         """Clear the bits behind a floor that is on stable storage, as of so many resets."""
@@ -312,8 +397,9 @@ cdef class Ledger:
         return 0
 
     cdef int finish(self, uint64_t ordinal) except -1:
-        """Mark a record as finished. Asserts that it was not. Cost: O(1); O(run) if the floor moves."""
+        """Mark a record as finished, in a ledger that is not sealed. Cost: O(1); O(run) if the floor moves."""
         cdef LedgerHeader* header = self.header
+        debug_require(self.open_bits != 0)
         assert ordinal >= header.floor, "finished twice"
         self.change_count += 1
         if ordinal == header.floor and ordinal < header.cursor:
@@ -336,6 +422,7 @@ cdef class Ledger:
 
         Returns: False if the ring cannot grow; the record is not to be delivered, and the next start finds it again.
         """
+        self.unseal()
         try:
             self.finish(ordinal)
         except DiskFull:
@@ -351,7 +438,8 @@ cdef class Ledger:
         return True
 
     cdef int reach(self, uint64_t ordinal) except -1:
-        """Make the ring reach an ordinal, so that finishing it cannot fail. Raises: StorageError (nothing changed)."""
+        """Make the ring reach an ordinal, so that `finish` cannot fail. Raises: StorageError (nothing changed)."""
+        self.unseal()
         if ordinal >= self.header.floor and not self.reaches(ordinal):
             self.grow(ordinal)
         return 0
@@ -363,6 +451,7 @@ cdef class Ledger:
         start = max(start, header.floor)
         if start >= end:
             return 0
+        self.unseal()
         if not self.reaches(end - 1):
             self.grow(end - 1)
             header = self.header
@@ -432,7 +521,8 @@ cdef class Ledger:
         return end
 
     cdef int hand_out(self) except -1:
-        """Move the cursor over a record that is handed out now."""
+        """Move the cursor over a record that is handed out now, in a ledger that is not sealed."""
+        debug_require(self.open_bits != 0)
         assert not self.next_is_finished(), "a finished record is handed out"
         self.change_count += 1
         self.header.cursor += 1
@@ -445,6 +535,7 @@ cdef class Ledger:
     cdef int skip(self) except -1:
         """Move the cursor over a finished record."""
         assert self.ahead > 0
+        self.unseal()
         self.change_count += 1
         self.header.cursor += 1
         self.ahead -= 1
@@ -464,6 +555,7 @@ cdef class Ledger:
         cdef bint follows = self.header.floor == self.header.cursor
         assert count <= self.ahead
         debug_require(self.finished_run(self.header.cursor + count) == count)
+        self.unseal()
         self.change_count += 1
         self.header.cursor += count
         self.ahead -= count
@@ -505,6 +597,7 @@ cdef class Ledger:
         if self.uncleared_from == ALL_CLEARED or end <= self.uncleared_from:
             return 0
         assert end <= self.header.floor, "the bits of unfinished records are cleared"
+        self.unseal()
         self.change_count += 1
         if end >= self.header.absorb_to:
             self.uncleared_from = ALL_CLEARED
@@ -543,6 +636,7 @@ cdef class Ledger:
             # On a full disk, which this may be to relieve: in place, as without --sync-fin.
             if has_to_grow:
                 raise
+        self.unseal()
         header.reset_parked_from = parked_from
         store_barrier()
         header.reset_to = ordinal + 1
@@ -573,6 +667,7 @@ cdef class Ledger:
 
     cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t capacity_bits) noexcept:
         cdef LedgerHeader header = self.header[0]
+        header.sealed = 0
         header.capacity_bits = capacity_bits
         header.absorb_to = 0
         header.floor = ordinal
@@ -689,6 +784,7 @@ cdef class Ledger:
         """Copy header and ring to a file of zeros whose ring has `capacity` bits."""
         cdef LedgerHeader* header = <LedgerHeader*> base
         header[0] = self.header[0]
+        header.sealed = 0
         header.capacity_bits = capacity
         header.absorb_to = 0
         ring_copy(
@@ -751,6 +847,7 @@ cdef class Ledger:
                 pass
             return 0
         now = self.header[0]
+        now.sealed = 0
         ring_add(
             self.words, self.capacity_bits, <uint64_t*> (self.growing.base + LEDGER_HEADER_BYTES), header.capacity_bits,
             now.floor, self.bits_end())
@@ -805,6 +902,9 @@ cdef class Ledger:
             assert self.ahead == ring_count(self.words, self.capacity_bits, header.cursor, limit)
         else:
             assert self.ahead == 0
+        assert self.open_bits == (0 if header.sealed else self.capacity_bits)
+        if header.sealed:
+            self.verify(self.mapping)
 
     @property
     def started(self) -> bool:
@@ -835,6 +935,7 @@ cdef class Ledger:
 
     @parked_from.setter
     def parked_from(self, uint64_t ordinal):
+        self.unseal()
         self.header.parked_from = ordinal
 
     @property
@@ -843,7 +944,9 @@ cdef class Ledger:
 
     def recheck_past_cursor(self):
         """Before a channel's recovery: let parking examine again which of the records past the cursor are parked."""
-        self.header.parked_below = min(self.header.parked_below, self.header.cursor)
+        if self.header.parked_below > self.header.cursor:
+            self.unseal()
+            self.header.parked_below = self.header.cursor
 
     @property
     def replaces_lost(self) -> bool:
@@ -857,6 +960,7 @@ cdef class Ledger:
     def note_recovered(self, uint64_t parked_end):
         """Record after a start that the channel is recovered. parked_end: end of its parked log; 0 if there is none."""
         if self.header.origins_unknown_below > parked_end:
+            self.unseal()
             self.change_count += 1
             self.header.origins_unknown_below = parked_end
 
@@ -882,6 +986,7 @@ cdef class Ledger:
         cdef LedgerSettings* found = self.newest_settings()
         cdef LedgerSettings* other = &self.header.settings[found == &self.header.settings[0]]
         assert len(content) <= SETTINGS_BYTES_MAX
+        self.unseal()
         self.change_count += 1
         other.checksum = 0
         store_barrier()
@@ -934,6 +1039,7 @@ cdef class Ledger:
         """
         self.advance_to(oldest, end)
         if not self.is_finished(ordinal):
+            self.unseal()
             self.finish(ordinal)
 
     cdef int advance_to(self, uint64_t oldest, uint64_t end) except -1:
@@ -944,6 +1050,7 @@ cdef class Ledger:
 
     def note_finished(self, uint64_t ordinal):
         """Mark a record as finished, from Python (tests, cold paths). Raises: StorageError."""
+        self.unseal()
         self.finish(ordinal)
 
     def note_range(self, uint64_t start, uint64_t end):
@@ -955,6 +1062,7 @@ cdef class Ledger:
         if self.next_is_finished():
             self.skip()
             return False
+        self.unseal()
         self.hand_out()
         return True
 

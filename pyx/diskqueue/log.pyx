@@ -26,6 +26,7 @@ import os
 cimport cython
 
 from pyqd.hot.diskqueue.logstart cimport FoundSegments
+from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG
 from pyqd.hot.wire.record cimport (
@@ -67,11 +68,14 @@ cdef class Log:
     directory: holds the segments, created if it is missing. segment_bytes_max: size at which segments stop doubling; a
     larger record or batch gets a segment of its own size. power_failed: records beyond the synced part of a segment are
     verified before they are believed. found: the log existed before, so it opens on a full disk too; by default, if its
-    directory exists. exists: whether that does, if the caller knows.
+    directory exists. exists: whether that does, if the caller knows. known: as for FoundSegments.
     Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
     """
 
-    def __init__(self, files, directory, segment_bytes_max, epoch=0, bint power_failed=False, found=None, exists=None):
+    def __init__(
+        self, files, directory, segment_bytes_max, epoch=0, bint power_failed=False, found=None, exists=None,
+        tuple known=(0, 0),
+    ):
         self.files = files
         self.damage = DamageReport(files, directory)
         self.power_failed = power_failed
@@ -84,9 +88,12 @@ cdef class Log:
         exists = (directory is not None and files.exists(directory)) if exists is None else exists
         found = exists if found is None else found
         if exists:
-            self.resume(FoundSegments(files, directory, self.damage, power_failed))
+            self.resume(FoundSegments(files, directory, self.damage, power_failed, known))
         elif directory is not None and not found:
             files.make_directory(directory)
+        elif known[0] != 0:
+            self.damage.missing(0, known[0])
+            self.renumber = True
         if self.renumber:
             # Ordinals behind the lost records may have been given to messages: they are not used again.
             self.epoch += 1
@@ -402,6 +409,10 @@ cdef class Log:
         for segment, start, length in ranges:
             # A segment that was recycled meanwhile begins at the end of then or later: its bytes are others now.
             if segment.number != 0 and (segment.first_ordinal < end or start + length <= SEGMENT_HEADER_BYTES):
+                if segment.first_ordinal < end:
+                    segment.header().synced_count = max(
+                        segment.header().synced_count, min(end, segment.end_ordinal()) - segment.first_ordinal)
+                    store_barrier()
                 segment.header().synced_bytes = max(segment.header().synced_bytes, <uint64_t> (start + length))
         self.flushed_end = max(self.flushed_end, end)
         self.synced_end = max(self.synced_end, end)

@@ -32,14 +32,16 @@ cdef class FoundSegments:
     """Segments of an earlier run in a log's directory, in order.
 
     files: the operating system. damage: receives the damage found. power_failed: segments are believed only as far as
-    they say they were synced. Raises: LaterFormatError, StorageError.
+    they say they were synced. known: (end, id of the last record) that the log had, as another file says; an end or id
+    of 0 is unknown. Raises: LaterFormatError, StorageError.
     """
 
-    def __init__(self, files, directory, damage, bint power_failed):
+    def __init__(self, files, directory, damage, bint power_failed, tuple known=(0, 0)):
         self.files = files
         self.directory = directory
         self.damage = damage
         self.power_failed = power_failed
+        self.known_end, self.last_guid = known
         self.spares = []
         self.holes = []
         self.load_segments()
@@ -66,7 +68,8 @@ cdef class FoundSegments:
             else:
                 self.spares.append(segment)
         segments.sort(key=segment_number)
-        return self.chain(segments)
+        self.chain(segments)
+        return self.report_end()
 
     cdef Segment load_segment(self, str name):
         """Return the segment in a file of an earlier run; None for one that is set aside. Raises: LaterFormatError."""
@@ -87,6 +90,8 @@ cdef class FoundSegments:
             self.damage.file_set_aside(path, error)
             self.renumber = True
             return None
+        if segment.version_mended:
+            self.damage.report(path, 8, 4, 0, "the version of the segment's format was damaged; its checksum tells it")
         if self.power_failed and segment.number and segment.header().synced_bytes < segment.tail:
             segment.unverified = True
         return segment
@@ -98,6 +103,7 @@ cdef class FoundSegments:
         """
         cdef bint last = following is None
         cdef uint64_t count_max = UINT64_MAX
+        cdef uint64_t count_known = 0
         cdef SegmentHeader* header = segment.header()
         if header.synced_bytes > segment.capacity_bytes:
             header.synced_bytes = segment.capacity_bytes
@@ -105,12 +111,38 @@ cdef class FoundSegments:
         if header.sealed_bytes == 0:
             if not last and self.continues(segment, following):
                 count_max = following.first_ordinal - segment.first_ordinal
-            segment.walk(self.power_failed, count_max, self.damage.reporter(segment.mapping.path))
+            if last:
+                count_known = self.end_known_from(segment) - segment.first_ordinal
+            segment.walk(self.power_failed, count_max, count_known, self.damage.reporter(segment.mapping.path))
         elif last or segment.cut or (self.power_failed and header.synced_bytes < segment.tail):
             if segment.cut:
                 self.damage.report(segment.mapping.path, segment.tail, 0, 0, "the file is shorter than its header says")
-            segment.mend(self.damage.reporter(segment.mapping.path))
+            # The records that no range stands for are a hole, or behind the end that another number tells.
+            segment.mend(
+                self.damage.reporter(segment.mapping.path),
+                last and self.end_known_from(segment) == segment.first_ordinal)
         if last and segment.cut:
+            self.renumber = True
+        return 0
+
+    cdef uint64_t end_known_from(self, Segment segment) noexcept:
+        """Return the end that the log had at least, as its last segment or another file says."""
+        return max(segment.first_ordinal + segment.header().synced_count, self.known_end, segment.first_ordinal)
+
+    cdef int report_end(self) except -1:
+        """Report the records that an earlier run had behind the end found, unless that was done."""
+        cdef uint64_t known_end = self.known_end
+        cdef uint64_t found_end = max(self.end, self.end_of_spares)
+        if self.last is not None:
+            known_end = self.end_known_from(self.last)
+            found_end = self.end
+            if self.last_guid != 0 and self.last.highest_guid >= self.last_guid:
+                # The last record is here: a number in another file is damaged.
+                return 0
+            if found_end + self.last.lost_count >= known_end:
+                return 0
+        if known_end > found_end:
+            self.damage.missing(found_end, known_end)
             self.renumber = True
         return 0
 

@@ -49,12 +49,14 @@ def set_check_bytes_for_tests(uint64_t size_bytes):
     return former
 
 
-cdef uint32_t header_checksum(const SegmentHeader* header, uint64_t number) noexcept:
+cdef uint32_t header_checksum(
+    const SegmentHeader* header, uint64_t number, uint32_t version=SEGMENT_VERSION,
+) noexcept:
     cdef uint64_t[3] parts
     parts[0] = number
     parts[1] = header.first_seq
     parts[2] = <uint64_t> header.created_ns
-    return crc32c(header.version, parts, sizeof(parts))
+    return crc32c(version, parts, sizeof(parts))
 
 
 @cython.final
@@ -89,6 +91,7 @@ cdef class Segment:
         header.sealed_count = 0
         header.sealed_bytes = 0
         header.synced_bytes = 0
+        header.synced_count = 0
         header.checksum = header_checksum(header, number)
         store_barrier()
         header.number = number
@@ -259,15 +262,19 @@ cdef class Segment:
             return 0
         if header.magic != MAGIC:
             raise CorruptionError(path, 0, "not a pyqd segment")
-        if header.version > SEGMENT_VERSION:
-            raise LaterFormatError(
-                path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
+        if header.checksum != header_checksum(header, 0) and header.checksum != header_checksum(header, header.number):
+            if header.version > SEGMENT_VERSION:
+                raise LaterFormatError(
+                    path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
+            raise CorruptionError(path, 12, "the segment header's checksum is wrong")
+        if header.version != SEGMENT_VERSION:
+            # The checksum, which covers the version, is right for this one.
+            self.version_mended = True
+            header.version = SEGMENT_VERSION
         if header.checksum == header_checksum(header, 0):
             # The segment was retired.
             self.number = 0
             return 0
-        if header.checksum != header_checksum(header, header.number):
-            raise CorruptionError(path, 12, "the segment header's checksum is wrong")
         self.number = header.number
         self.first_ordinal = header.first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
         if header.sealed_bytes != 0:
@@ -278,13 +285,13 @@ cdef class Segment:
             self.unverified = True
         return 0
 
-    cdef int walk(self, bint power_failed, uint64_t count_max, report) except -1:
+    cdef int walk(self, bint power_failed, uint64_t count_max, uint64_t count_known, report) except -1:
         """Find the end of an unsealed segment: verify records up to the first that is not the next one.
 
         Damage before that is bridged. power_failed: unsynced records may be missing, without being damaged. count_max:
         limit of the segment's records. Later ones are leftovers of a power failure, whose numbers the following segment
-        has. report: called with (offset, bytes, records lost, detail) before anything is changed there. Cost: O(bytes
-        in the segment).
+        has. count_known: at least so many records were here. report: called with (offset, bytes, records lost, detail)
+        before anything is changed there. Cost: O(bytes in the segment).
         """
         cdef SegmentHeader* header = self.header()
         cdef uint64_t seq = header.first_seq
@@ -302,10 +309,14 @@ cdef class Segment:
                 break
             lost = self.resync(offset, self.capacity_bytes, seq, count_max - self.count, &behind)
             if lost == 0:
-                # Nothing known follows: one record at least was here.
+                # Nothing known follows: one record at least was here. Those up to a following segment are a hole.
                 self.cut = True
                 behind = min(self.capacity_bytes, max(header.synced_bytes, offset + RECORD_SPAN_MIN) & ~<uint64_t> 7)
-                report(offset, behind - offset, 1, "the last record is damaged, or more are missing behind it")
+                if count_max == UINT64_MAX:
+                    self.lost_count = max(count_known, self.count + 1) - self.count
+                report(
+                    offset, behind - offset, self.lost_count,
+                    "the last record is damaged, or more are missing behind it")
                 break
             report(offset, behind - offset, lost, "damaged in the middle")
             self.bridge(offset, behind, seq, lost)
@@ -330,15 +341,16 @@ cdef class Segment:
             return not self.mapping.is_lost(offset, min(self.capacity_bytes - offset, span))
         return False
 
-    cdef int mend(self, report) except -1:
+    cdef int mend(self, report, bint counts_end=True) except -1:
         """Verify all records below the tail and bridge damage, so that all ordinals of it can be walked.
 
-        report: as for `walk`. Sound records stay in place. Cost: O(bytes in the segment).
+        report: as for `walk`. counts_end: records that no range can stand for are reported too; False: the caller does.
+        Sound records stay in place. Cost: O(bytes in the segment).
         """
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t seq = self.header().first_seq
         cdef uint64_t end_seq = seq + self.count
-        cdef uint64_t lost, behind
+        cdef uint64_t lost, behind, fitting
         while seq < end_seq or offset < self.tail:
             if seq < end_seq and record_verdict(self.base + offset, self.tail - offset, seq) == RECORD_VALID:
                 self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
@@ -348,11 +360,12 @@ cdef class Segment:
             lost = self.resync(offset, self.tail, seq, end_seq - seq, &behind)
             if lost == 0:
                 lost, behind = end_seq - seq, self.tail
-            report(offset, behind - offset, lost, "damaged in the middle")
-            if lost == 0 or (behind - offset) // RECORD_SPAN_MIN < lost:
+            fitting = min(lost, (behind - offset) // RECORD_SPAN_MIN)
+            report(offset, behind - offset, lost if counts_end else fitting, "damaged in the middle")
+            if lost == 0 or fitting < lost:
                 # The header claimed more than there is: damage that cannot be bridged becomes a hole, or the log's end.
                 self.cut = True
-                lost = min(lost, (behind - offset) // RECORD_SPAN_MIN)
+                lost = fitting
                 if lost == 0:
                     self.tail = offset
                     self.count = seq - self.header().first_seq

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyqd.broker import message_lookup
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.inspection import Inspection
 from pyqd.broker.offline_topics import OfflineData
@@ -16,6 +17,7 @@ from pyqd.diskqueue import files
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from pyqd.hot.broker.replay import seek
+from pyqd.hot.primitives import crc32c
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StartupError, StorageError
@@ -321,17 +323,42 @@ def test_a_failed_creation_leaves_no_directory(tmp_path, room):
     assert not (tmp_path / "topics" / "t.topic" / "c.channel").exists()
 
 
-@pytest.mark.parametrize("place", ["segment", "ledger", "state"])
-def test_a_later_format_is_refused_by_name_and_nothing_is_touched(tmp_path, place):
+def test_a_segment_of_a_later_format_is_refused_by_name_and_not_touched(tmp_path):
     filled(tmp_path)
-    topic = tmp_path / "topics" / "t.topic"
-    path = {"segment": segments(tmp_path)[1], "ledger": topic / "c.channel" / "ledger", "state": topic / "state"}[place]
-    change(path, 8, b"\2")
+    path = segments(tmp_path)[1]
+    change(path, 8, struct.pack("<II", 2, crc32c.value(path.read_bytes()[16:40], 2)))
     content = path.read_bytes()
     with pytest.raises(StartupError, match=r"version 2") as caught:
         broker_on(tmp_path)
     assert str(path) in str(caught.value)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+@pytest.mark.parametrize("file", ["c.channel/ledger", "c.channel/parked.ledger", "c.channel/cancelled.ledger", "state"])
+def test_a_version_in_one_file_concerns_no_other_channel_and_is_reported(tmp_path, file, version):
+    broker = broker_on(tmp_path)
+    for topic in (broker.topic("t"), broker.topic("other")):
+        for name in "cd":
+            topic.channel(name)
+        publish(topic, 10, SIZE)
+        publish(topic, 3, SIZE, due_ns=wall() + HOUR_NS)
+    topic = broker.topic("t")
+    _, guid, *_ = next(iter(topic.log.records()))
+    message_lookup.change_message(topic, [topic.channel("c")], guid, message_lookup.cancel, lambda: None)
+    for topic in (broker.topic("t"), broker.topic("other")):
+        taken(topic.channel("c"), 2)
+        taken(topic.channel("d"), 2)
+    broker.close()
+    change(tmp_path / "topics" / "t.topic" / file, 8, bytes([version]))
+    broker = broker_on(tmp_path)
+    ((topic_name, channel_name, reason),) = broker.set_aside
+    assert (topic_name, channel_name) == ("t", None if file == "state" else "c")
+    assert file in reason
+    assert broker.damage.found_count == 1
+    assert len(taken(broker.topic("other").channel("c"))) == len(taken(broker.topic("t").channel("d"))) == 8
+    assert len(taken(broker.topic("t").channel("c"))) >= 7
+    assert broker.topic("t").channel("c").deferred_count == 3
 
 
 def test_a_disk_that_cannot_reserve_blocks_is_named(tmp_path, monkeypatch):
@@ -371,7 +398,7 @@ def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
     (tmp_path / "data").mkdir()
     filled(tmp_path / "data", finished=3)
     change(segments(tmp_path / "data")[0], 128 + 7 * RECORD_BYTES, b"\xff" * 60)
-    (tmp_path / "data" / "topics" / "t.topic" / "c.channel" / "ledger").write_bytes(bytes(5000))
+    (tmp_path / "data" / "topics" / "t.topic" / "c.channel" / "ledger").write_bytes(b"x" * 5000)
     (tmp_path / "data" / "node.json").write_bytes(b"")
     daemon = Daemon(pyqd(), tmp_path, ["-max-bytes-per-file=65536"])
     daemon.start()
@@ -382,7 +409,7 @@ def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
         client.close()
         assert numbers == set(range(COUNT)) - {7}
         reply = daemon.http("GET", "/ping")
-        assert (reply.status, reply.body, reply.headers["x-pyqd-damage"]) == (200, b"OK", "1")
+        assert (reply.status, reply.body, reply.headers["x-pyqd-damage"]) == (200, b"OK", "2")
         damage = (daemon.topic("t") or {})["damage"]
         assert damage["records_lost"] == 1
         state = daemon.http("GET", "/durability").json()

@@ -79,6 +79,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.start_at(self.cursor)
         self.finished = set()
 
+    @rule()
+    def seal(self):
+        self.ledger.seal()
+
     @precondition(lambda self: self.kept)
     @rule()
     def reopen(self):

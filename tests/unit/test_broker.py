@@ -136,8 +136,8 @@ def test_starts_that_fail_after_a_power_failure_raise_the_epoch_once(tmp_path):
     topic.channel("c")
     topic.publish_body(body_of(0), wall())
     later = tmp_path / "topics" / "u.topic"
-    later.mkdir()
-    (later / "state").write_bytes(b"PYQDTOP\0" + (2).to_bytes(4, "little") + bytes(4084))
+    (later / "log").mkdir(parents=True)
+    (later / "log" / "1.seg").write_bytes(struct.pack("<8sIIQ", b"PYQDSEG\0", 2, 7, 1).ljust(64 << 10, b"\0"))
     for _ in range(3):
         with pytest.raises(StartupError, match="later pyqd"):
             after_power_failure(tmp_path)

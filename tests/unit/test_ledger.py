@@ -7,7 +7,7 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.ledger import Ledger
-from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import FullFiles
 
 RING_BITS_MIN = 8 * 4096
@@ -289,12 +289,14 @@ def test_a_ledger_with_a_damaged_header_is_set_aside_and_re_created(tmp_path, ca
     assert (tmp_path / "ledger.bad").exists()
 
 
-def test_a_ledger_of_a_later_version_is_refused(tmp_path):
+def test_a_ledger_of_a_later_version_is_set_aside_with_the_reason(tmp_path):
     path = str(tmp_path / "ledger")
     handed_out(Ledger(Files(), path), 3)
     store(path, 8, 9)
-    with pytest.raises(LaterFormatError, match="format version 9"):
-        Ledger(Files(), path)
+    ledger = Ledger(Files(), path)
+    assert ledger.rebuilt
+    assert "format version 9" in (ledger.damage or "")
+    assert (tmp_path / "ledger.bad").exists()
 
 
 def test_a_sync_covers_the_whole_ring(tmp_path):

@@ -253,10 +253,10 @@ def test_a_start_without_a_thread_or_an_arena_loads_all(tmp_path: Path, monkeypa
 
 def test_a_start_that_fails_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     entries = make_topics(tmp_path)
-    ledger = tmp_path / "topics" / entries[5] / "c0.channel" / "ledger"
-    content = bytearray(ledger.read_bytes())
-    content[8:12] = b"\xff\xff\xff\x7f"
-    ledger.write_bytes(content)
+    segment = next((tmp_path / "topics" / entries[5] / "log").iterdir())
+    content = bytearray(segment.read_bytes())
+    content[8:16] = b"\xff\xff\xff\x7f\0\0\0\1"
+    segment.write_bytes(content)
     files = FilesAhead()
     with pytest.raises(StartupError, match="format version"):
         broker_on(tmp_path, files)

@@ -307,6 +307,16 @@ def test_a_commit_of_a_later_format_refuses_the_start(place):
     assert len(list(place.journal.iterdir())) == 1
 
 
+def test_a_damaged_version_of_a_commit_costs_no_message_and_no_start(place):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    path = place.journal / "1"
+    content = bytearray(path.read_bytes())
+    content[BLOCK_SIZE + 8] = 0xFF
+    path.write_bytes(content)
+    assert count_in(restored(place.redo(), str(place.log))) == 2
+    assert place.content() == WHOLE
+
+
 def test_other_files_in_the_directory_are_left_alone_with_a_warning(place, caplog):
     (place.journal / "notes").write_text("mine")
     place.journal_file(1, commit(1, 0, BEGINNING))

@@ -1,6 +1,7 @@
 """Tests of pyqd.hot.diskqueue.segment."""
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pyqd.diskqueue.file_headers import parse_segment_header
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 
@@ -52,11 +54,24 @@ def test_a_file_of_a_later_version_is_refused_and_not_touched(tmp_path):
     log.append_message(1, b"body")
     path = only_file(tmp_path)
     content = bytearray(path.read_bytes())
-    content[8] = 2
+    content[8:16] = struct.pack("<II", 2, crc32c.value(content[16:40], 2))
     path.write_bytes(content)
     with pytest.raises(LaterFormatError, match="format version 2"):
         Log(Files(), str(tmp_path), 1 << 16)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_a_damaged_version_of_a_segment_is_told_by_the_checksum_and_reported(tmp_path, version):
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    log.append_message(1, b"body")
+    path = only_file(tmp_path / "log")
+    content = bytearray(path.read_bytes())
+    content[8] = version
+    path.write_bytes(content)
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    assert [body for *_, body in log.records()] == [b"body"]
+    assert (log.damage.found_count, log.damage.lost_count) == (1, 0)
 
 
 def test_a_sealed_segment_that_was_cut_is_read_as_far_as_it_goes(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import (
     FullFiles,
     body_of,
@@ -315,12 +315,15 @@ def test_an_invalid_state_is_set_aside_and_re_created(topic, tmp_path):
     assert path.with_suffix(".bad").exists()
 
 
-def test_a_state_of_a_later_version_is_refused(topic, tmp_path):
+def test_a_state_of_a_later_version_is_set_aside_with_the_reason(topic, tmp_path):
+    publish(topic, 3)
     path = tmp_path / "topics" / "t.topic" / "state"
     path.write_bytes(path.read_bytes()[:8] + b"\x77" + path.read_bytes()[9:])
-    with pytest.raises(StartupError, match="format version") as caught:
-        broker_on(tmp_path)
-    assert isinstance(caught.value.__cause__, LaterFormatError)
+    broker = broker_on(tmp_path)
+    assert broker.topic("t").depth == 3
+    ((topic_name, channel_name, reason),) = broker.set_aside
+    assert (topic_name, channel_name) == ("t", None)
+    assert "format version 119" in reason
 
 
 def test_a_state_that_was_made_and_not_filled_in_is_a_new_topic(topic, tmp_path):

@@ -29,6 +29,7 @@ cdef struct TopicState:
     uint64_t given_below                 # 1 + the end of the messages given to channels with durable names; 0: unknown
     uint64_t trace_threshold             # this and the next: 1 + the topic's own setting of its trace; 0: it has none
     uint64_t trace_body_bytes
+    uint64_t count_ahead                 # 1 + message_count - end of the log, modulo 2**64; 0: unknown
 
 # Fields of a state that the journal stores beside the records, so that the state's page need not be synced with them.
 cdef struct JournaledState:
@@ -91,6 +92,7 @@ cdef class TopicCore(Scheduled):
     cdef int try_prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
     cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
+    cdef int recount(self, bint power_failed) except -1
     cdef int restore(self, bytes journaled, bint fresh) except -1
     cdef uint64_t held_count(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1

@@ -7,6 +7,7 @@ from pyqd.hot.diskqueue.mapping cimport Mapping
 cdef enum:
     LEDGER_HEADER_BYTES = 4096
     LEDGER_VERSION = 1
+    LEDGER_SEALED = 0x4c414553           # "SEAL"
     SETTINGS_BYTES_MAX = 112
 
 cdef struct LedgerSettings:
@@ -43,6 +44,11 @@ cdef struct LedgerHeader:
     # Records of the parked log below it may be finished and their origins not, as an earlier ledger is lost.
     uint64_t origins_unknown_below
     uint64_t spared                      # records from `start` on that the channel was not given: the topic was emptied
+    # The checksums lie behind all else that changes, as the disk may write a page while it changes.
+    uint32_t sealed                      # LEDGER_SEALED: both checksums are right; 0: the file has changed since
+    uint32_t checksum                    # crc32c of this header without its counters, cursor_offset and seal
+    uint32_t ring_checksum               # crc32c of the ring
+    uint32_t reserved
 
 cdef class Ledger:
     cdef readonly object files
@@ -60,10 +66,15 @@ cdef class Ledger:
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring
     cdef readonly uint64_t capacity_bits
+    cdef uint64_t open_bits              # the same while the file may change; 0 while it is sealed: see `unseal`
+    cdef bint power_failed               # the ring on stable storage may be newer than the seal
+    cdef bint unwritten                  # the power failed before the disk had anything of the file
+    cdef readonly str damage             # the reason why a file that was written was set aside; None: none was
+    cdef readonly uint64_t known_end     # behind the records that the ledger knew at the start
     cdef public bint clears_late         # bits behind the floor are cleared only when a sync has covered the floor
     cdef uint64_t uncleared_from         # if some are not cleared yet: the first of them; else the highest number
     cdef bint pristine                   # the file is new: no bit was ever set in it, and none can be on the disk
-    cdef readonly bint rebuilt           # the file was damaged: no record counts as finished
+    cdef readonly bint rebuilt           # the file was damaged or lost: no record counts as finished
     cdef readonly bint outran            # `clamp` has dropped bits of records behind the log's end
     cdef readonly uint64_t reset_count   # since it was opened
     cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
@@ -79,6 +90,14 @@ cdef class Ledger:
         # Whether finishing a record that is not finished takes no growth.
         return ordinal - self.bits_start() < self.capacity_bits
 
+    cdef inline bint is_open_for(self, uint64_t ordinal) noexcept:
+        # Like `reaches`, but False for all records while the file is sealed: a FIN asks nothing else.
+        return ordinal - self.bits_start() < self.open_bits
+
+    cdef inline int unseal(self) except -1:
+        # Before a change of the file, unless the caller knows that it is not sealed.
+        return self.break_seal() if self.open_bits == 0 else 0
+
     cdef inline uint64_t file_bytes(self) noexcept:
         return LEDGER_HEADER_BYTES + self.capacity_bits // 8
 
@@ -90,6 +109,8 @@ cdef class Ledger:
         # Never below the floor.
         return max(self.header.floor, self.bits_start() + self.capacity_bits)
 
+    cdef int break_seal(self) except -1
+    cdef int verify(self, Mapping mapping) except -1
     cdef int finish(self, uint64_t ordinal) except -1
     cdef bint try_finish(self, uint64_t ordinal) except -1
     cdef int reach(self, uint64_t ordinal) except -1
@@ -124,6 +145,7 @@ cdef class Ledger:
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
     cdef int advance_to(self, uint64_t oldest, uint64_t end) except -1
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1
+    cdef int absorb_found(self) except -1
     cdef int grow(self, uint64_t ordinal) except -1
     cdef uint64_t capacity_for(self, uint64_t ordinal) except 0
     cdef int copy_to(self, char* base, uint64_t capacity) except -1

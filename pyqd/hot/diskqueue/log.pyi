@@ -27,6 +27,7 @@ class Log:
         power_failed: bool = False,
         found: bool | None = None,
         exists: bool | None = None,
+        known: tuple[int, int] = (0, 0),
     ) -> None: ...
     @property
     def files(self) -> Any: ...

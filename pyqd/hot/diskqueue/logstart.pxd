@@ -8,6 +8,8 @@ cdef class FoundSegments:
     cdef object directory
     cdef object damage
     cdef bint power_failed
+    cdef uint64_t known_end              # an earlier run had the records below it; 0: unknown
+    cdef uint64_t last_guid              # of the last of them; 0: unknown
     cdef Segment first                   # None if there is none
     cdef Segment last                    # records are appended here
     cdef uint64_t end                    # ordinal behind its records
@@ -20,6 +22,8 @@ cdef class FoundSegments:
     cdef int load_segments(self) except -1
     cdef Segment load_segment(self, str name)
     cdef int open_segment(self, Segment segment, Segment following) except -1
+    cdef uint64_t end_known_from(self, Segment segment) noexcept
+    cdef int report_end(self) except -1
     cdef bint continues(self, Segment segment, Segment following) noexcept
     cdef bint make_spare_durable(self, Segment segment) except -1
     cdef int chain(self, list segments) except -1

@@ -10,4 +10,11 @@ def segment_number(segment: Segment) -> int: ...
 
 @final
 class FoundSegments:
-    def __init__(self, files: Any, directory: str, damage: DamageReport, power_failed: bool) -> None: ...
+    def __init__(
+        self,
+        files: Any,
+        directory: str,
+        damage: DamageReport,
+        power_failed: bool,
+        known: tuple[int, int] = (0, 0),
+    ) -> None: ...

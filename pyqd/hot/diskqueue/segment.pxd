@@ -17,6 +17,8 @@ cdef struct SegmentHeader:
     uint64_t sealed_count                # records, once sealed
     uint64_t sealed_bytes                # offset of their end; 0: not sealed; stored after sealed_count
     uint64_t synced_bytes                # at least so much is on stable storage
+    uint64_t[2] reserved
+    uint64_t synced_count                # records in synced_bytes; 0: unknown. Stored before these
 
 cdef class Segment:
     cdef readonly Mapping mapping
@@ -39,6 +41,8 @@ cdef class Segment:
     cdef readonly uint64_t journaled_bytes  # at least so much is in the journal, or on stable storage here
     cdef uint64_t file_number            # its file is called so; 0: not looked up yet
     cdef readonly bint cut               # records behind the tail are known to be missing
+    cdef bint version_mended             # the version of its format was damaged
+    cdef uint64_t lost_count             # of these, those that `walk` has reported
 
     cdef inline SegmentHeader* header(self) noexcept:
         return <SegmentHeader*> self.base
@@ -70,8 +74,8 @@ cdef class Segment:
     cdef int retire(self) except -1
     cdef int load(self) except -1
     cdef bint is_blank(self) noexcept
-    cdef int walk(self, bint power_failed, uint64_t count_max, report) except -1
-    cdef int mend(self, report) except -1
+    cdef int walk(self, bint power_failed, uint64_t count_max, uint64_t count_known, report) except -1
+    cdef int mend(self, report, bint counts_end=*) except -1
     cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept
     cdef bint is_tail_readable(self) noexcept
     cdef uint64_t resync(
