@@ -98,7 +98,7 @@ class Broker:
         self.link: Link | None = None
         self.last_error: ClientError | None = None
         self.is_error_lasting = False
-        self.is_retrying = False
+        self.retry: Timer | None = None
         # Whether there was a connection, if only for a short time.
         self.was_reached = False
 
@@ -166,15 +166,15 @@ class Pool:
 
     def _connect(self, broker: Broker) -> None:
         """Connect to a broker: now, or when its health allows it."""
-        if broker.link is not None or broker.is_retrying or self._is_closed:
+        if broker.link is not None or broker.retry is not None or self._is_closed:
             return
         now_s = time.monotonic()
         if broker.health.may_try(now_s):
             broker.link = self._connector.connect(broker.address, self._handler)
             self._by_link[broker.link] = broker
         else:
-            broker.is_retrying = True
-            self._engine.call_later(broker.health.next_try_s(now_s) - now_s, lambda: self._retry(broker))
+            wait_s = broker.health.next_try_s(now_s) - now_s
+            broker.retry = self._engine.call_later(wait_s, lambda: self._retry(broker))
 
     def connected(self, link: Link) -> None:
         """Note that a link is ready."""
@@ -207,8 +207,16 @@ class Pool:
                 return
         self._connect(broker)
 
+    def hurry(self) -> None:
+        """Shorten the waits between attempts to connect: commands wait, and no broker is ready."""
+        now_s = time.monotonic()
+        for broker in self.brokers:
+            if broker.retry is not None and broker.health.hasten(now_s):
+                broker.retry.cancel()
+                self._retry(broker)
+
     def _retry(self, broker: Broker) -> None:
-        broker.is_retrying = False
+        broker.retry = None
         if self._brokers.get(broker.address) is broker:
             self._connect(broker)
 
@@ -259,7 +267,7 @@ class Pool:
         self.has_started = False
         for broker in self._brokers.values():
             broker.link = None
-            broker.is_retrying = False
+            broker.retry = None
             broker.last_error = None
             broker.was_reached = False
             broker.health = self._new_health()
