@@ -6,8 +6,10 @@ import contextlib
 import json
 import multiprocessing
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -24,6 +26,7 @@ import pyqd.client.kombu  # noqa: F401 - registers the scheme where pyqd is not 
 from pyqd.client import Producer as ClientProducer
 from pyqd.client.ecosystem import kombu_channel
 from pyqd.client.ecosystem.kombu_messages import due_ms_of
+from pyqd.client.errors import NotConnectedError, SettingError
 from pyqd.client.kombu import broker_url
 from pyqd.client.settings import NAMES, parse_targets
 from tests.lookupd.conftest import LookupDaemon
@@ -457,6 +460,41 @@ def test_connecting_fails_if_no_broker_listens() -> None:
         connection.ensure_connection(max_retries=1, interval_start=0)
 
 
+@pytest.mark.parametrize(
+    ("query", "client", "options"),
+    [("?timeout=0.3", {}, {}), ("", {"timeout": 0.3}, {}), ("?timeout=60", {"timeout": 50.0}, {"timeout": 0.3})],
+    ids=["url", "transport option", "publish"],
+)
+def test_a_publish_to_a_broker_that_hangs_fails_at_the_users_time_limit(
+    query: str, client: dict[str, Any], options: dict[str, Any]
+) -> None:
+    # Its queue accepts the connection, and nothing answers.
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"pyqd://127.0.0.1:{hanging.getsockname()[1]}{query}"
+        with Connection(url, transport_options={"client": client}) as connection:
+            connection.connect()
+            begun_s = time.monotonic()
+            with pytest.raises(NotConnectedError, match="no connection to a broker in time"):
+                publish(connection, 1, **options)
+            assert time.monotonic() - begun_s < 5.0
+
+
+@pytest.mark.parametrize(("query", "client"), [("?timeout=-1", {}), ("?timeout=soon", {}), ("", {"timeout": "soon"})])
+def test_a_time_limit_that_is_none_is_refused(query: str, client: dict[str, Any]) -> None:
+    with (
+        Connection(f"pyqd://127.0.0.1{query}", transport_options={"client": client}) as connection,
+        pytest.raises(SettingError, match="timeout="),
+    ):
+        connection.connect()
+
+
+def test_a_consumer_takes_a_url_with_the_time_limit_of_publishes(url: Url) -> None:
+    with Connection(f"{url}&timeout=5") as connection:
+        collector = Collector(connection, WORK)
+        publish(connection, 1)
+        assert collector.collect(1) == [1]
+
+
 def test_connecting_to_a_host_name_that_cannot_exist_fails_as_to_any_other() -> None:
     with (
         Connection("pyqd://a..b:4150") as connection,
@@ -518,4 +556,4 @@ def test_every_part_of_a_url_in_the_manual_is_a_setting() -> None:
     page = (REPOSITORY / "docs" / "celery.md").read_text()
     names = set(re.findall(r"^\| .*?`(\w+)=", page, re.MULTILINE)) | set(re.findall(r"`(tls\w*)=", page))
     assert {"http", "tls_ca", "msg_timeout", "compression"} <= names
-    assert names - {"lookupd"} <= NAMES.keys()
+    assert names - {"lookupd", "timeout"} <= NAMES.keys()
