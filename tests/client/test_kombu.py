@@ -23,6 +23,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 import pyqd.client.kombu  # noqa: F401 - registers the scheme where pyqd is not installed
+from pyqd.client import Consumer as ClientConsumer
 from pyqd.client import Producer as ClientProducer
 from pyqd.client.ecosystem import kombu_channel
 from pyqd.client.ecosystem.kombu_messages import due_ms_of
@@ -82,6 +83,40 @@ def test_a_message_goes_through_the_broker_with_headers_and_payload(connection: 
     publish(connection, b"\x00\xff", serializer=None, content_type="application/data", content_encoding="binary")
     assert collector.collect(2) == [{"number": 1}, b"\x00\xff"]
     assert collector.messages[0].headers == {"kind": "test"}
+
+
+@pytest.mark.parametrize(
+    ("serializer", "payload", "text"),
+    [
+        ("json", {"name": "Zoë"}, '{"name": "Zo\\u00eb"}'),
+        ("raw", "Zoë", "Zoë"),
+        ("pickle", {"name": "Zoë"}, None),
+    ],
+)
+def test_the_body_of_a_serializer_of_text_stays_readable_in_the_broker(
+    connection: Connection, url: Url, serializer: str, payload: Any, text: str | None
+) -> None:
+    channel = connection.channel()
+    received: list[Any] = []
+    consumer = Consumer(channel, [WORK], on_message=received.append, accept=["json", "pickle", "text/plain"])
+    options = {"serializer": serializer} if serializer != "raw" else {"content_type": "text/plain"}
+    publish(connection, payload, **options)
+    with ClientConsumer("work", "celery", nsqd=url) as reader:
+        (message,) = reader.fetch(1, WAIT_S)
+        found = json.loads(message.body)
+        message.requeue(delay=0.0)
+    assert (found["properties"]["body_encoding"] == "text") is (text is not None)
+    if text is not None:
+        assert found["body"] == text
+    consumer.consume()
+    while not received:
+        connection.drain_events(timeout=WAIT_S)
+    assert received[0].decode() == payload
+
+
+def test_text_that_no_consumer_could_decode_is_refused(connection: Connection) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        publish(connection, "\ud800", content_type="text/plain", content_encoding="utf-8")
 
 
 def test_an_acknowledged_message_is_finished(connection: Connection, daemon: Daemon) -> None:

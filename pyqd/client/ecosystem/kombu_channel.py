@@ -179,7 +179,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     # Publishing.
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Encode a body: UTF-8 as text, so that people can read it in the broker, and anything else as base64."""
+        """Encode a body: UTF-8 as text, so that people can read it in the broker, and anything else as base64.
+
+        Serializers of text give a str. Raises: UnicodeEncodeError for a lone surrogate: no consumer could decode it.
+        """
+        if isinstance(body, str):
+            body = body.encode()
         if isinstance(body, bytes):
             with contextlib.suppress(UnicodeDecodeError):
                 return body.decode(), TEXT
