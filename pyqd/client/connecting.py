@@ -111,7 +111,8 @@ class Pool:
     """Brokers of one producer or consumer, each with a link that is opened again when it is lost.
 
     handler: gets the events of the links; it calls connected() and lost(). lookup: asked for more brokers. A broker
-    that the lookup daemons no longer name is forgotten when its link is lost. on_change: called when a link is ready or
+    that the lookup daemons no longer name is forgotten when its link is lost, unless no other is known: it may come
+    back before they are asked again. on_change: called when a link is ready or
     lost. Methods are called with the lock held.
     """
 
@@ -202,7 +203,8 @@ class Pool:
             self.on_change()
         if self.lookup is not None and self.has_started:
             self.lookup.poll_soon()
-            if broker.address not in self._given and broker.address not in self._named:
+            is_wanted = broker.address in self._given or broker.address in self._named
+            if not is_wanted and len(self._brokers) > 1:
                 del self._brokers[broker.address]
                 return
         self._connect(broker)
@@ -210,6 +212,8 @@ class Pool:
     def hurry(self) -> None:
         """Shorten the waits between attempts to connect: commands wait, and no broker is ready."""
         now_s = time.monotonic()
+        if self.lookup is not None and not self._brokers:
+            self.lookup.poll_soon()
         for broker in self.brokers:
             if broker.retry is not None and broker.health.hasten(now_s):
                 broker.retry.cancel()

@@ -271,6 +271,8 @@ class Publishing:
         while self._waiting and self._waiting[0].deadline_s <= now_s:
             publication = self._waiting.popleft()
             self._finish(publication, self.timed_out(publication))
+        if self._waiting and not self._ready:
+            self.pool.hurry()
         is_mixed = now_s <= self._is_mixed_until_s
         if is_mixed:
             overdue = [each for each in self._waiting if each.deadline_s <= now_s]

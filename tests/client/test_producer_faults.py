@@ -26,6 +26,7 @@ from pyqd.client import (
     UnansweredError,
     publishing,
 )
+from tests.support.http_stub import http_stub, json_answer
 from tests.support.publish_broker import ERROR, RESPONSE, frame, ok, publish_brokers
 from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
 
@@ -55,6 +56,11 @@ def never(_publish):
 
 def hang_up(_publish):
     return None
+
+
+def producer_of(address):
+    """Return a broker in the answer of a lookup daemon."""
+    return {"broadcast_address": address[0], "tcp_port": int(address[1]), "http_port": 1}
 
 
 def exiting(publish):
@@ -697,6 +703,36 @@ class TestStoppingBrokers:
             client, _ = listener.accept()
             assert time.monotonic() - returned_s < 0.5
             client.close()
+
+    @pytest.mark.slow
+    def test_the_only_broker_of_a_lookup_daemon_is_used_within_half_a_second_of_its_return(self, face):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.settimeout(WAIT_S)
+            named = [producer_of(listener.getsockname())]
+            with http_stub(lambda path, query: json_answer({"producers": named})) as stub:
+                producer = face.producer(lookupd=stub.address, timeout=1.0)
+                with pytest.raises(NotConnectedError, match="refused"):
+                    producer.publish("t", b"x")
+                # The broker has stopped, and the lookup daemon has forgotten it.
+                named.clear()
+                with pytest.raises(NotConnectedError):
+                    producer.publish("t", b"x", timeout=2.0)
+                listener.listen()
+                returned_s = time.monotonic()
+                producer.submit("t", b"x")
+                client, _ = listener.accept()
+                assert time.monotonic() - returned_s < 0.5
+                client.close()
+
+    @pytest.mark.slow
+    def test_a_publish_that_waits_learns_soon_of_the_first_broker_of_a_lookup_daemon(self, face, scripted):
+        named: list[dict[str, Any]] = []
+        with http_stub(lambda path, query: json_answer({"producers": named})) as stub:
+            future = face.producer(lookupd=stub.address).submit("t", b"x")
+            wait_until(lambda: bool(stub.requests), "the first question")
+            named.append(producer_of(scripted.address.split(":")))
+            future.result(5.0)
 
     @pytest.mark.slow
     def test_a_drain_fails_no_publish_if_there_is_another_broker(self, face, two):
