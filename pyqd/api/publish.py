@@ -171,7 +171,7 @@ class PublishRoutes:
     def topic(self, query: Query) -> Topic:
         """Return the topic that a query names, created if it is missing."""
         name = topic_name(query)
-        if self.broker.draining:
+        if self.broker.is_refused(name):
             raise HttpError(503, "EXITING")
         topic = self.broker.topic(name)
         if topic.exiting:

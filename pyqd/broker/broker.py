@@ -192,8 +192,9 @@ class Broker:
         self.half_made: set[str] = set()
         # The ends of the logs of deleted topics together.
         self.deleted_end = 0
-        # Publishes and new consumers are refused: the daemon is about to stop.
+        # New consumers and topics are refused: the daemon is about to stop. Later publishes are refused, too.
         self.draining = False
+        self.refuses_publishes = False
         self.tracing = Tracing(self)
 
     def change_options(self, options: Options, pause: Callable[[], None] = no_pause) -> None:
@@ -497,15 +498,26 @@ class Broker:
         return topic
 
     def begin_drain(self) -> None:
-        """Refuse publishes and new consumers from now on."""
+        """Refuse new consumers and new topics from now on."""
         self.draining = True
+
+    def is_refused(self, name: str) -> bool:
+        """Return whether publishes to a topic are refused because the daemon drains.
+
+        A new topic would not have the channels that lookup daemons know.
+        """
+        return self.refuses_publishes or (self.draining and name not in self.topics)
+
+    def refuse_publishes(self) -> None:
+        """Refuse publishes from now on: the end of a drain."""
+        self.refuses_publishes = True
         for topic in self.topics.values():
             topic.refuse_publishes()
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known by its name."""
         assert topic.name not in self.topics, "two topics have one name"
-        if self.draining:
+        if self.refuses_publishes:
             topic.refuse_publishes()
         self.topics[topic.name] = topic
         self.topic_names.add(topic.name)

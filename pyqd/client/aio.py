@@ -112,7 +112,7 @@ class Producer(ProducerBase):
         self,
         *nsqd: str | Iterable[str],
         lookupd: str | Iterable[str] | None = None,
-        timeout: float = 30.0,
+        timeout: float | None = None,
         codec: CodecOption = None,
         max_pending_bytes: int = 64 << 20,
         retry_unanswered: bool = True,

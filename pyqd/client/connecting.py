@@ -98,7 +98,7 @@ class Broker:
         self.link: Link | None = None
         self.last_error: ClientError | None = None
         self.is_error_lasting = False
-        self.is_retrying = False
+        self.retry: Timer | None = None
         # Whether there was a connection, if only for a short time.
         self.was_reached = False
 
@@ -111,7 +111,8 @@ class Pool:
     """Brokers of one producer or consumer, each with a link that is opened again when it is lost.
 
     handler: gets the events of the links; it calls connected() and lost(). lookup: asked for more brokers. A broker
-    that the lookup daemons no longer name is forgotten when its link is lost. on_change: called when a link is ready or
+    that the lookup daemons no longer name is forgotten when its link is lost, unless no other is known: it may come
+    back before they are asked again. on_change: called when a link is ready or
     lost. Methods are called with the lock held.
     """
 
@@ -166,15 +167,15 @@ class Pool:
 
     def _connect(self, broker: Broker) -> None:
         """Connect to a broker: now, or when its health allows it."""
-        if broker.link is not None or broker.is_retrying or self._is_closed:
+        if broker.link is not None or broker.retry is not None or self._is_closed:
             return
         now_s = time.monotonic()
         if broker.health.may_try(now_s):
             broker.link = self._connector.connect(broker.address, self._handler)
             self._by_link[broker.link] = broker
         else:
-            broker.is_retrying = True
-            self._engine.call_later(broker.health.next_try_s(now_s) - now_s, lambda: self._retry(broker))
+            wait_s = broker.health.next_try_s(now_s) - now_s
+            broker.retry = self._engine.call_later(wait_s, lambda: self._retry(broker))
 
     def connected(self, link: Link) -> None:
         """Note that a link is ready."""
@@ -202,13 +203,24 @@ class Pool:
             self.on_change()
         if self.lookup is not None and self.has_started:
             self.lookup.poll_soon()
-            if broker.address not in self._given and broker.address not in self._named:
+            is_wanted = broker.address in self._given or broker.address in self._named
+            if not is_wanted and len(self._brokers) > 1:
                 del self._brokers[broker.address]
                 return
         self._connect(broker)
 
+    def hurry(self) -> None:
+        """Shorten the waits between attempts to connect: commands wait, and no broker is ready."""
+        now_s = time.monotonic()
+        if self.lookup is not None and not self._brokers:
+            self.lookup.poll_soon()
+        for broker in self.brokers:
+            if broker.retry is not None and broker.health.hasten(now_s):
+                broker.retry.cancel()
+                self._retry(broker)
+
     def _retry(self, broker: Broker) -> None:
-        broker.is_retrying = False
+        broker.retry = None
         if self._brokers.get(broker.address) is broker:
             self._connect(broker)
 
@@ -259,7 +271,7 @@ class Pool:
         self.has_started = False
         for broker in self._brokers.values():
             broker.link = None
-            broker.is_retrying = False
+            broker.retry = None
             broker.last_error = None
             broker.was_reached = False
             broker.health = self._new_health()

@@ -32,7 +32,7 @@ CLOSE_S = 1.0
 CLOSED = "the consumer is closed: take messages inside of its `with` block, and before drain() and close()"
 COROUTINE = "the handler is a coroutine function: its consumer is pyqd.client.aio.Consumer"
 # Options of flow control besides backoff.
-FLOW_NAMES = ("backoff_first_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s", "redistribute_s")
+FLOW_NAMES = ("backoff_failures", "backoff_first_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s", "redistribute_s")
 
 Handler = TypeVar("Handler", bound=Callable[[Message], Any])
 logger = logging.getLogger("pyqd.client")

@@ -211,7 +211,7 @@ class Consumption:
         self._apply(self.flow.received(link, len(messages), now_s))
         if replaced_count:
             self._drop_ready()
-            self._apply(self.flow.timed_out(link, replaced_count, now_s))
+            self._apply(self.flow.released(link, replaced_count, now_s))
             # A copy may have come twice in one batch, or the connection may be lost now.
             messages = [message for message in messages if not message.is_lost]
         if self.is_stopping:
@@ -308,12 +308,13 @@ class Consumption:
         if answered:
             raise AnsweredError(f"{answered} of the messages were answered before")
 
-    def _finish(self, message: Message) -> None:
+    def _finish(self, message: Message, *, is_success: bool = True) -> None:
         if not self._answer(message):
             return
         link: Link = message.link
         # RDY first: the broker may send the next message as soon as it has read FIN.
-        changes = self.flow.finished(link, time.monotonic())
+        now_s = time.monotonic()
+        changes = self.flow.finished(link, now_s) if is_success else self.flow.released(link, 1, now_s)
         if changes:
             self._apply(changes)
         link.send(commands.fin(message.key))
@@ -390,6 +391,8 @@ class Consumption:
                 # The program ends, or a task is cancelled: the message is not to blame.
                 self._requeue(message, 0.0, False)
             elif self.retry.max_attempts and message.attempts >= self.retry.max_attempts:
+                if not message.is_lost:
+                    self._apply(self.flow.failed(message.link, time.monotonic()))
                 self._publish_dead_letter(message)
             else:
                 self._requeue(message, self.retry.delay_after(message.attempts), True)
@@ -422,7 +425,7 @@ class Consumption:
             return
         if publication.error is None:
             self.dead_letter_count += 1
-            self._finish(message)
+            self._finish(message, is_success=False)
         else:
             text = "cannot publish message %s to the dead-letter topic: %s; requeued"
             self._engine.log(logging.ERROR, text, message.id, publication.error)

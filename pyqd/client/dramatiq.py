@@ -29,7 +29,7 @@ from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.ecosystem.inbox import finish, give_back
 from pyqd.client.ecosystem.names import nsq_name
 from pyqd.client.errors import ClientError
-from pyqd.client.settings import make_settings, parse_targets
+from pyqd.client.settings import parse_targets
 
 DEAD_LETTERS: Final = ".XQ"
 # A queue counts as empty after this many looks that found it so: a message is counted nowhere while it moves.
@@ -54,7 +54,8 @@ class PyqdBroker(Broker):
 
     nsqd: addresses such as `host:4150`, or URLs such as `pyqd://host:4150?lookupd=host2:4161`; several of them for
     several brokers. lookupd: lookup daemons to ask for brokers. channel: channel of all queues. topic_prefix: prefix of
-    all topics. middleware: as for any broker of Dramatiq. settings: see pyqd.client.settings.Settings.
+    all topics. middleware: as for any broker of Dramatiq. timeout: seconds until enqueue() fails if no broker answers;
+    that of the URL, or 30, if None. settings: see pyqd.client.settings.Settings.
 
     Raises: SettingError.
     """
@@ -66,6 +67,7 @@ class PyqdBroker(Broker):
         channel: str = "dramatiq",
         topic_prefix: str = "",
         middleware: list[dramatiq.Middleware] | None = None,
+        timeout: float | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(middleware=middleware)
@@ -74,8 +76,9 @@ class PyqdBroker(Broker):
         self.topic_prefix = topic_prefix
         self._place = {"nsqd": list(nsqd) or None, "lookupd": lookupd, **settings}
         self._targets = parse_targets(nsqd, lookupd)
-        self._http = GroupHttp(self._targets, make_settings({**self._targets.settings, **settings}))
-        self._producer = DeferringProducer(Producer(*nsqd, lookupd=lookupd, **settings))
+        producer = Producer(*nsqd, lookupd=lookupd, timeout=timeout, **settings)
+        self._producer = DeferringProducer(producer)
+        self._http = GroupHttp(self._targets, producer.settings, producer.timeout)
 
     def topic_of(self, queue_name: str) -> str:
         """Return the topic of a queue."""

@@ -103,6 +103,13 @@ SPACE: Final = re.compile(
     r"limit of \d+ bytes is reached|would be left free on the disk|no space left on device|disk quota exceeded",
     re.IGNORECASE,
 )
+# End of the refusal of a publish by a broker that stops, or has just deleted the topic. It has stored nothing.
+EXITING: Final = " exiting"
+
+
+def is_exiting(error: Exception) -> bool:
+    """Return whether a broker refuses a publish because it stops, so that another one may take the message."""
+    return isinstance(error, RefusedError) and error.code in WRITE_CODES and error.text.endswith(EXITING)
 
 
 def refusal(data: bytes, broker: str = "", doing: str = "") -> RefusedError:

@@ -28,11 +28,13 @@ class HttpGroup:
     """HTTP addresses of a group of brokers.
 
     The brokers are those of `http` in the settings, otherwise port 4151 of each broker; and those that the lookup
-    daemons name at the time of the call. All methods raise ClientError.
+    daemons name at the time of the call. timeout_s: of one request, if it is shorter than TIMEOUT_S. All methods raise
+    ClientError.
     """
 
-    def __init__(self, targets: Targets, settings: Settings) -> None:
+    def __init__(self, targets: Targets, settings: Settings, timeout_s: float | None = None) -> None:
         self._settings = settings
+        self._timeout_s = TIMEOUT_S if timeout_s is None else min(TIMEOUT_S, timeout_s)
         self._addresses = _flat(settings.http) or tuple(_host(address) for address in targets.brokers)
         # The settings have the URLs of queries, such as http://host:4161/lookup.
         self._lookupd = tuple(urlunsplit((*urlsplit(url)[:2], "", "", "")) for url in targets.lookupd)
@@ -118,7 +120,11 @@ class HttpGroup:
             raise LookupFailedError(f"{daemon}: {error}") from None
 
     def _options(self, token: str | None) -> dict[str, Any]:
-        options: dict[str, Any] = {"token": token, "timeout_s": TIMEOUT_S, "retry_timeout_s": RETRY_S}
+        options: dict[str, Any] = {
+            "token": token,
+            "timeout_s": self._timeout_s,
+            "retry_timeout_s": min(RETRY_S, self._timeout_s),
+        }
         if self._settings.ssl_context() is not None:
             options["new_context"] = self._settings.ssl_context
         return options

@@ -27,7 +27,7 @@ from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.ecosystem.inbox import Inbox, Owner
 from pyqd.client.ecosystem.kombu_channel import Binding, Channel
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError
-from pyqd.client.settings import TCP_PORT, make_settings, parse_targets
+from pyqd.client.settings import TCP_PORT, check_timeout, make_settings, parse_targets
 from pyqd.primitives.addresses import Address, UnixAddress, check_host
 
 DEFAULT_HOST: Final = "127.0.0.1"
@@ -60,9 +60,14 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.temporary_queues: set[str] = set()
         self._url = broker_url(client.hostname)
         self._options = dict(client.transport_options.get("client") or {})
+        # Of publishes; consumers have none.
+        self._timeout = self._options.pop("timeout", None)
         self._targets = parse_targets(self._url, None)
         self._settings = make_settings({**self._targets.settings, **self._options})
-        self.http = GroupHttp(self._targets, self._settings)
+        timeout = self._targets.timeout if self._timeout is None else self._timeout
+        if timeout is not None:
+            check_timeout(timeout)
+        self.http = GroupHttp(self._targets, self._settings, timeout)
         self._producer: DeferringProducer | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -87,7 +92,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Producer of this connection."""
         with self._lock:
             if self._producer is None:
-                self._producer = DeferringProducer(Producer(self._url, **self._options))
+                self._producer = DeferringProducer(Producer(self._url, timeout=self._timeout, **self._options))
             return self._producer
 
     def new_consumer(self, topic: str, channel: str, max_in_flight: int) -> Consumer:

@@ -35,10 +35,11 @@ from pyqd.client.outgoing import (
 )
 from pyqd.client.publish_future import PublishFuture
 from pyqd.client.publishing import DONE, Publication, Publishing
-from pyqd.client.settings import check_names, check_range, make_settings, parse_targets
+from pyqd.client.settings import check_names, check_range, check_timeout, make_settings, parse_targets
 
 # Bytes that a pending publication takes beside its body.
 OVERHEAD_BYTES = 200
+TIMEOUT_S = 30.0
 CLOSE_S = 5.0
 EXIT_S = 2.0
 
@@ -50,16 +51,18 @@ class ProducerBase(OneFace):
         self,
         nsqd: tuple[str | Iterable[str], ...],
         lookupd: str | Iterable[str] | None,
-        timeout: float,
+        timeout: float | None,
         codec: Codec | None,
         max_pending_bytes: int,
         retry_unanswered: bool,
         settings: dict[str, Any],
     ) -> None:
-        check_range("timeout", timeout, 0.001, 1e9)
         check_range("max_pending_bytes", max_pending_bytes, 1, 1e15)
         check_names(settings)
         self._targets = targets = parse_targets(nsqd, lookupd)
+        if timeout is None:
+            timeout = TIMEOUT_S if targets.timeout is None else targets.timeout
+        check_timeout(timeout)
         self.settings = make_settings({**targets.settings, **settings})
         self.timeout = timeout
         self.codec = codec
@@ -131,7 +134,7 @@ class ProducerBase(OneFace):
 
     def _http(self) -> HttpGroup:
         """Return the HTTP API of the brokers, by a connection per call: such calls are rare."""
-        return HttpGroup(self._targets, self.settings)
+        return HttpGroup(self._targets, self.settings, self.timeout)
 
     def stats(self) -> dict[str, Any]:
         """Return counters of publications, and the state of each broker."""
@@ -143,10 +146,10 @@ class Producer(ProducerBase):
     """Publishes messages to any of several brokers; many threads may share one.
 
     nsqd: addresses such as `host:4150`, paths of unix sockets, or URLs. lookupd: lookup daemons to ask for brokers.
-    timeout: seconds until a publish without an answer fails. codec: encodes bodies: "json", "msgpack", a pydantic
-    model, or an object with encode() and decode(). max_pending_bytes: bytes of messages that may wait for a connection
-    or an answer. retry_unanswered: publish a message again if the connection broke before the answer; the message may
-    then exist twice. settings: see pyqd.client.settings.Settings.
+    timeout: seconds until a publish without an answer fails; that of the URL, or 30, if None. codec: encodes bodies:
+    "json", "msgpack", a pydantic model, or an object with encode() and decode(). max_pending_bytes: bytes of messages
+    that may wait for a connection or an answer. retry_unanswered: publish a message again if the connection broke
+    before the answer; the message may then exist twice. settings: see pyqd.client.settings.Settings.
 
     Raises: SettingError.
     """
@@ -155,7 +158,7 @@ class Producer(ProducerBase):
         self,
         *nsqd: str | Iterable[str],
         lookupd: str | Iterable[str] | None = None,
-        timeout: float = 30.0,
+        timeout: float | None = None,
         codec: CodecOption = None,
         max_pending_bytes: int = 64 << 20,
         retry_unanswered: bool = True,

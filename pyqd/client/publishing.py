@@ -2,8 +2,9 @@
 
 A publication is a command with one answer. Brokers answer in order, so that each link keeps its unanswered publications
 in a queue. After an error frame the broker has executed nothing behind the refused command: the following publications
-are sent again. If a connection breaks without an error frame, its unanswered publications may have been executed; they
-are sent again too, unless retry_unanswered is False, so that a message may be published twice, but is never lost.
+are sent again, and so is the refused one if the broker stops. If a connection breaks without an error frame, its
+unanswered publications may have been executed; they are sent again too, unless retry_unanswered is False, so that a
+message may be published twice, but is never lost.
 
 All methods are called with the engine's lock held.
 """
@@ -20,7 +21,15 @@ from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core.connection import Event, Ready, Refusal, Response
 from pyqd.client.engine.link import Link
 from pyqd.client.engine.role import Waiter
-from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError, UnansweredError, refusal
+from pyqd.client.errors import (
+    ClientError,
+    ClosedError,
+    NotConnectedError,
+    TimedOutError,
+    UnansweredError,
+    is_exiting,
+    refusal,
+)
 from pyqd.primitives.addresses import Address
 
 TICK_S: Final = 0.25
@@ -116,6 +125,8 @@ class Publishing:
         if not self._ready:
             self._waiting.append(publication)
             self.pool.start()
+            if len(self._waiting) == 1:
+                self.pool.hurry()
             return None
         return self._send(publication, at_once)
 
@@ -174,6 +185,8 @@ class Publishing:
                     if not unanswered or unanswered[0] is not publication:
                         publication.answer = event.data
                         self._finish(publication, None)
+                    else:
+                        publication.may_have_happened = True
             elif isinstance(event, Refusal):
                 self._refused(link, event.data)
                 return
@@ -201,7 +214,8 @@ class Publishing:
             # Nothing was refused: connecting again at once could go on for ever.
             link.fail(error)
             return
-        self._finish(unanswered.popleft(), error)
+        if not is_exiting(error):
+            self._finish(unanswered.popleft(), error)
         link.close()
         self._lost(link, error, is_refusal=True)
 
@@ -211,7 +225,7 @@ class Publishing:
     def _lost(self, link: Link, error: Exception, *, is_refusal: bool) -> None:
         unanswered = self._unanswered.pop(link, None)
         self._ready = [entry for entry in self._ready if entry[0] is not link]
-        self.pool.lost(link, error, is_refusal=is_refusal)
+        self.pool.lost(link, error, is_refusal=is_refusal and not is_exiting(error))
         if unanswered:
             self._take_back(unanswered, error, is_refusal)
         lasting = self.pool.lasting_error()
@@ -220,6 +234,8 @@ class Publishing:
                 publication = self._waiting.popleft()
                 # Sent before over a connection that broke: the error must not say that nothing has happened.
                 self._finish(publication, unanswered_error(lasting) if publication.may_have_happened else lasting)
+        if self._waiting and not self._ready:
+            self.pool.hurry()
 
     def _take_back(self, unanswered: deque[Publication], error: Exception, is_refusal: bool) -> None:
         """Send the unanswered publications of a lost link again, or end them."""
@@ -229,12 +245,12 @@ class Publishing:
             if publication.progress == DONE or (again and again[-1] is publication):
                 continue
             publication.may_have_happened |= not is_refusal
+            publication.progress = WAITING
             if publication.may_have_happened and not self._retry_unanswered:
                 self._finish(publication, unanswered_error(error))
             elif publication.deadline_s <= now_s:
                 self._finish(publication, self.timed_out(publication))
             else:
-                publication.progress = WAITING
                 again.append(publication)
         self.retried_count += len(again)
         # They come before older publications of other links, and are sent behind newer ones.
@@ -255,6 +271,8 @@ class Publishing:
         while self._waiting and self._waiting[0].deadline_s <= now_s:
             publication = self._waiting.popleft()
             self._finish(publication, self.timed_out(publication))
+        if self._waiting and not self._ready:
+            self.pool.hurry()
         is_mixed = now_s <= self._is_mixed_until_s
         if is_mixed:
             overdue = [each for each in self._waiting if each.deadline_s <= now_s]

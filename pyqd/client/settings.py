@@ -231,11 +231,12 @@ TLS_OPTIONS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_key_password", "tls_
 
 
 class Targets(NamedTuple):
-    """Brokers and lookup daemons to work with, and the settings that URLs gave."""
+    """Brokers and lookup daemons to work with, and the settings that URLs gave. timeout: of producers, in seconds."""
 
     brokers: tuple[Address, ...]
     lookupd: tuple[str, ...]
     settings: Mapping[str, Any]
+    timeout: float | None = None
 
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
@@ -270,6 +271,7 @@ def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str]
     brokers: list[Address] = []
     daemons = _flatten(lookupd)
     settings: dict[str, Any] = {}
+    timeout: float | None = None
     for text in _flatten(nsqd):
         if "://" not in text:
             brokers += [parse_address(part.strip()) for part in text.split(",") if part.strip()]
@@ -278,10 +280,11 @@ def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str]
         brokers += found.brokers
         daemons += found.lookupd
         settings |= found.settings
+        timeout = timeout if found.timeout is None else found.timeout
     daemons = [part.strip() for text in daemons for part in text.split(",") if part.strip()]
     if not brokers and not daemons:
         raise SettingError("no broker is named: give nsqd='host:4150', or lookupd='host:4161'")
-    return Targets(tuple(dict.fromkeys(brokers)), parse_lookup_addresses(daemons), settings)
+    return Targets(tuple(dict.fromkeys(brokers)), parse_lookup_addresses(daemons), settings, timeout)
 
 
 def parse_address(text: str) -> Address:
@@ -339,19 +342,22 @@ def _parse_url(text: str) -> Targets:
     elif parts.path.strip("/"):
         raise SettingError(f"{shown!r}: a URL with a host has no path")
     daemons: list[str] = []
+    timeout: float | None = None
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "lookupd":
             daemons.append(value)
+        elif name == "timeout":
+            timeout = _parse_value(name, "float", value)
+            check_timeout(timeout)
         elif name in NAMES:
-            settings[name] = _parse_value(name, value)
+            settings[name] = _parse_value(name, str(NAMES[name].type), value)
         else:
             make_settings({name: value})
-    return Targets(tuple(brokers), tuple(daemons), settings)
+    return Targets(tuple(brokers), tuple(daemons), settings, timeout)
 
 
-def _parse_value(name: str, text: str) -> Any:
-    """Return the value of an option in a URL, by the type of its field. Raises: SettingError."""
-    kind = str(NAMES[name].type)
+def _parse_value(name: str, kind: str, text: str) -> Any:
+    """Return the value of an option in a URL. kind: the type of its field. Raises: SettingError."""
     try:
         if "bool" in kind:
             if text.lower() in TRUE_TEXTS | FALSE_TEXTS:
@@ -370,6 +376,11 @@ def _parse_value(name: str, text: str) -> Any:
 
 def _to_ms(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
+
+
+def check_timeout(timeout: object) -> None:
+    """Check the timeout of a producer. Raises: SettingError."""
+    check_range("timeout", timeout, 0.001, 1e9)
 
 
 def check_range(name: str, value: object, least: float, most: float) -> None:

@@ -1,13 +1,15 @@
 """SIGTERM and SIGINT for consumers whose run() is under way: the first one stops them all, a second one acts as before.
 
 A program may run several consumers: tasks of one event loop, or threads. Python has one handler for each signal, so
-that the consumers share it.
+that the consumers share it. The child of a fork inherits the handler, but runs no consumer: there the signals act as
+before run(), so that terminate() of multiprocessing ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +29,8 @@ class StopSignals:
         self._former: dict[signal.Signals, Any] = {}
         self._main_count = 0
         self._has_come = False
+        # Of threads that fork, by their identities.
+        self._masks: dict[int, set[int | signal.Signals]] = {}
 
     @contextlib.contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
@@ -34,14 +38,16 @@ class StopSignals:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main:
             self._enter()
-        self._stops.append(stop)
+        stops = self._stops
+        stops.append(stop)
         if self._has_come:
             stop()
         try:
             yield
         finally:
-            self._stops.remove(stop)
-            if is_main:
+            stops.remove(stop)
+            # The block may end in the child of a fork, which has a new list.
+            if is_main and stops is self._stops:
                 self._leave()
 
     def _enter(self) -> None:
@@ -64,6 +70,25 @@ class StopSignals:
                 # None: a handler that was not installed from Python, and cannot be from there.
                 signal.signal(number, signal.SIG_DFL if former is None else former)
 
+    def before_fork(self) -> None:
+        """Hold the signals back in the thread that forks: Python drops one that the child gets before after_fork()."""
+        if self._main_count:
+            self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def after_fork(self) -> None:
+        """Let the signals through again, in the parent or child of a fork."""
+        mask = self._masks.pop(threading.get_ident(), None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def after_fork_in_child(self) -> None:
+        """Begin without consumers."""
+        self._restore()
+        self._stops = []
+        self._main_count = 0
+        self._has_come = False
+        self.after_fork()
+
     def _stop_all(self, number: int, _frame: FrameType | None) -> None:
         logger.info("%s: draining", signal.Signals(number).name)
         self._has_come = True
@@ -73,3 +98,8 @@ class StopSignals:
 
 
 STOP_SIGNALS: Final = StopSignals()
+os.register_at_fork(
+    before=STOP_SIGNALS.before_fork,
+    after_in_parent=STOP_SIGNALS.after_fork,
+    after_in_child=STOP_SIGNALS.after_fork_in_child,
+)

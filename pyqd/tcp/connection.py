@@ -222,7 +222,7 @@ class Connection:
 
     def find_topic(self, name: bytes, command: bytes) -> Topic:
         """Return the topic for a publish, created if it is missing. Raises: StorageError, ClientError."""
-        if self.server.broker.draining:
+        if self.server.broker.is_refused(name.decode("ascii")):
             publish = command.decode("ascii")
             raise ClientError(f"E_{publish}_FAILED", f"{publish} failed exiting")
         self.server.note_producer(self)

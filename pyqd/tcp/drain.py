@@ -1,8 +1,11 @@
 """Drain: end the work of a daemon that is about to stop, so that its clients notice as little as possible.
 
-From `begin` on, publishes and new consumers are refused, and nothing more is delivered. Consumers can finish what they
-have in flight. The drain is complete when nothing is in flight with a connected consumer any more, or at its deadline:
-messages still in flight then go to another consumer after the next start, with their attempts.
+From `begin` on, new consumers are refused, and nothing more is delivered. Consumers can finish what they have in
+flight. The drain is complete when nothing is in flight with a connected consumer any more, or at its deadline: messages
+still in flight then go to another consumer after the next start, with their attempts.
+
+Publishes are refused just before the end. Producers of NSQ's clients know one broker each and report a refusal as an
+error, so that they fail no longer than the daemon is gone.
 
 Source: docs/http.md, "Drain".
 """
@@ -23,7 +26,7 @@ from pyqd.primitives.durations import SECOND_NS, format_duration
 from pyqd.tcp.connection import Connection
 
 POLL_S = 0.05
-# Publishes that came before the drain began get so long to be stored and answered.
+# Publishes that came before they are refused get so long to be stored and answered.
 SETTLED_S = 0.1
 CONNECTIONS_PER_SLICE = 256
 
@@ -86,9 +89,7 @@ class Drain:
         self._deadline_ns = time.monotonic_ns() + timeout_ns
         if self._greenlet is not None:
             return
-        logger.info(
-            "NSQ: draining for at most %s: publishes and new consumers are refused", format_duration(timeout_ns)
-        )
+        logger.info("NSQ: draining for at most %s: new consumers are refused", format_duration(timeout_ns))
         self._broker.begin_drain()
         for function in self.on_begin:
             function()
@@ -119,9 +120,13 @@ class Drain:
             if index % CONNECTIONS_PER_SLICE == CONNECTIONS_PER_SLICE - 1:
                 yield_to_loop()
             connection.stop_deliveries()
-        gevent.sleep(SETTLED_S)
-        while ((left := self.progress()).in_flight or self._syncing()) and left.remaining_ns:
+        while (left := self.progress()).in_flight and left.remaining_ns:
             gevent.sleep(min(POLL_S, left.remaining_ns / SECOND_NS))
+        logger.info("NSQ: publishes are refused")
+        self._broker.refuse_publishes()
+        gevent.sleep(SETTLED_S)
+        while self._syncing() and (remaining_ns := self.progress().remaining_ns):
+            gevent.sleep(min(POLL_S, remaining_ns / SECOND_NS))
         self.complete = True
         if left.in_flight:
             logger.warning(

@@ -131,9 +131,12 @@ class Poll:
         # Without the channel: its absence and that of the topic are different errors.
         query = {"format": "json", "topic": options.topic, "include_clients": "false"}
         answers, errors = await self._http.get_from_all(brokers, "/stats", **query)
+        if not brokers:
+            errors = [f"the lookup daemons name no broker that has topic {options.topic}"]
         require_answers(subject, "nsqd", answers, errors)
         if not options.lookupd_http_address and not any(map(self._has_topic, answers.values())):
-            require_answers("nsqd stats", "nsqd", (), ())
+            reason = f"topic {options.topic} does not exist at {', '.join(brokers)}; is --topic right?"
+            require_answers("nsqd stats", "nsqd", (), [reason])
         totals = totals_of(answers.values(), options.topic, options.channel)
         if totals is None:
             raise Fatal(
@@ -157,7 +160,7 @@ class Poll:
 
 
 def require_answers(subject: str, program: str, answers: Collection[object], errors: Sequence[str]) -> None:
-    """Raise Fatal if one of the programs gave no answer, or if none was asked."""
+    """Raise Fatal if one of the programs gave no answer, or if none was asked. errors: say why."""
     text = "; ".join(errors)
     if not answers:
         raise Fatal(f"ERROR: failed to get {subject} - failed to query any {program}: {text}")

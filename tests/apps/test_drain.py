@@ -1,4 +1,4 @@
-"""Drain: publishes and new consumers are refused, messages in flight can be finished, then the daemon stops."""
+"""Drain: new consumers are refused, messages in flight can be finished, then publishes are refused and pyqd stops."""
 
 import json
 import os
@@ -47,25 +47,40 @@ def consumer_with_a_message(daemon: Daemon, connect: Connect) -> tuple[Client, b
     return client, client.read_message().id
 
 
-def test_a_daemon_that_drains_refuses_publishes_and_consumers(daemon: Daemon, connect: Connect) -> None:
+def test_a_daemon_that_drains_refuses_new_consumers_and_new_topics(daemon: Daemon, connect: Connect) -> None:
     consumer, _ = consumer_with_a_message(daemon, connect)
-    publisher, early = connect(), connect()
-    publisher.pub("t", b"before")
+    publisher = connect()
     begin(daemon)
-    publisher.send(b"PUB t\n\0\0\0\5after")
-    publisher.expect_fatal("E_PUB_FAILED", "PUB failed exiting")
-    early.send(b"MPUB other\n\0\0\0\x0b\0\0\0\1\0\0\0\3abc")
-    early.expect_fatal("E_MPUB_FAILED", "MPUB failed exiting")
+    publisher.send(b"MPUB other\n\0\0\0\x0b\0\0\0\1\0\0\0\3abc")
+    publisher.expect_fatal("E_MPUB_FAILED", "MPUB failed exiting")
     late = connect()
     late.send(b"SUB t c\n")
     late.expect_fatal("E_SUB_FAILED", "SUB failed exiting")
-    for topic in ("t", "other"):
-        reply = daemon.http("POST", "/pub", b"after", topic=topic)
-        assert (reply.status, reply.json()) == (503, {"message": "EXITING"})
+    reply = daemon.http("POST", "/pub", b"after", topic="other")
+    assert (reply.status, reply.json()) == (503, {"message": "EXITING"})
     assert set(daemon.topics()) == {"t"}
     assert daemon.http("GET", "/ping").status == 500
     consumer.close()
     assert daemon.wait_ended() == 0
+
+
+def test_publishes_are_accepted_until_the_consumers_have_finished_and_then_refused(
+    daemon: Daemon, connect: Connect
+) -> None:
+    consumer, message_id = consumer_with_a_message(daemon, connect)
+    publisher = connect()
+    begin(daemon)
+    publisher.pub("t", b"during the drain")
+    assert daemon.http("POST", "/pub", b"during the drain", topic="t").status == 200
+    consumer.send(b"FIN " + message_id + b"\n")
+    answers: list[bytes] = []
+    while not answers or answers[-1] == b"OK":
+        publisher.send(b"PUB t\n\0\0\0\1x")
+        answers.append(publisher.read_frame().data)
+    assert answers[-1] == b"E_PUB_FAILED PUB failed exiting"
+    assert daemon.wait_ended() == 0
+    daemon.start()
+    daemon.wait_for_topic("t", message_count=4 + len(answers) - 1)
 
 
 def test_messages_in_flight_can_be_finished_and_no_others_are_delivered(daemon: Daemon, connect: Connect) -> None:

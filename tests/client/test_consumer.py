@@ -595,13 +595,40 @@ class TestFlow:
         message.finish()
 
     @pytest.mark.slow
-    def test_failures_slow_the_consumer_down(self, publish, consume):
+    @pytest.mark.parametrize(("options", "failures"), [({}, 5), ({"backoff_failures": 1}, 1)])
+    def test_failures_that_prevail_slow_the_consumer_down(self, publish, consume, options, failures):
         publish(b"a", b"b")
-        consumer = consume(backoff=120.0)
-        (message,) = consumer.fetch(1, WAIT_S)
-        message.requeue(0)
+        consumer = consume(backoff=120.0, **options)
+        for count in range(failures):
+            assert consumer.stats()["backoff_level"] == 0, count
+            consumer.fetch(1, WAIT_S)[0].requeue(0)
         assert consumer.stats()["backoff_level"] == 1
         assert consumer.fetch(1, 0.3) == []
+
+    def test_one_failed_message_among_others_pauses_nothing(self, publish, consume):
+        publish(*(b"%d" % number for number in range(100)))
+        consumer = consume(backoff=120.0, max_in_flight=10)
+        consumer.fetch(1, WAIT_S)[0].requeue(60.0)
+        taken = 1
+        while taken < 100:
+            messages = consumer.fetch(10, 1.0)
+            assert messages, taken
+            consumer.finish_many(messages)
+            taken += len(messages)
+
+    @pytest.mark.slow
+    def test_dead_letters_count_as_failures(self, publish, consume, topic):
+        publish(*(b"%d" % number for number in range(10)))
+        retry = RetryPolicy(max_attempts=1, dead_letter_topic=topic + "_dead")
+        consumer = consume(backoff=120.0, retry=retry)
+
+        @consumer.handler()
+        def fail(message):
+            raise ValueError
+
+        consumer.start()
+        wait_until(lambda: consumer.stats()["backoff_level"] == 1, "the consumer backs off")
+        wait_until(lambda: consumer.stats()["dead_letters"] == 5, "the dead letters are published")
 
     def test_a_requeue_without_back_off_does_not(self, publish, consume):
         publish(b"a")

@@ -393,7 +393,7 @@ class TestCommandsThatFindTheConnectionBroken:
     def messages(self, consume, broker) -> tuple[Consumer, list[Message]]:
         """A consumer and its two messages. They are touched after a short time."""
         broker.msg_timeout_ms = 400
-        consumer = consume(broker, max_in_flight=2)
+        consumer = consume(broker, max_in_flight=2, backoff_failures=1)
         begin(consumer)
         broker.wait_for("RDY 2")
         broker.deliver(b"1", b"2")

@@ -249,9 +249,8 @@ def test_an_undeclared_queue_is_an_error(broker: PyqdBroker, call: str) -> None:
 
 @pytest.mark.slow
 def test_a_broker_that_cannot_be_reached_is_a_connection_error() -> None:
-    broker = PyqdBroker(f"127.0.0.1:{free_port()}", http=f"127.0.0.1:{free_port()}")
+    broker = PyqdBroker(f"127.0.0.1:{free_port()}", http=f"127.0.0.1:{free_port()}", timeout=0.2)
     act = actor(broker, Runs())
-    broker._producer.producer.timeout = 0.2
     with pytest.raises(ConnectionClosed):
         act.send(1)
     with pytest.raises(ConnectionClosed):

@@ -6,8 +6,10 @@ import contextlib
 import json
 import multiprocessing
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -21,9 +23,11 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 import pyqd.client.kombu  # noqa: F401 - registers the scheme where pyqd is not installed
+from pyqd.client import Consumer as ClientConsumer
 from pyqd.client import Producer as ClientProducer
 from pyqd.client.ecosystem import kombu_channel
 from pyqd.client.ecosystem.kombu_messages import due_ms_of
+from pyqd.client.errors import NotConnectedError, SettingError
 from pyqd.client.kombu import broker_url
 from pyqd.client.settings import NAMES, parse_targets
 from tests.lookupd.conftest import LookupDaemon
@@ -79,6 +83,40 @@ def test_a_message_goes_through_the_broker_with_headers_and_payload(connection: 
     publish(connection, b"\x00\xff", serializer=None, content_type="application/data", content_encoding="binary")
     assert collector.collect(2) == [{"number": 1}, b"\x00\xff"]
     assert collector.messages[0].headers == {"kind": "test"}
+
+
+@pytest.mark.parametrize(
+    ("serializer", "payload", "text"),
+    [
+        ("json", {"name": "Zoë"}, '{"name": "Zo\\u00eb"}'),
+        ("raw", "Zoë", "Zoë"),
+        ("pickle", {"name": "Zoë"}, None),
+    ],
+)
+def test_the_body_of_a_serializer_of_text_stays_readable_in_the_broker(
+    connection: Connection, url: Url, serializer: str, payload: Any, text: str | None
+) -> None:
+    channel = connection.channel()
+    received: list[Any] = []
+    consumer = Consumer(channel, [WORK], on_message=received.append, accept=["json", "pickle", "text/plain"])
+    options = {"serializer": serializer} if serializer != "raw" else {"content_type": "text/plain"}
+    publish(connection, payload, **options)
+    with ClientConsumer("work", "celery", nsqd=url) as reader:
+        (message,) = reader.fetch(1, WAIT_S)
+        found = json.loads(message.body)
+        message.requeue(delay=0.0)
+    assert (found["properties"]["body_encoding"] == "text") is (text is not None)
+    if text is not None:
+        assert found["body"] == text
+    consumer.consume()
+    while not received:
+        connection.drain_events(timeout=WAIT_S)
+    assert received[0].decode() == payload
+
+
+def test_text_that_no_consumer_could_decode_is_refused(connection: Connection) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        publish(connection, "\ud800", content_type="text/plain", content_encoding="utf-8")
 
 
 def test_an_acknowledged_message_is_finished(connection: Connection, daemon: Daemon) -> None:
@@ -457,6 +495,41 @@ def test_connecting_fails_if_no_broker_listens() -> None:
         connection.ensure_connection(max_retries=1, interval_start=0)
 
 
+@pytest.mark.parametrize(
+    ("query", "client", "options"),
+    [("?timeout=0.3", {}, {}), ("", {"timeout": 0.3}, {}), ("?timeout=60", {"timeout": 50.0}, {"timeout": 0.3})],
+    ids=["url", "transport option", "publish"],
+)
+def test_a_publish_to_a_broker_that_hangs_fails_at_the_users_time_limit(
+    query: str, client: dict[str, Any], options: dict[str, Any]
+) -> None:
+    # Its queue accepts the connection, and nothing answers.
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"pyqd://127.0.0.1:{hanging.getsockname()[1]}{query}"
+        with Connection(url, transport_options={"client": client}) as connection:
+            connection.connect()
+            begun_s = time.monotonic()
+            with pytest.raises(NotConnectedError, match="no connection to a broker in time"):
+                publish(connection, 1, **options)
+            assert time.monotonic() - begun_s < 5.0
+
+
+@pytest.mark.parametrize(("query", "client"), [("?timeout=-1", {}), ("?timeout=soon", {}), ("", {"timeout": "soon"})])
+def test_a_time_limit_that_is_none_is_refused(query: str, client: dict[str, Any]) -> None:
+    with (
+        Connection(f"pyqd://127.0.0.1{query}", transport_options={"client": client}) as connection,
+        pytest.raises(SettingError, match="timeout="),
+    ):
+        connection.connect()
+
+
+def test_a_consumer_takes_a_url_with_the_time_limit_of_publishes(url: Url) -> None:
+    with Connection(f"{url}&timeout=5") as connection:
+        collector = Collector(connection, WORK)
+        publish(connection, 1)
+        assert collector.collect(1) == [1]
+
+
 def test_connecting_to_a_host_name_that_cannot_exist_fails_as_to_any_other() -> None:
     with (
         Connection("pyqd://a..b:4150") as connection,
@@ -518,4 +591,4 @@ def test_every_part_of_a_url_in_the_manual_is_a_setting() -> None:
     page = (REPOSITORY / "docs" / "celery.md").read_text()
     names = set(re.findall(r"^\| .*?`(\w+)=", page, re.MULTILINE)) | set(re.findall(r"`(tls\w*)=", page))
     assert {"http", "tls_ca", "msg_timeout", "compression"} <= names
-    assert names - {"lookupd"} <= NAMES.keys()
+    assert names - {"lookupd", "timeout"} <= NAMES.keys()

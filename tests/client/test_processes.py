@@ -427,6 +427,34 @@ asyncio.run(main())
 """
 
 
+FORK = """
+import multiprocessing
+fork = multiprocessing.get_context("fork")
+def begin_and_sleep(begun):
+    begun.set()
+    time.sleep(60)
+def run_consumer(begun):
+    consumer = Consumer(topic + "_of_child", "c", nsqd=address)
+    consumer.handler()(print)
+    threading.Timer(0.5, begun.set).start()
+    sys.exit(10 + consumer.run())
+def code_of(target, waits):
+    begun = fork.Event()
+    child = fork.Process(target=target, args=(begun,))
+    child.start()
+    if waits:
+        begun.wait(10)
+    child.terminate()
+    child.join(10)
+    code = child.exitcode
+    child.kill()
+    return code
+def use_children():
+    print([code_of(begin_and_sleep, True), code_of(begin_and_sleep, False), code_of(run_consumer, True)])
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
 PUBLISH_INTERRUPTED = """
     with Producer(address) as producer:
         try:
@@ -499,6 +527,12 @@ class TestSignals:
         wait_until(lambda: all(broker.channel(topic, name) for name in "ab"), "the consumers are there")
         program.send_signal(signal.SIGTERM)
         assert program.end() == (0, ["[0,", "0]", "True"])
+
+    @pytest.mark.parametrize("text", [RUN_BLOCKING, RUN_ASYNCIO], ids=["blocking", "asyncio"])
+    def test_a_child_of_a_handler_ends_by_sigterm_unless_it_runs_a_consumer_too(self, run, publish, text):
+        publish(b"x")
+        program = run(FORK + text.format(work="use_children()", timeout=30))
+        assert program.end() == (0, ["begun", "[-15,", "-15,", "10]"])
 
     def test_keyboard_interrupt_ends_a_blocking_wait(self, run, broker, topic):
         program = run("""

@@ -18,6 +18,7 @@ from pyqd.client import (
     BufferFullError,
     ClosedError,
     NotConnectedError,
+    Outgoing,
     ProtocolError,
     QuotaError,
     RefusedError,
@@ -25,6 +26,7 @@ from pyqd.client import (
     UnansweredError,
     publishing,
 )
+from tests.support.http_stub import http_stub, json_answer
 from tests.support.publish_broker import ERROR, RESPONSE, frame, ok, publish_brokers
 from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
 
@@ -54,6 +56,17 @@ def never(_publish):
 
 def hang_up(_publish):
     return None
+
+
+def producer_of(address):
+    """Return a broker in the answer of a lookup daemon."""
+    return {"broadcast_address": address[0], "tcp_port": int(address[1]), "http_port": 1}
+
+
+def exiting(publish):
+    """Refuse as a broker that stops."""
+    name = publish.line.split()[0].decode()
+    return frame(ERROR, f"E_{name}_FAILED {name} failed exiting".encode())
 
 
 def address_of(daemon):
@@ -634,6 +647,105 @@ class TestSeveralBrokers:
         for number in range(20):
             producer.publish("t", b"%d" % number)
         assert daemon.topic("t")["message_count"] == 20
+
+
+class TestStoppingBrokers:
+    """A refusal with the text `exiting` means that the broker has stored nothing."""
+
+    def test_another_broker_takes_what_one_that_stops_refuses(self, face):
+        with publish_brokers(2) as (stopping, other):
+            producer = face.producer(stopping.address, other.address, retry_unanswered=False)
+            producer.connect()
+            stopping.answer = exiting
+            futures = [producer.submit("t", b"%d" % number) for number in range(20)]
+            producer.publish_many("t", [b"one", b"two"])
+            producer.publish("t", b"late", delay=1.0)
+            for future in futures:
+                future.result(WAIT_S)
+            assert stopping.published
+            assert len(other.published) == 22
+
+    def test_the_only_broker_gets_it_again_when_it_accepts(self, face, scripted):
+        scripted.answer = lambda publish: exiting(publish) if publish.number < 4 else ok(publish)
+        face.producer(scripted.address, timeout=WAIT_S).publish("t", b"x")
+        assert scripted.bodies() == [b"x"] * 4
+
+    def test_without_another_broker_the_publish_waits_for_its_timeout_and_names_the_reason(self, face, scripted):
+        scripted.answer = exiting
+        with pytest.raises(NotConnectedError, match="E_PUB_FAILED PUB failed exiting") as caught:
+            face.producer(scripted.address, timeout=0.5, **SOON).publish("t", b"x")
+        assert not isinstance(caught.value, UnansweredError)
+
+    def test_a_batch_of_which_a_part_was_stored_is_sent_again_only_if_it_may_exist_twice(self, face, scripted):
+        # Without ids the broker is nsqd, which gets messages with due times one by one.
+        scripted.answer = lambda publish: exiting(publish) if publish.number == 2 else ok(publish)
+        messages = [Outgoing(b"one", delay=1.0), Outgoing(b"two", delay=2.0)]
+        with pytest.raises(UnansweredError, match="exiting; the message may have been published"):
+            face.producer(scripted.address, retry_unanswered=False).publish_many("t", messages)
+        scripted.published.clear()
+        face.producer(scripted.address, **SOON).publish_many("t", messages)
+        assert scripted.bodies() == [b"one", b"two", b"one", b"two"]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("waits", [True, False], ids=["a publish that waits", "a publish that comes then"])
+    def test_the_only_broker_is_used_within_half_a_second_of_its_return(self, face, waits):
+        with socket.socket() as listener:
+            # Bound without listening: connections are refused.
+            listener.bind(("127.0.0.1", 0))
+            listener.settimeout(WAIT_S)
+            producer = face.producer("{}:{}".format(*listener.getsockname()), reconnect_first=0.01)
+            future = producer.submit("t", b"waits") if waits else None
+            with pytest.raises(NotConnectedError):
+                producer.publish("t", b"x", timeout=1.5)
+            listener.listen()
+            returned_s = time.monotonic()
+            future = future or producer.submit("t", b"comes then")
+            client, _ = listener.accept()
+            assert time.monotonic() - returned_s < 0.5
+            client.close()
+
+    @pytest.mark.slow
+    def test_the_only_broker_of_a_lookup_daemon_is_used_within_half_a_second_of_its_return(self, face):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.settimeout(WAIT_S)
+            named = [producer_of(listener.getsockname())]
+            with http_stub(lambda path, query: json_answer({"producers": named})) as stub:
+                producer = face.producer(lookupd=stub.address, timeout=1.0)
+                with pytest.raises(NotConnectedError, match="refused"):
+                    producer.publish("t", b"x")
+                # The broker has stopped, and the lookup daemon has forgotten it.
+                named.clear()
+                with pytest.raises(NotConnectedError):
+                    producer.publish("t", b"x", timeout=2.0)
+                listener.listen()
+                returned_s = time.monotonic()
+                producer.submit("t", b"x")
+                client, _ = listener.accept()
+                assert time.monotonic() - returned_s < 0.5
+                client.close()
+
+    @pytest.mark.slow
+    def test_a_publish_that_waits_learns_soon_of_the_first_broker_of_a_lookup_daemon(self, face, scripted):
+        named: list[dict[str, Any]] = []
+        with http_stub(lambda path, query: json_answer({"producers": named})) as stub:
+            future = face.producer(lookupd=stub.address).submit("t", b"x")
+            wait_until(lambda: bool(stub.requests), "the first question")
+            named.append(producer_of(scripted.address.split(":")))
+            future.result(5.0)
+
+    @pytest.mark.slow
+    def test_a_drain_fails_no_publish_if_there_is_another_broker(self, face, two):
+        producer = face.producer([address_of(daemon) for daemon in two], timeout=WAIT_S)
+        producer.connect()
+        published = 0
+        with ThreadPoolExecutor() as pool:
+            ended = pool.submit(two[0].wait_ended)
+            assert two[0].http("POST", "/drain").status == 200
+            while not ended.done() or published < 200:
+                producer.publish("t", b"x")
+                published += 1
+        assert two[1].topic("t")["message_count"] > 0
 
 
 class TestBuffer:

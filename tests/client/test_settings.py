@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from pyqd.client import Consumer, SettingError, Settings
+from pyqd.client import Consumer, Producer, SettingError, Settings
 from pyqd.client.settings import make_settings, parse_targets
 from tests.support.certificates import Certificate, certify
 
@@ -106,6 +106,17 @@ class TestNames:
     def test_a_parameter_in_a_url_is_no_setting(self):
         with pytest.raises(SettingError, match="max_in_flight: it is a parameter of Consumer"):
             parse_targets("nsq://host?max_in_flight=5", None)
+
+    def test_a_url_has_the_timeout_of_producers_and_serves_consumers_too(self):
+        for made in (Producer("nsq://host?timeout=2.5"), Producer("nsq://host?timeout=60", timeout=2.5)):
+            assert made.timeout == 2.5
+            made.close()
+        Consumer("topic", "channel", "nsq://host?timeout=2.5").close()
+        options: dict[str, Any] = {"timeout": 2.5}
+        with pytest.raises(SettingError, match="timeout: it is a parameter of Producer"):
+            Consumer("topic", "channel", "host", **options)
+        with pytest.raises(SettingError, match="timeout=0"):
+            parse_targets("nsq://host?timeout=0", None)
 
 
 class TestValues:

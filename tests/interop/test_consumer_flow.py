@@ -180,6 +180,7 @@ def pyqd_options(options: Options) -> dict[str, Any]:
         "max_in_flight": options.max_in_flight,
         "retry": RetryPolicy(delay=0),
         "backoff": options.max_backoff_ms / 1000,
+        "backoff_failures": 1,
         "backoff_first_s": options.backoff_multiplier_ms / 1000,
         "low_rdy_idle_s": options.low_rdy_idle_ms / 1000,
         "low_rdy_s": options.low_rdy_ms / 1000,

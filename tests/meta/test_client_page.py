@@ -50,7 +50,7 @@ def test_the_page_has_every_shared_setting_and_its_default() -> None:
     assert named == expected | {"user_agent": "pyqd-client/VERSION"}
 
 
-def test_the_page_has_the_times_of_flow_control_and_their_defaults() -> None:
+def test_the_page_has_the_settings_of_flow_control_and_their_defaults() -> None:
     named = {name.strip("`"): default for name, default in tables("Settings")[3].items()}
     assert named == {name: repr(getattr(FlowSettings(), name)) for name in FLOW_NAMES}
 

@@ -224,9 +224,9 @@ def test_work_without_end_is_an_error(broker: MemoryBroker) -> None:
 
 def test_back_off_pauses_a_consumer_on_the_brokers_clock(broker: MemoryBroker) -> None:
     consumer = broker.consumer("orders", "email", backoff=120, max_in_flight=5)
-    broker.publish_many("orders", [b"bad", b"good"])
-    (message,) = consumer.fetch()
-    message.requeue(600)
+    broker.publish_many("orders", [b"bad"] * 5 + [b"good"])
+    for message in consumer.fetch(5):
+        message.requeue(600)
     assert consumer.stats()["backoff_level"] == 1
     assert consumer.fetch() == []
     broker.clock.advance(120)

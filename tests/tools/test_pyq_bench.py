@@ -9,6 +9,7 @@ import signal
 import socketserver
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,21 @@ def test_consume_takes_messages_of_any_size_from_a_channel_of_the_user(bench: Ru
     found = figures_of(bench("consume", f"--topic={topic}", "--channel=c", "--count=3", "--json"))
     assert found["messages"] == 3
     broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0)
+
+
+def test_consume_of_a_topic_with_too_few_messages_ends_after_the_timeout_and_leaves_nothing_in_flight(
+    bench: Run, broker: Daemon, topic: str
+) -> None:
+    with Client(broker.tcp_address) as client:
+        client.sub(topic, "c")
+    with Client(broker.tcp_address) as client:
+        client.mpub(topic, [b"message"] * 5)
+    begun_s = time.monotonic()
+    result = bench("consume", f"--topic={topic}", "--channel=c", "--count=10", "--timeout=300ms", "--json")
+    assert time.monotonic() - begun_s < 15.0
+    assert (result.code, json.loads(result.out)["messages"]) == (1, 5)
+    assert f"channel c of topic {topic} has brought no message for 0.3 s; --channel names" in result.err
+    broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, requeue_count=0)
 
 
 def test_consume_of_a_topic_ends_after_its_duration_and_leaves_nothing_in_flight(

@@ -15,7 +15,7 @@ import pytest
 
 from pyqd.tools.pyq_stat import Totals, line_of, totals_of
 from tests.support.certificates import Certificates
-from tests.support.http_stub import http_stub
+from tests.support.http_stub import http_stub, json_answer
 from tests.support.nsq import Client
 from tests.support.server import Daemon, free_port, pyqd, running, wait_until
 from tests.support.tools import tools_environment
@@ -124,7 +124,8 @@ def test_a_channel_that_no_broker_has_ends_it_with_1(run, topic, http_address, c
 @pytest.mark.slow
 def test_a_topic_that_no_broker_has_ends_it_with_1(run, topic, http_address) -> None:
     result = run(TOOL, f"--topic={topic}", "--channel=c", f"--nsqd-http-address={http_address}")
-    assert (result.code, result.mistake()) == (1, "ERROR: failed to get nsqd stats - failed to query any nsqd:")
+    assert result.code == 1
+    assert result.mistake().startswith("ERROR: failed to get nsqd stats - failed to query any nsqd:")
 
 
 @pytest.mark.slow
@@ -174,6 +175,18 @@ def test_it_dies_of_sigpipe_when_its_reader_has_gone(tools, topic, http_address,
 
 
 # Behaviour that the original does not have, and parts.
+
+
+def test_a_topic_that_no_broker_has_is_named(run_ours, topic, http_address) -> None:
+    result = run_ours(TOOL, f"--topic={topic}", "--channel=c", f"--nsqd-http-address={http_address}")
+    assert result.mistake().endswith(f"any nsqd: topic {topic} does not exist at {http_address}; is --topic right?")
+
+
+def test_a_topic_that_the_lookup_daemons_know_without_a_broker_is_named(run_ours) -> None:
+    with http_stub(lambda path, query: json_answer({"channels": [], "producers": []})) as stub:
+        result = run_ours(TOOL, *NAMES, f"--lookupd-http-address={stub.address}")
+    assert result.code == 1
+    assert result.mistake().endswith("any nsqd: the lookup daemons name no broker that has topic t")
 
 
 @pytest.mark.slow

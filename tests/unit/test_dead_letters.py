@@ -194,7 +194,7 @@ def test_operations_that_remove_messages_remove_waiting_dead_letters(bench, how)
 def test_a_draining_daemon_retries_dead_letters_every_second(bench):
     bench.publish(b"x")
     bench.requeue()
-    bench.broker.begin_drain()
+    bench.broker.refuse_publishes()
     bench.requeue()
     bench.broker.scheduler.run_wakes()
     now_ns = mono()

@@ -5,8 +5,10 @@ RDY n lets a broker have n messages in flight on a connection. ConsumerFlow spli
 * Sharing: with at most max_in_flight connections each has an equal share; the remainder goes to the oldest ones.
 * Rationing: with more connections, max_in_flight of them have RDY 1. Every redistribute_s, connections that wait take
   over from connections that are idle (no message for low_rdy_idle_s) or have had RDY for low_rdy_s.
-* Back-off: a failed message raises the level. All connections have RDY 0 for first_s x 2**level; then one of them, the
-  probe, has RDY 1. Its message decides: success lowers the level, failure raises it. Level 0 ends the back-off.
+* Back-off: level 1 begins when failures prevail: so many in a row, or most of the recent results. All connections have
+  RDY 0 for first_s x 2**level; then one of them, the probe, has RDY 1. Its message decides: success lowers the level,
+  failure raises it. Level 0 ends the back-off. A single failure is no sign of a broken dependency, and a pause would
+  stop all other messages for it.
 
 Invariants:
 
@@ -31,6 +33,9 @@ from pyqd.client.errors import SettingError
 REDISTRIBUTE_S_MIN: Final = 0.01
 # Share of a connection's RDY in flight from which the consumer is starved. Source: go-nsq, pynsq.
 STARVED_SHARE: Final = 0.85
+# Results of which more than half are failures when a back-off begins.
+RECENT_COUNT: Final = 20
+RECENT_MASK: Final = (1 << RECENT_COUNT) - 1
 
 
 class SetRdy(NamedTuple):
@@ -42,12 +47,14 @@ class SetRdy(NamedTuple):
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """Times of flow control, in seconds.
+    """Times of flow control, in seconds, and the beginning of a back-off.
 
-    The wait of back-off level n is backoff_first_s x 2**n, at most backoff_max_s. 0 in one of them: no back-off.
-    backoff_jitter: wait a random part of that time (full jitter).
+    backoff_failures: failures in a row that begin a back-off, as most of the last 20 results do; 1 for the rule of
+    NSQ's clients. The wait of back-off level n is backoff_first_s x 2**n, at most backoff_max_s. 0 in one of them: no
+    back-off. backoff_jitter: wait a random part of that time (full jitter).
     """
 
+    backoff_failures: int = 5
     backoff_first_s: float = 1.0
     backoff_max_s: float = 120.0
     backoff_jitter: bool = False
@@ -60,6 +67,9 @@ class FlowSettings:
             _check_time(name, getattr(self, name), 0.0)
         # Each redistribution sends commands.
         _check_time("redistribute_s", self.redistribute_s, REDISTRIBUTE_S_MIN)
+        count = self.backoff_failures
+        if type(count) is not int or not 1 <= count <= RECENT_COUNT:
+            raise SettingError(f"backoff_failures={count!r}: expected a number from 1 to {RECENT_COUNT}")
 
 
 def _check_time(name: str, value: object, least: float) -> None:
@@ -98,6 +108,8 @@ class ConsumerFlow:
     def __init__(self, max_in_flight: int, settings: FlowSettings, rng: random.Random) -> None:
         self.in_flight = 0
         self.backoff_level = 0
+        # Results outside of a back-off, a bit each: 1 for a failure. The last one is the lowest bit.
+        self._recent = 0
         # When tick() must be called; None: not before the next event.
         self.next_deadline: float | None = None
         self._max_in_flight = max_in_flight
@@ -178,23 +190,40 @@ class ConsumerFlow:
         count = min(count, connection.in_flight)
         connection.in_flight -= count
         self.in_flight -= count
-        if self.backoff_level and self._wait_ends_at is None:
+        if not self.backoff_level:
+            self._recent = self._recent << 1 & RECENT_MASK
+        elif self._wait_ends_at is None:
             return self._step(self.backoff_level - 1, now)
         return self._raise(now) if self._is_short else []
 
     def requeued(self, key: Hashable, now: float, backoff: bool, count: int = 1) -> list[SetRdy]:
         """Count messages that go back to the broker. backoff: because of a failure; a batch is one failure."""
-        if not self._release(key, count):
-            return []
+        return self._unfinished(backoff, now) if self._release(key, count) else []
+
+    def failed(self, key: Hashable, now: float) -> list[SetRdy]:
+        """Count a failure whose message stays in flight until it is released: it becomes a dead letter."""
+        return self._unfinished(True, now) if key in self._connections else []
+
+    def _unfinished(self, is_failure: bool, now: float) -> list[SetRdy]:
+        """Act on a message that was not handled."""
         if self._wait_ends_at is None:
-            if backoff and self._bound_s(self.backoff_level + 1) <= self._settings.backoff_max_s:
+            may_wait = self._bound_s(self.backoff_level + 1) <= self._settings.backoff_max_s
+            if is_failure and self._do_failures_prevail() and may_wait:
                 return self._step(self.backoff_level + 1, now)
             if self.backoff_level:
                 return self._step(self.backoff_level, now)
         return self._raise(now) if self._is_short else []
 
-    def timed_out(self, key: Hashable, count: int, now: float) -> list[SetRdy]:
-        """Count messages that the broker has taken back. They are neither successes nor failures."""
+    def _do_failures_prevail(self) -> bool:
+        """Note a failure. Return True if a back-off begins, or is under way."""
+        if self.backoff_level:
+            return True
+        self._recent = (self._recent << 1 | 1) & RECENT_MASK
+        row = (1 << self._settings.backoff_failures) - 1
+        return self._recent & row == row or self._recent.bit_count() > RECENT_COUNT // 2
+
+    def released(self, key: Hashable, count: int, now: float) -> list[SetRdy]:
+        """Count messages that leave as neither successes nor failures: the broker has taken them back, for example."""
         if not self._release(key, count):
             return []
         return self._raise(now) if self._is_short else []
@@ -249,6 +278,7 @@ class ConsumerFlow:
     def _step(self, level: int, now: float) -> list[SetRdy]:
         """Enter a level: full RDY for level 0, otherwise a wait with RDY 0 on all connections."""
         self.backoff_level = level
+        self._recent = 0
         self._probe = None
         if level and not self._is_stopped:
             wait_s = min(self._bound_s(level), self._settings.backoff_max_s)

@@ -5,6 +5,8 @@ clients of a broker that restarts do not connect all at once. After failures_ope
 opens: callers that can use another broker do so, until open_s is over. Then one attempt is allowed (half-open), which
 closes the breaker or opens it again, for twice the time.
 
+Without another broker that can be used, a wait serves nobody: hasten() shortens it.
+
 A connection counts as a recovery only after STABLE_S. Otherwise a broker that accepts and closes at once would be
 dialled as fast as it closes.
 
@@ -17,6 +19,8 @@ import enum
 import random
 
 STABLE_S = 10.0
+# A broker is used within half a second of its return.
+HASTE_S = 0.4
 # The wait is at its maximum long before; bounds the exponent.
 DOUBLINGS_MAX = 60
 
@@ -70,6 +74,14 @@ class BrokerHealth:
         else:
             wait_s = self._doubled_s(self._first_s, self.failure_count - 1, self._max_s)
         self._next_try_at = now + wait_s * self._rng.uniform(0.5, 1.0)
+
+    def hasten(self, now: float) -> bool:
+        """Allow the next attempt within HASTE_S, or the first wait if that is longer. Return whether it was later."""
+        soon_s = max(HASTE_S, self._first_s)
+        if self._next_try_at <= now + soon_s:
+            return False
+        self._next_try_at = now + soon_s * self._rng.uniform(0.5, 1.0)
+        return True
 
     def may_try(self, now: float) -> bool:
         """Return whether to try now. While half-open only one caller gets True; open_s later another one may."""

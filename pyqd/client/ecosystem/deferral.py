@@ -32,19 +32,19 @@ class DeferringProducer:
         self.producer = producer
         self._limit_ms: int | None = None
 
-    def publish(self, topic: str, body: bytes, due_ms: int | None = None) -> None:
+    def publish(self, topic: str, body: bytes, due_ms: int | None = None, timeout: float | None = None) -> None:
         """Publish a message; return when the broker has it. due_ms: Unix time in milliseconds. Raises: ClientError."""
         if due_ms is None or due_ms <= now_ms():
-            self.producer.publish(topic, body)
+            self.producer.publish(topic, body, timeout=timeout)
             return
         try:
-            self.producer.publish(topic, body, at=self._accepted_ms(due_ms) / 1000)
+            self.producer.publish(topic, body, at=self._accepted_ms(due_ms) / 1000, timeout=timeout)
         except RefusedError as error:
             limit_ms = limit_in(error.text)
             if limit_ms is None:
                 raise
             self._limit_ms = limit_ms
-            self.producer.publish(topic, body, at=self._accepted_ms(due_ms) / 1000)
+            self.producer.publish(topic, body, at=self._accepted_ms(due_ms) / 1000, timeout=timeout)
 
     def _accepted_ms(self, due_ms: int) -> int:
         return due_ms if self._limit_ms is None else min(due_ms, now_ms() + self._limit_ms)

@@ -179,7 +179,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     # Publishing.
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Encode a body: UTF-8 as text, so that people can read it in the broker, and anything else as base64."""
+        """Encode a body: UTF-8 as text, so that people can read it in the broker, and anything else as base64.
+
+        Serializers of text give a str. Raises: UnicodeEncodeError for a lone surrogate: no consumer could decode it.
+        """
+        if isinstance(body, str):
+            body = body.encode()
         if isinstance(body, bytes):
             with contextlib.suppress(UnicodeDecodeError):
                 return body.decode(), TEXT
@@ -190,16 +195,19 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Publish a message; return when the broker has it."""
         if self.is_broadcast(exchange):
             self._inplace_augment_message(message, exchange, routing_key)
-            self._put_fanout(exchange, message, routing_key)
+            self._put_fanout(exchange, message, routing_key, **options)
         else:
             super().basic_publish(message, exchange, routing_key, **options)
 
     def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
-        self.connection.producer.publish(self.topic_of_queue(queue), encode_payload(message), due_ms_of(message))
+        self._publish(self.topic_of_queue(queue), encode_payload(message), message, options)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **options: Any) -> None:
         body = encode_payload(message, routing_key=routing_key or "")
-        self.connection.producer.publish(self.topic_of_exchange(exchange), body, due_ms_of(message))
+        self._publish(self.topic_of_exchange(exchange), body, message, options)
+
+    def _publish(self, topic: str, body: bytes, message: dict[str, Any], options: dict[str, Any]) -> None:
+        self.connection.producer.publish(topic, body, due_ms_of(message), options.get("timeout"))
 
     # Consuming.
 

@@ -142,10 +142,15 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
 
     def finish(self, message: Message) -> None:
         """Finish a message. Raises: AnsweredError."""
+        if self._finish(message):
+            self._apply(self._flow.finished(LINK, self._now_s))
+
+    def _finish(self, message: Message) -> bool:
+        """Finish a message; return False if it is lost. Raises: AnsweredError."""
         if not self._answer(message):
-            return
+            return False
         self._count("finished", self._channel.finish(message.key, self._subscriber))
-        self._apply(self._flow.finished(LINK, self._now_s))
+        return True
 
     def finish_many(self, messages: Iterable[Message]) -> None:
         """Finish messages. Raises: AnsweredError if some were answered before, after the others are finished."""
@@ -186,6 +191,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
             # The program ends, or a task is cancelled: the message is not to blame.
             self.requeue(message, 0.0, False)
         elif self.retry.max_attempts and message.attempts >= self.retry.max_attempts:
+            self._apply(self._flow.failed(LINK, self._now_s))
             self._publish_dead_letter(message)
         else:
             self.requeue(message, None, True)
@@ -196,7 +202,8 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
         assert topic is not None
         self._broker.publish(topic, message.body)
         self._counts["dead_letters"] += 1
-        self.finish(message)
+        if self._finish(message):
+            self._apply(self._flow.released(LINK, 1, self._now_s))
 
     def _answer(self, message: Message) -> bool:
         """Record an answer; return False if the message is lost. Raises: AnsweredError."""

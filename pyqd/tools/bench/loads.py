@@ -80,7 +80,8 @@ class Bench:
         with self.target.open(options.connections, self.topic.name, channel) as connections:
             load.add_consumers(connections.fds(), rdy=options.rdy)
             run = Run(load, course, self.target.process, publishes=False, consumes=True)
-            await carry_out(run, progress, received, course.stall_s if is_new else 0.0)
+            source = "" if is_new else f"channel {channel} of topic {self.topic.name}"
+            await carry_out(run, progress, received, course.stall_s, source)
         report = load.report()
         missing = 0 if run.is_interrupted or course.runfor_s or not is_new else messages - report.unique
         settings = {"channel": channel, "rdy": options.rdy}

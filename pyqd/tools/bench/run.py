@@ -111,17 +111,24 @@ class Run:
         self.is_interrupted = True
         self.load.interrupt()
 
-    def abandon(self, error: str) -> None:
-        """End everything soon, with an error."""
+    def fail(self, error: str) -> None:
+        """End the measurement soon, in good order, with an error."""
         self.error = self.error or error
-        self._is_abandoned = True
         self.load.interrupt()
 
+    def abandon(self, error: str) -> None:
+        """End everything soon, with an error."""
+        self._is_abandoned = True
+        self.fail(error)
 
-async def carry_out(run: Run, progress: Progress, done: Callable[[LoadCounts], int], stall_s: float = 0.0) -> None:
+
+async def carry_out(
+    run: Run, progress: Progress, done: Callable[[LoadCounts], int], stall_s: float = 0.0, source: str = ""
+) -> None:
     """Run a load to its end, with progress; SIGINT and SIGTERM end the measurement.
 
     done: the number of messages to show. stall_s: limit of the time without a message that is expected; 0 for none.
+    source: of the messages, if others publish them, so that a stall is not the broker's fault.
     """
     work = in_thread(run.work)
     latest, latest_s = -1, 0.0
@@ -133,8 +140,11 @@ async def carry_out(run: Run, progress: Progress, done: Callable[[LoadCounts], i
                 waits = not counts.sent or counts.sent > done(counts)
                 if done(counts) != latest or not waits:
                     latest, latest_s = done(counts), counts.elapsed_s
-                elif stall_s and counts.elapsed_s - latest_s > stall_s:
-                    run.abandon(f"the broker has done nothing for {stall_s:g} s")
+                elif stall_s and counts.elapsed_s - latest_s > stall_s and not run.error:
+                    if source:
+                        run.fail(f"{source} has brought no message for {stall_s:g} s")
+                    else:
+                        run.abandon(f"the broker has done nothing for {stall_s:g} s")
                 progress.show(done(counts), counts.elapsed_s, "warming up" if run.is_warming_up else "")
                 await asyncio.wait({work}, timeout=min(progress.interval_s, stall_s or progress.interval_s))
     finally:

@@ -23,6 +23,7 @@ REMEDIES: Final = (
     ("E_BAD_BODY", "lower --size or --batch-size, or raise the broker's --max-msg-size and --max-body-size"),
     ("E_PUB_FAILED", "the broker's log has the cause; is its disk full?"),
     ("E_MPUB_FAILED", "the broker's log has the cause; is its disk full?"),
+    ("has brought no message", "--channel names one that has messages, --timeout sets the limit"),
     ("connection closed", "has the broker stopped? its log has the cause"),
     ("Connection reset", "has the broker stopped? its log has the cause"),
     ("Broken pipe", "has the broker stopped? its log has the cause"),

@@ -39,8 +39,8 @@ STOP_S: Final = 150.0
 def drain(session: Session, node: str | None, for_ns: int | None, no_wait: bool, yes: bool) -> None:
     """Have a broker finish its messages in flight, and stop, after a question.
 
-    NODE is an address that `pyqctl nodes` shows; with one broker it is not needed. The broker refuses publishers and
-    new consumers at once. Messages that no consumer has stay on its disk.
+    NODE is an address that `pyqctl nodes` shows; with one broker it is not needed. The broker refuses new consumers at
+    once, and publishes at the end. Messages that no consumer has stay on its disk.
     """
     broker = broker_of(session, node)
     state = broker.get("/drain")

@@ -11,7 +11,8 @@ MAX_RDY = 2500
 
 
 def flow_of(max_in_flight=1, **times):
-    return ConsumerFlow(max_in_flight, FlowSettings(**times), random.Random(1))
+    """Return the flow of a consumer whose back-off begins with the first failure, if no option says otherwise."""
+    return ConsumerFlow(max_in_flight, FlowSettings(**{"backoff_failures": 1, **times}), random.Random(1))
 
 
 def connect(flow, *keys, now=0.0, max_rdy=MAX_RDY):
@@ -72,7 +73,7 @@ class TestSharing:
         flow = flow_of(5)
         connect(flow, "a")
         assert flow.received("a", 5, 1.0) == []
-        assert [flow.finished("a", 1.0), flow.finished("a", 1.0, count=3), flow.timed_out("a", 1, 1.0)] == [[], [], []]
+        assert [flow.finished("a", 1.0), flow.finished("a", 1.0, count=3), flow.released("a", 1, 1.0)] == [[], [], []]
         assert flow.in_flight == 0
 
     def test_messages_in_flight_keep_their_slots_until_they_are_answered(self):
@@ -89,7 +90,7 @@ class TestSharing:
         connect(flow, "a")
         flow.received("a", 2, 0.0)
         connect(flow, "b")
-        assert flow.timed_out("a", 1, 60.0) == [("b", 1)]
+        assert flow.released("a", 1, 60.0) == [("b", 1)]
 
     def test_messages_of_a_lost_connection_free_their_slots(self):
         flow = flow_of(2)
@@ -106,7 +107,7 @@ class TestSharing:
         events = [
             flow.finished("gone", 0.0),
             flow.requeued("gone", 0.0, backoff=True),
-            flow.timed_out("gone", 1, 0.0),
+            flow.released("gone", 1, 0.0),
         ]
         assert events == [[], [], []]
         assert (flow.in_flight, flow.backoff_level, flow.rdy_of("gone")) == (0, 0, 0)
@@ -131,7 +132,7 @@ class TestSharing:
         connect(flow, "a")
         flow.received("a", 1, 0.0)
         flow.finished("a", 0.0, count=5)
-        flow.timed_out("a", 5, 0.0)
+        flow.released("a", 5, 0.0)
         assert flow.in_flight == 0
 
 
@@ -232,6 +233,68 @@ class TestRationing:
         assert flow.next_deadline is None
 
 
+def results(flow, text, now=0.0):
+    """Handle messages, one for each letter: F fails. Return the number of messages after which a back-off began."""
+    for count, letter in enumerate(text, 1):
+        flow.received("a", 1, now)
+        if letter == "F":
+            flow.requeued("a", now, backoff=True)
+        else:
+            flow.finished("a", now)
+        if flow.is_backing_off:
+            return count
+    return None
+
+
+class TestBeginningOfBackOff:
+    @pytest.fixture
+    def flow(self):
+        made = ConsumerFlow(5, FlowSettings(), random.Random(1))
+        connect(made, "a")
+        return made
+
+    @pytest.mark.parametrize(
+        ("text", "count"),
+        [
+            ("." * 50 + "F" + "." * 50, None),
+            ("FFFF." * 2 + "....." * 20, None),
+            (".FFFFF", 6),
+            ("F." * 100, None),
+            ("FF." * 10, 16),
+            ("." * 100 + "FF." * 10, 116),
+        ],
+    )
+    def test_it_begins_when_failures_prevail(self, flow, text, count):
+        assert results(flow, text) == count
+
+    def test_failures_before_a_back_off_do_not_begin_the_next_one(self, flow):
+        assert results(flow, "FFFFF") == 5
+        flow.tick(2.0)
+        flow.received("a", 1, 2.0)
+        flow.finished("a", 2.0)
+        assert (flow.backoff_level, results(flow, "FFFF", 3.0), results(flow, "F", 3.0)) == (0, None, 1)
+
+    def test_the_first_failure_begins_it_by_the_rule_of_nsq(self):
+        flow = flow_of(5)
+        connect(flow, "a")
+        assert results(flow, ".F") == 2
+
+    def test_a_dead_letter_is_a_failure_and_no_success(self):
+        flow = flow_of(5, backoff_failures=2)
+        connect(flow, "a")
+        flow.received("a", 2, 0.0)
+        assert flow.failed("a", 0.0) == []
+        assert flow.released("a", 1, 0.0) == []
+        assert flow.failed("a", 0.0) == [("a", 0)]
+        assert (flow.backoff_level, flow.released("a", 1, 0.0), flow.in_flight) == (1, [], 0)
+        assert flow.failed("gone", 0.0) == []
+
+    @pytest.mark.parametrize("count", [0, 21, 1.5, "5", True])
+    def test_a_number_of_failures_that_makes_no_sense_is_refused(self, count):
+        with pytest.raises(SettingError, match="backoff_failures="):
+            FlowSettings(backoff_failures=count)
+
+
 class TestBackOff:
     def test_a_failure_stops_all_connections_and_one_success_of_the_probe_ends_it(self):
         flow = flow_of(5)
@@ -254,7 +317,7 @@ class TestBackOff:
         assert flow.requeued("a", 0.1, backoff=True) == []
         assert flow.requeued("a", 0.1, backoff=False) == []
         assert flow.finished("a", 0.1) == []
-        assert flow.timed_out("a", 1, 0.1) == []
+        assert flow.released("a", 1, 0.1) == []
         assert (flow.backoff_level, flow.next_deadline, flow.in_flight) == (1, 2.0, 0)
 
     def test_levels_double_the_wait_up_to_the_maximum_and_each_needs_a_success(self):
@@ -297,7 +360,7 @@ class TestBackOff:
     def test_jitter_shortens_the_wait_but_levels_do_not_depend_on_luck(self):
         waits = set()
         for seed in range(20):
-            flow = ConsumerFlow(1, FlowSettings(backoff_jitter=True, backoff_max_s=4.0), random.Random(seed))
+            flow = ConsumerFlow(1, FlowSettings(1, backoff_jitter=True, backoff_max_s=4.0), random.Random(seed))
             connect(flow, "a")
             now = 0.0
             for _ in range(5):

@@ -17,9 +17,14 @@ TURN_S = SETTINGS.low_rdy_s + 2 * SETTINGS.redistribute_s
 class FlowMachine(RuleBasedStateMachine):
     """A broker per connection that delivers while fewer messages than RDY are in flight."""
 
-    @initialize(max_in_flight=st.integers(0, 9), seed=st.integers(0, 3), jitter=st.booleans())
-    def start(self, max_in_flight, seed, jitter):
-        times = FlowSettings(backoff_max_s=SETTINGS.backoff_max_s, backoff_jitter=jitter)
+    @initialize(
+        max_in_flight=st.integers(0, 9), seed=st.integers(0, 3), jitter=st.booleans(), failures=st.sampled_from([1, 3])
+    )
+    def start(self, max_in_flight, seed, jitter, failures):
+        self.failures = failures
+        # Results outside of a back-off; True for a failure.
+        self.results: list[bool] = []
+        times = FlowSettings(failures, backoff_max_s=SETTINGS.backoff_max_s, backoff_jitter=jitter)
         self.flow = ConsumerFlow(max_in_flight, times, random.Random(seed))
         self.now = 0.0
         self.max_in_flight = max_in_flight
@@ -87,16 +92,25 @@ class FlowMachine(RuleBasedStateMachine):
         if result == "finish":
             self.obey(self.flow.finished(key, self.now, count))
         elif result == "time out":
-            self.obey(self.flow.timed_out(key, count, self.now))
+            self.obey(self.flow.released(key, count, self.now))
         else:
             self.obey(self.flow.requeued(key, self.now, result == "fail", count))
         if was_waiting or result in ("continue", "time out"):
             assert self.flow.backoff_level == level
         elif result == "finish":
             assert self.flow.backoff_level == max(0, level - 1)
+            self.results = [] if level else [*self.results, False]
+        elif level == 0 and not self.prevail_with_this_failure():
+            assert self.flow.backoff_level == 0
         else:
             # Four waits of 2, 4, 8 and 16 seconds are at most 20 seconds.
             assert self.flow.backoff_level == min(level + 1, 4)
+            self.results.clear()
+
+    def prevail_with_this_failure(self):
+        self.results.append(True)
+        in_a_row = self.results[-self.failures :] == [True] * self.failures
+        return in_a_row or sum(self.results[-20:]) > 10
 
     @rule(count=st.integers(0, 9))
     def set_max_in_flight(self, count):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pyqd.client.core.reconnect import STABLE_S, BrokerHealth, State
+from pyqd.client.core.reconnect import HASTE_S, STABLE_S, BrokerHealth, State
 
 
 class NoLuck(random.Random):
@@ -61,6 +61,22 @@ def test_many_failures_open_the_breaker_and_one_attempt_is_allowed_afterwards(he
     assert (health.state, health.may_try(1.9)) == (State.OPEN, False)
     assert health.may_try(2.0)
     assert (health.state, health.may_try(2.0), health.may_try(3.9)) == (State.HALF_OPEN, False, False)
+
+
+def test_a_wait_is_shortened_for_commands_that_no_other_broker_takes():
+    health = BrokerHealth(rng=NoLuck())
+    fail(health, 2)
+    assert (health.hasten(0.0), wait_s(health, 0.0)) == (False, 0.2)
+    fail(health, 5)
+    assert wait_s(health, 0.0) > HASTE_S
+    assert (health.hasten(1.0), health.hasten(1.0), round(wait_s(health, 1.0), 6)) == (True, False, HASTE_S)
+    assert (health.may_try(1.39), health.may_try(1.41)) == (False, True)
+
+
+def test_a_first_wait_that_the_user_has_set_is_not_shortened():
+    health = BrokerHealth(first_s=2.0, rng=NoLuck())
+    fail(health, 1)
+    assert (health.hasten(0.0), wait_s(health, 0.0)) == (False, 2.0)
 
 
 def test_an_attempt_that_is_never_reported_blocks_the_broker_for_a_time_only(health):
