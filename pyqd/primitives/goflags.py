@@ -16,7 +16,6 @@ Parsing yields only the given values, so that a configuration file can stand bet
 
 import dataclasses
 import difflib
-import os
 import re
 import shutil
 import sys
@@ -36,6 +35,7 @@ from pyqd.primitives.durations import (
     parse_int,
 )
 from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.program_start import discard_stdout
 
 EXIT_HELP = 0
 EXIT_USAGE = 2
@@ -396,8 +396,7 @@ def print_help(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
 
 
 def exit_with_mistake(program: str, text: str) -> NoReturn:
