@@ -4,6 +4,7 @@ import mmap
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ HOUR_S = 3600
 HALF_HOUR_MS = 1800 * 1000
 # Messages that are due by a clock that jumped ahead are found within 10 s.
 LOOK_AGAIN_S = 20.0
+# On a busy machine, and less than a look takes.
+LATE_S = 5.0
 
 SHIFTED_CLOCK = """
 #define _GNU_SOURCE
@@ -131,6 +134,22 @@ def test_due_times_follow_the_clock(daemon: Daemon, clock: Clock) -> None:
         assert message.body == b"in half an hour"
         client.fin(message)
         daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
+
+
+def test_the_delay_of_a_requeue_does_not_follow_the_clock(daemon: Daemon, clock: Clock) -> None:
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=1)
+        for jump_s in (-HOUR_S, 2 * HOUR_S):
+            publish(daemon, b"again in a second")
+            message = client.read_message()
+            client.req(message, 1000)
+            began_s = time.monotonic()
+            daemon.wait_for_channel("t", "c", in_flight_count=0, deferred_count=1)
+            clock.shift(jump_s)
+            again = client.read_message()
+            assert (again.id, again.attempts) == (message.id, 2)
+            assert 0.9 < time.monotonic() - began_s < LATE_S
+            client.fin(again)
 
 
 def kept(daemon: Daemon) -> int:
