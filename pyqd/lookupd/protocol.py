@@ -61,8 +61,8 @@ OK: Final = framed(b"OK")
 class Session:
     """Conversation with one broker.
 
-    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: Unix time.
-    closing: the connection is to be closed once the answers were sent.
+    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: the monotonic
+    clock. closing: the connection is to be closed once the answers were sent.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Session:
         registry: Registry,
         remote: str,
         info: Callable[[], dict[str, Any]],
-        now_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.remote = remote
         self.closing = False
