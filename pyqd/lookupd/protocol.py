@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pyqd.lookupd.registry import Peer, Producer, Registry
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.goquote import go_quote, go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 
 MAGIC: Final = b"  V1"
@@ -44,7 +44,7 @@ is_valid_name = functools.lru_cache(NAMES_KNOWN_MAX)(is_valid_name_str)
 
 
 class ProtocolError(Exception):
-    """Answer that ends a connection: code and description."""
+    """Answer that ends a connection: code and description. The cause, if any, is only logged."""
 
     def __init__(self, code: str, description: str = "") -> None:
         super().__init__(f"{code} {description}" if description else code)
@@ -102,7 +102,8 @@ class Session:
                 self._log_new()
             self._unread = data[at:]
         except ProtocolError as error:
-            logger.error("[%s] - %s", self.remote, error)
+            cause = f" - {error.__cause__}" if error.__cause__ is not None else ""
+            logger.error("[%s] - %s%s", self.remote, error, cause)
             answers.append(framed(str(error).encode()))
             self.closing = True
             self._unread = b""
@@ -123,7 +124,8 @@ class Session:
             if len(data) < len(MAGIC):
                 return 0
             if not data.startswith(MAGIC):
-                raise ProtocolError("E_BAD_PROTOCOL")
+                cause = ValueError(f"magic {go_quote(data[: len(MAGIC)]).decode()}")
+                raise ProtocolError("E_BAD_PROTOCOL") from cause
             self._has_magic = True
             at = len(MAGIC)
         while True:
