@@ -243,7 +243,7 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
     ping = (http_address.host, http_address.port) if isinstance(http_address, TcpAddress) else None
     broker = [*python, "pyqd.apps.daemon", *flags]
     lookupd = [
-        *(*python, "pyqd.apps.lookup_cli"),
+        *(*python, "pyqd.apps.lookupd"),
         f"--tcp-address={at(given.lookupd_tcp_port)}",
         f"--http-address={at(given.lookupd_http_port)}",
         f"--broadcast-address={LOOPBACK}",

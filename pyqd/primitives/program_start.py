@@ -66,11 +66,11 @@ def begin_program(program: str, hint: str = "", *, holds_hangups: bool = False) 
     holds_hangups: SIGHUP does not end a program that will handle it; see `missed_hangup`.
     """
     _open_closed_descriptors()
-    # Not in place of another object, as test runners set: it does not write to the descriptor.
-    if sys.stdout is sys.__stdout__ and not _is_own(sys.stdout, _StandardOutput):
-        sys.stdout = sys.__stdout__ = _stream(_StandardOutput(program, hint), sys.stdout)
-    if sys.stderr is sys.__stderr__ and not _is_own(sys.stderr, _StandardError):
-        sys.stderr = sys.__stderr__ = _stream(_StandardError(), sys.stderr)
+    # Not in place of another object, such as that of a test runner or of a first call.
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _stream(_StandardOutput(program, hint), sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _stream(_StandardError(), sys.stderr)
     for number in IGNORED_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
@@ -105,10 +105,6 @@ def _open_closed_descriptors() -> None:
         except OSError:
             # The lowest free number is this one. Programs that this one starts get it too.
             os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
-
-
-def _is_own(stream: TextIO | None, kind: type[io.FileIO]) -> bool:
-    return isinstance(getattr(getattr(stream, "buffer", None), "raw", None), kind)
 
 
 def _stream(raw: io.FileIO, former: TextIO | None) -> TextIO:
