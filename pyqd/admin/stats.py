@@ -296,7 +296,8 @@ def shown_sums(sums: Mapping[str, int], names: Iterable[str], *, omit_delivered:
 def client_row(found: Mapping[str, Any], node: str, region: str, zone: str) -> Json:
     """Return one client with the fields of nsqadmin. node: of the broker, with its topology."""
     row: Json = {"node": node, **{name: found.get(name, default) for name, default in CLIENT_FIELDS.items()}}
-    row["connected"] = (int(time.time()) - int(row["connect_ts"])) * SECOND_NS
+    # The broker's clock may be ahead of this one.
+    row["connected"] = max(0, int(time.time()) - int(row["connect_ts"])) * SECOND_NS
     for name, value in zip(
         TOPOLOGY_FIELDS,
         (region, zone, found.get("topology_region"), found.get("topology_zone")),

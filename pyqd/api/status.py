@@ -92,7 +92,7 @@ class StatusRoutes:
             producers = shown_producers(self.identity.producers(), selection, Steps(yield_to_loop))
         if query.get("format") == "json":
             return Response(200, content_type=JSON, pieces=stats_json(head, topics, memory, producers))
-        uptime_ns = time.time_ns() - self.identity.start_ns
+        uptime_ns = time.monotonic_ns() - self.identity.begun_ns
         page = stats_text(head, uptime_ns, topics or [], memory, producers or [])
         return Response(200, content_type=TEXT, pieces=[text.encode(errors="backslashreplace") for text in page])
 

@@ -3,9 +3,13 @@
 import sys
 from collections.abc import Sequence
 
+from pyqd.primitives.program_start import begin_program
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code."""
+    begin_program("pyqadmin", holds_hangups=list(sys.argv[1:] if argv is None else argv)[:1] != ["user"])
+    # After that: until all code is loaded, a SIGHUP would end the web admin.
     from gevent import monkey
 
     # The blocking calls of Flask and of the HTTP client become greenlets. Modules that were imported before may keep

@@ -5,9 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pyqd.config.options import PROGRAM
-from pyqd.primitives.goflags import exit_with_mistake, suggestion
-from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.program_start import begin_program
 
 TOOLS = {
     "up": "pyqd.apps.up",
@@ -25,12 +23,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program that the command line names. Returns: the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     word = arguments[0] if arguments else ""
+    # Before other code is loaded: until the daemon handles SIGHUP, it would end by one.
+    begin_program("pyqd", holds_hangups=word not in TOOLS)
     module = DAEMON
     if word in TOOLS:
         module = TOOLS[arguments.pop(0)]
     elif word == HELP:
         arguments = ["--help"]
     elif word and not word.startswith("-"):
+        from pyqd.config.options import PROGRAM
+        from pyqd.primitives.goflags import exit_with_mistake
+
         exit_with_mistake(PROGRAM, unknown_command(word))
     run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
     return run(arguments)
@@ -38,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def unknown_command(word: str) -> str:
     """Return the text for a first argument that is neither a command nor a flag."""
+    from pyqd.primitives.goflags import suggestion
+    from pyqd.primitives.goquote import go_quote_str
+
     text = f"unknown command {go_quote_str(word)}"
     if os.path.isdir(word):
         return f"{text}; a data directory is named by a flag, --data-path={word}"

@@ -30,7 +30,7 @@ from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
 from pyqd.config.live_options import LiveOptions
-from pyqd.config.options import TLS_REQUIRED, Options, parse_settings
+from pyqd.config.options import PROGRAM, TLS_REQUIRED, Options, parse_settings
 from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
@@ -60,6 +60,7 @@ from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat
 from pyqd.primitives.memory import FullCollections, leave_to_exit, loading, watch_collections
 from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.program_start import begin_program, missed_hangup
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.drain import Drain
 from pyqd.tcp.server import TcpServer
@@ -395,13 +396,13 @@ class Signals:
         if self._stop_missed:
             # Not by `terminate`: there are no clients to drain. The daemon stops as soon as it serves.
             daemon.stop_wanted.set()
-        if self._reload_missed:
-            self._reload_missed = False
-            daemon.reload()
         if not self._handlers:
             self._handlers += [gevent.signal_handler(number, self._terminate) for number in STOP_SIGNALS]
             self._handlers.append(gevent.signal_handler(signal.SIGHUP, self._reload))
             self._handlers.append(gevent.signal_handler(signal.SIGUSR2, self._restart))
+        if missed_hangup() or self._reload_missed:
+            self._reload_missed = False
+            daemon.reload()
 
     def hold(self) -> None:
         """Keep signals for the daemon that follows; a request for a restart is dropped, as during a start."""
@@ -516,6 +517,7 @@ def run_logged(options: Options) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code. Source: docs/nsq/broker-semantics.md, "Stopping"."""
+    begin_program(PROGRAM, holds_hangups=True)
     settings = parse_settings(sys.argv[1:] if argv is None else argv)
     return run_program(settings, DAEMON_CHECKS, run_logged, partial(report_failure, os.environ))
 

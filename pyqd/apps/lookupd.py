@@ -35,6 +35,7 @@ from pyqd.net.tls import TlsServer
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.machine import descriptor_max
 from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.program_start import begin_program, missed_hangup
 
 # Descriptors for listeners, logs and the event loop, which connections leave free.
 DESCRIPTORS_RESERVED = 64
@@ -134,6 +135,8 @@ def run(options: LookupOptions) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, daemon.stop_wanted.set)
     gevent.signal_handler(signal.SIGHUP, daemon.reload)
+    if missed_hangup():
+        daemon.reload()
     try:
         daemon.start()
     except StartupError:
@@ -146,6 +149,7 @@ def run(options: LookupOptions) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code."""
+    begin_program(PROGRAM, holds_hangups=True)
     return run_program(LOOKUP_DAEMON.parse_settings(sys.argv[1:] if argv is None else argv), LOOKUP_CHECKS, run)
 
 

@@ -99,6 +99,17 @@ class AdminServer:
         text = "no login is set up: everybody %s may change things; --users-file sets up logins"
         logger.log(logging.INFO if is_local else logging.WARNING, text, reach)
 
+    def reload(self) -> None:
+        """Read the certificate again, for new connections; if it is invalid, keep the old one."""
+        try:
+            tls = tls_arguments(self.options)
+        except StartupError as error:
+            logger.error("TLS: cannot reload certificates: %s; the old ones stay in use", error)
+            return
+        if tls and self.server is not None:
+            self.server.wrap_socket = tls["ssl_context"].wrap_socket
+            logger.info("TLS: reloaded certificates")
+
     def stop(self) -> None:
         """Stop listening, let requests end, and close everything."""
         self.site.is_closing = True
@@ -141,6 +152,8 @@ def run(options: AdminOptions) -> int:
     wanted = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, wanted.set)
+    # For a SIGHUP before this there is nothing to do: `start` reads the certificate.
+    gevent.signal_handler(signal.SIGHUP, server.reload)
     server.start()
     wanted.wait()
     server.stop()

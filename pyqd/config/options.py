@@ -21,7 +21,7 @@ from pyqd.config.program_options import (
     declare_http_allow_origin,
 )
 from pyqd.config.settings import Program, Settings
-from pyqd.primitives.addresses import PORT_MAX
+from pyqd.primitives.addresses import PORT_MAX, require_host
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags
 from pyqd.primitives.goquote import go_quote_str
@@ -128,6 +128,13 @@ def check_rate(rate: float) -> None:
 RATE: Final = FlagType("rate", parse_rate, lambda rate: f"{rate:g}", check=check_rate, read=read_rate)
 
 
+def require_statsd_name(text: str) -> None:
+    """Raise ValueError, "must ...", if text would spoil the lines that it begins: <name>:<value>|<type>."""
+    # Also lone surrogates: bytes of a command line that are not UTF-8.
+    if re.search(r"[\s\x00-\x1f\x7f:|\ud800-\udfff]", text):
+        raise ValueError("must be text without white space, colons and bars, at which statsd divides a line")
+
+
 def parse_percentiles(text: str) -> Percentiles:
     """Return the numbers of a comma-separated list, highest first. Raises: ValueError."""
     return tuple(sorted(numbers_of(text), reverse=True))
@@ -228,8 +235,9 @@ class Options(ProgramOptions):
         "broadcast-address",
         STRING,
         socket.gethostname,
-        "address of this daemon for other hosts",
+        "address of this daemon for other hosts, without a port",
         default_text="the host name",
+        require=require_host,
     )
     broadcast_tcp_port: int = declare(
         "broadcast-tcp-port", INT, 0, "TCP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
@@ -529,7 +537,11 @@ class Options(ProgramOptions):
         "statsd-address", STRING, "", "<addr>:<port> of a statsd server to send statistics to over UDP; empty for none"
     )
     statsd_prefix: str = declare(
-        "statsd-prefix", STRING, "nsq.%s", "text before each statsd key; %s is the broadcast address with its HTTP port"
+        "statsd-prefix",
+        STRING,
+        "nsq.%s",
+        "text before each statsd key; %s is the broadcast address with its HTTP port",
+        require=require_statsd_name,
     )
     statsd_interval_ns: int = declare(
         "statsd-interval", DURATION, MINUTE_NS, "time between two sends to statsd", minimum=1

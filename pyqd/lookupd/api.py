@@ -15,6 +15,7 @@ from pyqd.lookupd.registry import Place, Registry
 from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.timestamps import wall_ahead_ns
 
 OPEN: Final = "open"
 STATUS: Final = "status"
@@ -25,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class LookupRoutes:
-    """Routes over one registry. now_ns: returns Unix time."""
+    """Routes over one registry. now_ns: the monotonic clock."""
 
-    def __init__(self, registry: Registry, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, registry: Registry, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.registry = registry
         self._now_ns = now_ns
 
@@ -77,7 +78,8 @@ class LookupRoutes:
 
     def debug(self, _request: Request) -> Response:
         """Return all registrations."""
-        rows = (b"%b:%b" % (to_json(key), to_json(producers)) for key, producers in self.registry.debug())
+        found = self.registry.debug(wall_ahead_ns())
+        rows = (b"%b:%b" % (to_json(key), to_json(producers)) for key, producers in found)
         return Response(200, b"{%b}" % b",".join(gathered(rows)), JSON)
 
     def create_topic(self, request: Request) -> Response:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pyqd.config.options import TLS_VERSION, TLS_VERSIONS
 from pyqd.config.program_options import ProgramOptions, declare_http_allow_host, declare_http_allow_origin
 from pyqd.config.settings import Program
+from pyqd.primitives.addresses import require_host
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
 
@@ -41,8 +42,9 @@ class LookupOptions(ProgramOptions):
         "broadcast-address",
         STRING,
         socket.gethostname,
-        "address of this lookup daemon in its answers to brokers",
+        "address of this lookup daemon in its answers to brokers, without a port",
         default_text="the host name",
+        require=require_host,
     )
     tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate for HTTPS, with its chain")
     tls_key: str = declare("tls-key", STRING, "", "path of the TLS key")

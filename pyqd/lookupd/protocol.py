@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pyqd.lookupd.registry import Peer, Producer, Registry
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.goquote import go_quote, go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.peer_json import json_text
 
@@ -45,7 +45,7 @@ is_valid_name = functools.lru_cache(NAMES_KNOWN_MAX)(is_valid_name_str)
 
 
 class ProtocolError(Exception):
-    """Answer that ends a connection: code and description."""
+    """Answer that ends a connection: code and description. The cause, if any, is only logged."""
 
     def __init__(self, code: str, description: str = "") -> None:
         super().__init__(f"{code} {description}" if description else code)
@@ -62,8 +62,8 @@ OK: Final = framed(b"OK")
 class Session:
     """Conversation with one broker.
 
-    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: Unix time.
-    closing: the connection is to be closed once the answers were sent.
+    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: the monotonic
+    clock. closing: the connection is to be closed once the answers were sent.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Session:
         registry: Registry,
         remote: str,
         info: Callable[[], dict[str, Any]],
-        now_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.remote = remote
         self.closing = False
@@ -103,7 +103,8 @@ class Session:
                 self._log_new()
             self._unread = data[at:]
         except ProtocolError as error:
-            logger.error("[%s] - %s", self.remote, error)
+            cause = f" - {error.__cause__}" if error.__cause__ is not None else ""
+            logger.error("[%s] - %s%s", self.remote, error, cause)
             answers.append(framed(str(error).encode()))
             self.closing = True
             self._unread = b""
@@ -124,7 +125,8 @@ class Session:
             if len(data) < len(MAGIC):
                 return 0
             if not data.startswith(MAGIC):
-                raise ProtocolError("E_BAD_PROTOCOL")
+                cause = ValueError(f"magic {go_quote(data[: len(MAGIC)]).decode()}")
+                raise ProtocolError("E_BAD_PROTOCOL") from cause
             self._has_magic = True
             at = len(MAGIC)
         while True:

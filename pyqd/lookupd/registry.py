@@ -63,7 +63,7 @@ class Peer:
 
 
 class Producer:
-    """One broker that is connected. last_update_ns: Unix, of its IDENTIFY or last PING."""
+    """One broker that is connected. last_update_ns: of its IDENTIFY or last PING."""
 
     __slots__ = ("json", "last_update_ns", "number", "peer", "places")
 
@@ -111,7 +111,7 @@ def to_compact_json(value: Any) -> bytes:
 
 
 class Registry:
-    """Registrations of one lookup daemon. Times are Unix nanoseconds, given by the caller.
+    """Registrations of one lookup daemon. Times are of the monotonic clock, given by the caller.
 
     inactive_ns: a producer without PING for longer is hidden. tombstone_ns: a tombstone hides a producer for so long.
     """
@@ -325,15 +325,19 @@ class Registry:
                 shown = {**producer.peer.as_dict(), "tombstones": hidden, "topics": topics}
                 yield to_compact_json(shown)
 
-    def debug(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield each registration that has producers, by its key in `/debug`. The registry may change meanwhile."""
-        clients = [self._debug_row(producer, "") for producer in self.producers()]
+    def debug(self, ahead_ns: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Yield each registration that has producers, by its key in `/debug`. The registry may change meanwhile.
+
+        ahead_ns: makes Unix times of the times that the caller has given.
+        """
+        clients = [self._debug_row(producer, "", ahead_ns) for producer in self.producers()]
         if clients:
             yield "client::", clients
         for place in self._places:
             if place is not None and place.producers:
                 topic = "" if place.channel else place.topic
-                yield place.key, [self._debug_row(self._producer(number), topic) for number in place.producers]
+                producers = map(self._producer, place.producers)
+                yield place.key, [self._debug_row(producer, topic, ahead_ns) for producer in producers]
 
     def places_of(self, producer: Producer) -> Iterable[Place]:
         """Yield the topics and channels that a producer is registered for."""
@@ -420,13 +424,13 @@ class Registry:
         at_ns = self._tombstones.get((topic, number))
         return 0 if at_ns is None else at_ns + self.tombstone_ns
 
-    def _debug_row(self, producer: Producer, topic: str) -> dict[str, Any]:
+    def _debug_row(self, producer: Producer, topic: str, ahead_ns: int) -> dict[str, Any]:
         at_ns = self._tombstones.get((topic, producer.number))
         shown = producer.peer.as_dict()
         return {
             "id": shown.pop("remote_address"),
             **shown,
-            "last_update": producer.last_update_ns,
+            "last_update": producer.last_update_ns + ahead_ns,
             "tombstoned": at_ns is not None,
-            "tombstoned_at": NO_TOMBSTONE if at_ns is None else at_ns,
+            "tombstoned_at": NO_TOMBSTONE if at_ns is None else at_ns + ahead_ns,
         }

@@ -3,6 +3,7 @@
 import dataclasses
 import ipaddress
 import shlex
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,13 +22,14 @@ def nothing() -> Iterable[StatsDict]:
 class Identity:
     """Facts that are known once the daemon listens.
 
-    start_ns: Unix time. tcp_port, http_port, https_port: the real ones, -1 for a unix socket, 0 without a listener.
-    producers: returns the clients that have published, in the shape of `pyqd.broker.stats`. lookup_daemons: returns the
-    states of the connections to lookup daemons.
+    start_ns: Unix time. begun_ns: the same by the monotonic clock. tcp_port, http_port, https_port: the real ones, -1
+    for a unix socket, 0 without a listener. producers: returns the clients that have published, in the shape of
+    `pyqd.broker.stats`. lookup_daemons: returns the states of the connections to lookup daemons.
     """
 
     hostname: str
     start_ns: int
+    begun_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
     tcp_port: int = 0
     http_port: int = 0
     https_port: int = 0

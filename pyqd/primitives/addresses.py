@@ -2,12 +2,21 @@
 
 import dataclasses
 import ipaddress
+import re
 import socket
 from typing import Final
 
 PORT_MAX: Final = 65535
 # In the error for an address without a port: the port of nsqd.
 EXAMPLE_PORT: Final = 4150
+_HOST_FAULTS: Final = (
+    (re.compile(r"^\s*$"), "it is blank"),
+    (re.compile(r"[\s\x00-\x1f\x7f]"), "it contains white space"),
+    (re.compile(r"://"), "it is a URL"),
+    (re.compile(r"[\[\]]"), "it has brackets, which only an IPv6 address with a port needs"),
+    (re.compile(r":"), "it has a colon, so it has a port or is an invalid IPv6 address"),
+    (re.compile(r"""[/?#@\\"'<>|,;%&=\ud800-\udfff]"""), "it contains a character that no host name has"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +58,15 @@ def check_host(host: str) -> None:
         host.encode("idna")
     except UnicodeError as error:
         raise OSError(f"{host!r} is no host name: {error}") from None
+
+
+def require_host(text: str) -> None:
+    """Raise ValueError, "must ...", if text is not a host name or an IP address alone."""
+    if is_ip_address(text):
+        return
+    for pattern, fault in _HOST_FAULTS:
+        if pattern.search(text):
+            raise ValueError(f"must be a host name or an IP address, such as broker.example or ::1; {fault}")
 
 
 Address = TcpAddress | UnixAddress

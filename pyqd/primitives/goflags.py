@@ -16,7 +16,6 @@ Parsing yields only the given values, so that a configuration file can stand bet
 
 import dataclasses
 import difflib
-import os
 import re
 import shutil
 import sys
@@ -36,6 +35,7 @@ from pyqd.primitives.durations import (
     parse_int,
 )
 from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.program_start import discard_stdout
 
 EXIT_HELP = 0
 EXIT_USAGE = 2
@@ -150,6 +150,7 @@ class Flag:
     without_effect: accepted for the sake of old command lines; worth a warning where it is given.
     default_text: says what a default is that depends on the machine.
     live: the value may change while the program runs.
+    require: raises ValueError with the words after the flag's name, "must ...", if a value is not allowed.
     group: heading that the flag stands under in the usage text.
     """
 
@@ -166,6 +167,7 @@ class Flag:
     without_effect: bool = False
     default_text: str = ""
     live: bool = False
+    require: Callable[[Any], None] | None = None
     group: str = ""
 
     def default_value(self) -> Any:
@@ -183,6 +185,11 @@ class Flag:
         """Raise ValueError "--name must ..." if a value from any source is out of the flag's range."""
         if self.type.check is not None:
             self.type.check(value)
+        if self.require is not None:
+            try:
+                self.require(value)
+            except ValueError as error:
+                raise ValueError(f"--{self.name} {error}") from None
         too_small = self.minimum is not None and value < self.minimum
         too_large = self.maximum is not None and value > self.maximum
         if too_small or too_large:
@@ -214,6 +221,7 @@ def declare(
     without_effect: bool = False,
     default_text: str = "",
     live: bool = False,
+    require: Callable[[Any], None] | None = None,
 ) -> Any:
     """Return a dataclass field that carries a flag; the parameters are those of Flag.
 
@@ -232,6 +240,7 @@ def declare(
         "without_effect": without_effect,
         "default_text": default_text,
         "live": live,
+        "require": require,
     }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata={"flag": declared})
@@ -396,8 +405,7 @@ def print_help(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
 
 
 def exit_with_mistake(program: str, text: str) -> NoReturn:

@@ -1,7 +1,11 @@
-"""Parser of timestamps from operators and programs: RFC 3339, a duration since 1970, or a duration before now."""
+"""Parser of timestamps from operators and programs: RFC 3339, a duration since 1970, or a duration before now.
+
+Also the difference between the wall clock and the monotonic clock.
+"""
 
 import datetime
 import re
+import time
 
 from pyqd.primitives.durations import INT64_MAX, SECOND_NS, parse_duration
 
@@ -35,3 +39,8 @@ def parse_timestamp(text: str, now_ns: int) -> int:
     if not 0 <= timestamp_ns <= INT64_MAX:
         raise ValueError("a timestamp must be of 1970 to 2262")
     return timestamp_ns
+
+
+def wall_ahead_ns() -> int:
+    """Return the difference that makes the Unix time of a time of the monotonic clock, by the present wall clock."""
+    return time.time_ns() - time.monotonic_ns()

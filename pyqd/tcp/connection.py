@@ -27,9 +27,11 @@ from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoL
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
 from pyqd.net.greenlets import start_raw
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
+from pyqd.primitives.timestamps import wall_ahead_ns
 from pyqd.tcp import negotiate
 from pyqd.tcp.authorization import Authorizer
 from pyqd.tcp.upgrade import tls_stats, upgrade
@@ -52,7 +54,7 @@ class Connection:
         "authorizer",
         "client_id",
         "closes",
-        "connect_ts",
+        "connected_ns",
         "granted",
         "hostname",
         "ioloop",
@@ -78,7 +80,7 @@ class Connection:
         self.client_id = self.hostname = remote_address.rpartition(":")[0]
         self.user_agent = ""
         self.topology_region = self.topology_zone = ""
-        self.connect_ts = int(time.time())
+        self.connected_ns = time.monotonic_ns()
         self.closes = False
         self.granted = negotiate.defaults(server.options)
         self.upgrades = negotiate.Upgrades()
@@ -327,7 +329,8 @@ class Connection:
             "message_count": self.output.message_count,
             "finish_count": self.output.finish_count,
             "requeue_count": self.output.requeue_count,
-            "connect_ts": self.connect_ts,
+            # By the present wall clock, which may have been set since: readers subtract it from theirs.
+            "connect_ts": (self.connected_ns + wall_ahead_ns()) // SECOND_NS,
             "sample_rate": self.output.sample_rate,
             "deflate": self.upgrades.deflate,
             "snappy": self.upgrades.snappy,

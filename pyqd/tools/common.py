@@ -42,11 +42,11 @@ from pyqd.primitives.goflags import (
 )
 from pyqd.primitives.loglines import CONTROLS, escape_control, local_time
 from pyqd.primitives.machine import raise_descriptor_limit
+from pyqd.primitives.program_start import STDOUT, begin_program, is_stdout_closed
 from pyqd.tools.client_options import CLIENT_OPTION, ClientOptions
 
 EXIT_OK: Final = 0
 EXIT_FATAL: Final = 1
-STDOUT: Final = 1
 LEVEL_WORDS: Final = {10: "DBG", 20: "INF", 30: "WRN", 40: "ERR", 50: "ERR"}
 
 T = TypeVar("T", bound="ToolOptions")
@@ -189,7 +189,7 @@ def run_tool(
 
     synopsis: the text before the flags in --help. on_arguments: handles arguments after the flags.
     """
-    occupy_standard_descriptors()
+    begin_program(tool)
     try:
         options = parse_options(tool, options_class, argv, synopsis, on_arguments)
         raise_descriptor_limit()
@@ -240,13 +240,7 @@ def stop_on(*numbers: signal.Signals, on_signal: Callable[[], None] | None = Non
 
 def log(text: str) -> None:
     """Print a line with date and time on standard error, as Go's log package does."""
-    print_line(f"{local_time(int(time.time()))} {CONTROLS.sub(escape_control, text)}")
-
-
-def print_line(line: str) -> None:
-    """Print a line on standard error, if it is open."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(line, file=sys.stderr, flush=True)
+    print(f"{local_time(int(time.time()))} {CONTROLS.sub(escape_control, text)}", file=sys.stderr, flush=True)
 
 
 class ClientLog(logging.Handler):
@@ -275,7 +269,7 @@ class Stdout:
     """Standard output without a buffer. A full pipe does not block the event loop. Raises: Fatal if it is closed."""
 
     def __init__(self) -> None:
-        if sys.stdout is None:
+        if is_stdout_closed():
             raise Fatal("cannot write to standard output: it is closed")
         mode = os.fstat(STDOUT).st_mode
         # A pipe that is ready takes so much without blocking.
@@ -320,15 +314,6 @@ def set_done(future: asyncio.Future[None]) -> None:
     """End the wait for a future."""
     if not future.done():
         future.set_result(None)
-
-
-def occupy_standard_descriptors() -> None:
-    """Open /dev/null in place of standard descriptors that are closed: no socket may get the number of one of them."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
 
 
 def exit_by_sigpipe() -> int:

@@ -7,11 +7,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from pyqd.primitives.program_start import begin_program
+
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. argv: None for that of the process. Returns: the exit code."""
+    begin_program("pyq_trace")
     if argv is None and "ship" in sys.argv[1:2]:
         end_on_signals()
     # Here, as the imports take longer than some supervisors wait with their first signal.

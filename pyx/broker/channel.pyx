@@ -465,7 +465,7 @@ cdef class ChannelCore(Scheduled):
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
             self.parking.reach(held.record, held.source)
-            self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
+            self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns, is_delay=True)
             self.slots.remove(slot)
             self.parking.settle_now()
             self.after_parking()
@@ -594,9 +594,11 @@ cdef class ChannelCore(Scheduled):
     cdef int set_next_timer(self, int64_t now_ns) except -1:
         """Set the timer to the next timeout, due time, token or retry of dead letters."""
         cdef int64_t due = self.slots.next_deadline()
-        cdef int64_t wait_ns
+        cdef int64_t wait_ns, wall_now_ns
         if self.parking.waiting_count() != 0 and not self.parking.parked.is_being_read():
-            wait_ns = self.parking.parked.next_due() - wall_ns()
+            wall_now_ns = wall_ns()
+            self.parking.parked.follow_clock(wall_now_ns)
+            wait_ns = self.parking.parked.next_due() - wall_now_ns
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
         if self.throttled:
             due = min(due, self.dispatcher.rate_limit.ready_ns())
@@ -639,6 +641,7 @@ cdef class ChannelCore(Scheduled):
         cdef const Record* record
         if self.parking.parked is None:
             return 0
+        self.parking.parked.follow_clock(wall_now_ns)
         while self.parking.parked.has_due(wall_now_ns) and self.is_due_present():
             if count != 0 and not self.readable.scheduler.spend(DUE_WORK):
                 break

@@ -23,12 +23,12 @@ cdef class LatencyBuffer:
         self.move_ns = move_ns
 
     cdef int note(self, int64_t published_ns) except -1:
-        """Store the latency of a message that is finished now. published_ns: Unix."""
+        """Store the latency of a message that is finished now; 0 if the clock was set back. published_ns: Unix."""
         cdef int64_t now_ns = mono_ns()
         if now_ns >= self.move_ns:
             self.flush(now_ns)
         # The precision of a float is one part in 16 million: half a microsecond of ten seconds.
-        self.values[self.count] = <float> (wall_ns() - published_ns)
+        self.values[self.count] = <float> max(wall_ns() - published_ns, <int64_t> 0)
         self.count += 1
         if self.count == LATENCIES_PER_BATCH:
             self.flush(now_ns)

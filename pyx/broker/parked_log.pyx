@@ -19,6 +19,10 @@ and the start finishes their other records. `settled_below` lies in the header, 
 topic's ledger, and advances when the bits themselves are on stable storage. Records from there on are not trimmed,
 finished or not, because the start needs them to recognise their origins.
 
+A due time that a publisher or an operator gave is a time of the wall clock, and follows its jumps. The delay of a
+requeue follows the monotonic clock while the process lives. Its time in `dues` is odd; all others are even. After a
+jump of the wall clock `follow_clock` shifts the odd ones by as much.
+
 When a channel is moved or emptied, all parked messages are dropped. The reset of the channel's ledger stores in the
 same page below which ordinal. Nothing is stored here before a sync has covered that page.
 
@@ -36,6 +40,7 @@ from pyqd.hot.broker.slots cimport fingerprint
 from pyqd.hot.primitives.releases cimport array_release_later
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
+from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.heap cimport DeadlineHeap, Entry
 from pyqd.hot.wire.record cimport RECORD_LOST, record_body, record_ordinal, record_span
@@ -44,6 +49,7 @@ cdef enum:
     SLOTS_MIN = 16
     SLOTS_PER_BLOCK = 4096               # of a search
     ORIGINS_KEPT = 4096                  # memory of a burst beyond these is freed once it is settled
+    JUMP_NS_MIN = 50000000               # less is a correction of the clock's rate, or a pause between two readings
 
 
 cdef uint64_t next_fingerprint(const uint16_t* fingerprints, uint64_t start, uint64_t end, uint16_t wanted) noexcept:
@@ -79,6 +85,7 @@ cdef class ParkedLog:
         self.log = log
         self.ledger = ledger
         self.dues = DeadlineHeap()
+        self.wall_ahead_ns = wall_ns() - mono_ns()
         ledger.clamp(log.first.first_ordinal, log.end)
         for hole in log.holes:
             ledger.try_note_range(hole[0], hole[1])
@@ -174,7 +181,7 @@ cdef class ParkedLog:
                         self.ledger.try_finish(record_ordinal(record))
                     else:
                         self.highest_guid = max(self.highest_guid, record.guid)
-                        self.wait_for(record)
+                        self.wait_for(record, False)
                 offset += record_span(record.size_bytes)
             segment = segment.next
 
@@ -199,12 +206,17 @@ cdef class ParkedLog:
         self.free_slot = slot + 1
         return 0
 
-    cdef int wait_for(self, const Record* record) except -1:
+    cdef int wait_for(self, const Record* record, bint is_delay) except -1:
+        """Enter a record in the heap of due times. is_delay: its due time is a delay from now."""
         cdef uint32_t slot
+        cdef int64_t due_ns = record.due_ns & ~1
+        if is_delay:
+            due_ns += mono_ns() + self.wall_ahead_ns - wall_ns()
+            due_ns |= 1
         if self.free_slot == 0:
             self.grow()
         slot = self.free_slot - 1
-        self.dues.push(slot, record.due_ns)
+        self.dues.push(slot, due_ns)
         self.free_slot = <uint32_t> <uintptr_t> self.records[slot]
         self.records[slot] = record
         self.fingerprints[slot] = <uint16_t> (fingerprint(record.guid) >> 16)
@@ -256,9 +268,20 @@ cdef class ParkedLog:
         self.origins[self.origins_gap + self.unsettled()] = origin
         return 0
 
-    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
+    cdef int follow_clock(self, int64_t wall_now_ns) except -1:
+        """Shift the due times that are delays if the wall clock has jumped. Cost: O(count) after a jump."""
+        cdef int64_t jump_ns = (wall_now_ns - mono_ns() - self.wall_ahead_ns) & ~1
+        if jump_ns >= JUMP_NS_MIN or jump_ns <= -JUMP_NS_MIN:
+            self.wall_ahead_ns += jump_ns
+            self.dues.shift_odd(jump_ns)
+        return 0
+
+    cdef int park(
+        self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns, bint is_delay,
+    ) except -1:
         """Copy a record here, due at `due_ns` (Unix); it is the origin, to be finished by `settle`.
 
+        is_delay: `due_ns` is a delay from now, so that it does not follow jumps of the wall clock.
         Raises: StorageError, MemoryError (nothing is parked).
         """
         cdef const char* at
@@ -270,7 +293,7 @@ cdef class ParkedLog:
             record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
         self.ledger.unseal()
         self.ledger.hand_out()
-        self.wait_for(<const Record*> at)
+        self.wait_for(<const Record*> at, is_delay)
         return 0
 
     cdef Record* copy_handed_out(

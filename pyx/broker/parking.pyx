@@ -105,13 +105,17 @@ cdef class Parking:
                 self.rescheduled_ahead = None
         return 0
 
-    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
+    cdef int park(
+        self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns, bint is_delay=False,
+    ) except -1:
         """Copy a record to the parked log, due at `due_ns` (Unix); the record is the origin of the copy.
+
+        is_delay: as for `ParkedLog.park`.
 
         Raises: StorageError, MemoryError (nothing is parked).
         """
         self.open()
-        return self.parked.park(record, source, attempts, due_ns)
+        return self.parked.park(record, source, attempts, due_ns, is_delay)
 
     cdef int reschedule_queued(self, const Record* record, int64_t due_ns) except -1:
         """Park a record at or past the cursor under a due time of its own; its ledger reaches it.
@@ -126,7 +130,7 @@ cdef class Parking:
         # Stored before the record: a start then looks for origins among the records past the cursor.
         self.ledger.header.moved_until = self.parked.log.end + 1
         store_barrier()
-        self.parked.park(record, FROM_TOPIC, record.attempts, due_ns)
+        self.parked.park(record, FROM_TOPIC, record.attempts, due_ns, False)
         if record.due_ns != 0:
             self.pass_deferred(ordinal)
         self.unsettled_ahead += 1

@@ -150,6 +150,17 @@ cdef class DeadlineHeap:
             sift_down(self.entries, self.index_of, self.count, 0, self.entries[self.count])
         return slot
 
+    cdef int shift_odd(self, int64_t by_ns) except -1:
+        cdef uint32_t index
+        assert by_ns & 1 == 0, "odd deadlines stay odd"
+        for index in range(self.count):
+            self.entries[index].due_ns += by_ns * (self.entries[index].due_ns & 1)
+        for index in range(self.count >> 1, 0, -1):
+            sift_down(self.entries, self.index_of, self.count, index - 1, self.entries[index - 1])
+        if PYQD_DEBUG:
+            self.check()
+        return 0
+
     cdef void clear(self) noexcept:
         cdef uint32_t index
         if self.count > self.slot_count_max >> 4:
@@ -239,6 +250,10 @@ cdef class Heap:
     def peek_slot(self):
         """Return the slot of the least deadline; 2**32 - 1 if the heap is empty."""
         return self.core.peek_slot()
+
+    def shift_odd(self, int64_t by_ns):
+        """Add an even number to all odd deadlines."""
+        self.core.shift_odd(by_ns)
 
     def clear(self):
         """Remove all slots."""

@@ -68,6 +68,7 @@ from pyqd.hot.wire.scanner cimport (
 
 from pyqd.hot.net.transport import TransportError
 from pyqd.primitives.errors import ClientError, StorageError
+from pyqd.primitives.goquote import go_quote
 
 cdef enum ClientState:                   # nsqd's numbers; /stats shows them
     CLIENT_INIT = 0
@@ -565,7 +566,7 @@ cdef class IoLoop:
         if size_bytes < MAGIC_BYTES:
             return 0
         if memcmp(at, MAGIC, MAGIC_BYTES) != 0:
-            raise ClientError("E_BAD_PROTOCOL")
+            raise ClientError("E_BAD_PROTOCOL") from ValueError(f"magic {go_quote(at[:MAGIC_BYTES]).decode()}")
         self.magic_seen = True
         self.client.begin()
         return MAGIC_BYTES

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.durations import MILLISECOND_NS, parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.primitives.program_start import begin_program
 from pyqd_spark.brokers import BrokerError
 from pyqd_spark.java import JavaMissingError
 from pyqd_spark.jobs.errors import DataLossError, JobError, spark_failure
@@ -52,6 +53,7 @@ class UsageError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns: the exit code."""
+    begin_program(PROGRAM)
     parsed = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO if parsed.verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import shutil
+import signal
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 
 from tests.admin.conftest import Admin, World
 from tests.admin.test_service import refused
-from tests.support.certificates import Certificates
+from tests.support.certificates import Certificate, Certificates, certify
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
@@ -36,6 +39,34 @@ def test_pages_over_https_have_cookies_for_https_only(
             plain.getresponse()
     wait_until(lambda: "over TLS has failed" in admin.log.read_text(), "the line in the log")
     # A traceback would fail the stop of this process.
+
+
+def test_a_renewed_certificate_is_served_after_a_hangup(
+    world: World, start_admin: Callable[..., Admin], certificates: Certificates, tmp_path: Path
+) -> None:
+    paths = tmp_path / "pem", tmp_path / "key"
+
+    def install(key: Certificate) -> None:
+        for source, target in zip((key.path, key.key_path), paths, strict=True):
+            shutil.copy(source, target)
+
+    def reload(said: str) -> None:
+        assert admin.process is not None
+        admin.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: said in admin.log.read_text(), said)
+
+    install(certificates.server)
+    flags = (f"--lookupd-http-address={world.lookupd}", f"--tls-cert={paths[0]}", f"--tls-key={paths[1]}")
+    admin = start_admin("pyqadmin", *flags, authority=certificates.authority.path)
+    renewed = certify(certificates.directory, "renewed-admin", signer=certificates.authority)
+    install(renewed)
+    reload("TLS: reloaded certificates")
+    served = ssl.get_server_certificate(("127.0.0.1", admin.port), timeout=WAIT_S)
+    assert served.strip() in renewed.path.read_text()
+    paths[1].write_text("no key")
+    reload("TLS: cannot reload certificates: failed to LoadX509KeyPair")
+    assert ssl.get_server_certificate(("127.0.0.1", admin.port), timeout=WAIT_S) == served
+    assert admin.ask("GET", "/ping").body == b"OK"
 
 
 def test_a_key_that_is_not_the_certificates_is_named_at_the_start(certificates: Certificates) -> None:

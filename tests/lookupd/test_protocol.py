@@ -89,6 +89,13 @@ def test_a_mistake_is_named_and_ends_the_connection(sent: bytes, error: bytes) -
     assert talk.receive(b"PING\n") == b""
 
 
+def test_the_log_shows_the_bytes_of_a_wrong_magic(caplog: pytest.LogCaptureFixture) -> None:
+    session().receive(b"  V2PING\n")
+    session().receive(b"\x16\x03\x01\xff")
+    line = "[127.0.0.1:1] - E_BAD_PROTOCOL - magic "
+    assert caplog.messages == [line + '"  V2"', line + r'"\x16\x03\x01\xff"']
+
+
 @pytest.mark.parametrize(
     ("command", "error"),
     [

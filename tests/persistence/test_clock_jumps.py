@@ -1,15 +1,14 @@
 """A daemon whose wall clock jumps by an hour: ids, due times, time-outs, retention."""
 
-import mmap
-import shutil
-import struct
-import subprocess
-from pathlib import Path
+import re
+import time
 
 import pytest
 
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
+from tests.support.shifted_clock import Clock
+from tests.support.shifted_clock import clock as clock
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,62 +19,8 @@ HOUR_S = 3600
 HALF_HOUR_MS = 1800 * 1000
 # Messages that are due by a clock that jumped ahead are found within 10 s.
 LOOK_AGAIN_S = 20.0
-
-SHIFTED_CLOCK = """
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-static volatile long long none;
-static volatile long long *shift_s = &none;
-
-__attribute__((constructor)) static void begin(void)
-{
-    const char *path = getenv("CLOCK_SHIFT_FILE");
-    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd >= 0)
-        shift_s = mmap(NULL, sizeof *shift_s, PROT_READ, MAP_SHARED, fd, 0);
-}
-
-int clock_gettime(clockid_t clock, struct timespec *now)
-{
-    long failed = syscall(SYS_clock_gettime, clock, now);
-    if (!failed && clock == CLOCK_REALTIME)
-        now->tv_sec += *shift_s;
-    return (int)failed;
-}
-"""
-
-
-class Clock:
-    """The wall clock of the daemons started while it is set up."""
-
-    def __init__(self, directory: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("shifting a daemon's clock takes a C compiler")
-        source, self.library = directory / "clock.c", directory / "clock.so"
-        source.write_text(SHIFTED_CLOCK)
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self.library, source], check=True, timeout=60)
-        self.path = directory / "shift"
-        self.path.write_bytes(bytes(8))
-
-    def shift(self, seconds: int) -> None:
-        """Set the clock that far from the true time."""
-        with self.path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
-            shared[:] = struct.pack("=q", seconds)
-
-
-@pytest.fixture
-def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock(tmp_path)
-    monkeypatch.setenv("LD_PRELOAD", str(made.library))
-    monkeypatch.setenv("CLOCK_SHIFT_FILE", str(made.path))
-    return made
+# On a busy machine, and less than a look takes.
+LATE_S = 5.0
 
 
 @pytest.fixture
@@ -131,6 +76,32 @@ def test_due_times_follow_the_clock(daemon: Daemon, clock: Clock) -> None:
         assert message.body == b"in half an hour"
         client.fin(message)
         daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
+
+
+def test_the_delay_of_a_requeue_does_not_follow_the_clock(daemon: Daemon, clock: Clock) -> None:
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=1)
+        for jump_s in (-HOUR_S, 2 * HOUR_S):
+            publish(daemon, b"again in a second")
+            message = client.read_message()
+            client.req(message, 1000)
+            began_s = time.monotonic()
+            daemon.wait_for_channel("t", "c", in_flight_count=0, deferred_count=1)
+            clock.shift(jump_s)
+            again = client.read_message()
+            assert (again.id, again.attempts) == (message.id, 2)
+            assert 0.9 < time.monotonic() - began_s < LATE_S
+            client.fin(again)
+
+
+def test_the_times_of_daemon_and_clients_in_stats_do_not_follow_the_clock(daemon: Daemon, clock: Clock) -> None:
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c")
+        for shift_s in (-HOUR_S, HOUR_S):
+            clock.shift(shift_s)
+            text = daemon.http("GET", "/stats").body.decode()
+            assert re.search(r"^uptime [0-9.]+m?s$", text, re.MULTILINE), text
+            assert re.search(r" connected: [0-9.]+m?s$", text, re.MULTILINE), text
 
 
 def kept(daemon: Daemon) -> int:

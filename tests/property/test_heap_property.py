@@ -64,6 +64,13 @@ class HeapMachine(RuleBasedStateMachine):
     def pop(self):
         assert self.model.pop(self.heap.pop()) == min([*self.model.values(), self.last_least])
 
+    @rule(by_ns=st.integers(-6, 6).map(lambda half: 2 * half))
+    def shift_odd(self, by_ns):
+        odd = {slot: due_ns + by_ns for slot, due_ns in self.model.items() if due_ns % 2}
+        if all(-(2**63) <= due_ns < 2**63 for due_ns in odd.values()):
+            self.heap.shift_odd(by_ns)
+            self.model.update(odd)
+
     @rule()
     def clear(self):
         self.heap.clear()

@@ -46,6 +46,7 @@ class Message:
 class Copy:
     """One unfinished message in one channel. due_reached: its due time has come, at least once in this run.
 
+    due_mono_ns: the monotonic clock at which the delay of a requeue in this run may have passed; 0: there was none.
     noted_due: it had come in an earlier run. If the clock has been set back since, it is to come again, but a power cut
     may bring back the notes of a stop, which name the messages that were due.
     """
@@ -60,8 +61,13 @@ class Copy:
     owner: int = 0
     deadline_ns: int = 0
     delivered_ns: int = 0
+    due_mono_ns: int = 0
     # When the state was last changed: a power cut may take that back.
     stamp: int = 0
+
+    def early_ns(self, wall_ns: int, mono_ns: int) -> int:
+        """Return the time until the copy is due; 0 or less: it is."""
+        return self.due_mono_ns - mono_ns if self.due_mono_ns else self.due_ns - wall_ns
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,10 +128,6 @@ class Channel:
         self.limits, self.limits_stamp = limits, stamp
         if limits.max_attempts:
             self.attempts_least = min(self.attempts_least or limits.max_attempts, limits.max_attempts)
-
-    def has_come(self, copy: Copy, wall_ns: int) -> bool:
-        """Return whether a copy may be delivered now."""
-        return copy.due_ns <= wall_ns or copy.due_reached
 
 
 @dataclasses.dataclass(slots=True)

@@ -35,6 +35,8 @@ COMMITTED = 5
 DELAYS_MS = (1, 500, 3_000, 70_000)
 ADVANCES_NS = (SECOND_NS // 1000, SECOND_NS, 11 * SECOND_NS, 61 * SECOND_NS)
 JUMPS_NS = (-3_600 * SECOND_NS, -SECOND_NS, -(1 << 21), SECOND_NS, 3_600 * SECOND_NS)
+# Smaller jumps of the wall clock leave the delays of requeues as they are: pyx/broker/parked_log.pyx.
+JUMP_NS_MIN = 50 * SECOND_NS // 1000
 FAULTS = (SPACE, SYNC, OPEN, MAP)
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 IDENTIFY = b'{"heartbeat_interval": 36000000}'
@@ -659,6 +661,7 @@ class Operations(World):
             if self.answer(client, b"REQ %%s %d\n" % asked_ms, copy, topic):
                 copy.state = DEFERRED if delay_ms else QUEUED
                 copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
+                copy.due_mono_ns = max(1, self.mono_ns + delay_ms * MS_NS - JUMP_NS_MIN) if delay_ms else 0
                 copy.due_reached = copy.noted_due = False
                 copy.parked = copy.parked or delay_ms != 0
                 channel.moved.update([copy.number] if delay_ms else [])
@@ -691,6 +694,7 @@ class Operations(World):
         due_ns = [copy.due_ns for copy in waiting]
         due_ns += [message.due_ns for topic in topics for message in topic.messages.values()]
         self.wall_ns = max([self.wall_ns, *due_ns]) + 3_600 * SECOND_NS
+        self.mono_ns = max([self.mono_ns, *(copy.due_mono_ns + JUMP_NS_MIN for copy in waiting)])
         for _ in range(3):
             self.do("advance", 3)
         for name, topic in list(self.model.topics.items()):

@@ -137,7 +137,7 @@ class World:
         for topic in self.model.topics.values():
             for channel in topic.channels.values():
                 for copy in channel.copies.values():
-                    if copy.state == DEFERRED and copy.due_ns <= self.wall_ns:
+                    if copy.state == DEFERRED and copy.early_ns(self.wall_ns, self.mono_ns) <= 0:
                         copy.due_reached = True
 
     def note_error(self, error: BaseException) -> None:
@@ -515,7 +515,8 @@ class World:
         expect(copy.state != IN_FLIGHT, f"{name} delivers what is in flight:", number)
         # Of two, each has its own due time and attempts.
         is_other = number in channel.twice
-        early_ns = 0 if channel.has_come(copy, self.wall_ns) or is_other else copy.due_ns - self.wall_ns
+        has_come = copy.due_reached or is_other
+        early_ns = 0 if has_come else max(0, copy.early_ns(self.wall_ns, self.mono_ns))
         # Without room to park it, a deferred message is delivered early rather than lost: docs/space.md.
         expect(early_ns == 0 or self.is_disturbed, f"{name} delivers early:", number, early_ns)
         expect(attempts == copy.attempts + 1 or is_other, f"{name}: attempts of", number, attempts, copy.attempts + 1)
@@ -524,7 +525,7 @@ class World:
             copy.parked = guid in parked_ids(self.alive.broker.topics[topic.name].channels_by_name[channel.name])
         if early_ns:
             # Now it is a message like others.
-            copy.due_ns = 0
+            copy.due_ns = copy.due_mono_ns = 0
         copy.attempts = attempts
         channel.delivered[number] = max(attempts, channel.delivered.get(number, 0))
         copy.state, copy.owner = IN_FLIGHT, client.number

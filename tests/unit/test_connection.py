@@ -52,6 +52,21 @@ def count_parts() -> int:
     return sum(isinstance(each, PARTS) for each in gc.get_objects())
 
 
+@pytest.mark.parametrize(("magic", "shown"), [(b"GET ", '"GET "'), (b"\x16\x03\x01\xff", r'"\x16\x03\x01\xff"')])
+def test_the_log_shows_the_bytes_of_a_wrong_magic(
+    server: TcpServer, caplog: pytest.LogCaptureFixture, magic: bytes, shown: str
+) -> None:
+    client, accepted = socket.socketpair()
+    with client, gevent.Timeout(10):
+        accepted.setblocking(False)
+        server.accept_client(accepted, "127.0.0.1:1")
+        client.sendall(magic)
+        gevent.socket.wait_read(client.fileno())
+        while server.connections:
+            gevent.sleep(0.001)
+    assert f"[127.0.0.1:1] - E_BAD_PROTOCOL - magic {shown}" in caplog.messages
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "answer"),

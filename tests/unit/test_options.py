@@ -2,12 +2,14 @@
 
 import re
 import socket
+from collections.abc import Callable
 
 import pytest
 
 from pyqd import __version__
 from pyqd.config import options
 from pyqd.config.options import parse_args
+from pyqd.lookupd.options import LOOKUP_DAEMON
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import DURATION
 from pyqd.primitives.loglines import LogFormat, LogLevel
@@ -184,6 +186,52 @@ def test_a_value_out_of_range_keeps_the_daemon_from_starting(argument: str, text
     with pytest.raises(StartupError) as caught:
         parse_args([argument])
     assert str(caught.value) == f"failed to instantiate pyqd - {text}"
+
+
+@pytest.mark.parametrize("text", ["broker-1.example", "my_host", "10.1.2.3", "::1", "fe80::1%eth0", "höhe.example"])
+def test_a_broadcast_address_is_a_host_name_or_an_ip_address(text: str) -> None:
+    assert parse_args([f"--broadcast-address={text}"]).broadcast_address == text
+
+
+@pytest.mark.parametrize(
+    "parse", [parse_args, lambda argv: LOOKUP_DAEMON.parse_settings(argv).options()], ids=["pyqd", "pyqlookupd"]
+)
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "it is blank"),
+        (" ", "it is blank"),
+        ("a b", "it contains white space"),
+        ("10.1.2.3\n", "it contains white space"),
+        ("http://broker:4151", "it is a URL"),
+        ("[::1]", "it has brackets"),
+        ("[::1]:4150", "it has brackets"),
+        ("broker:4150", "it has a colon"),
+        ("10.1.2.3:", "it has a colon"),
+        ("broker/x", "it contains a character that no host name has"),
+        ("br\udcffker", "it contains a character that no host name has"),
+    ],
+)
+def test_another_broadcast_address_is_refused_with_the_reason(
+    text: str, fault: str, parse: Callable[[list[str]], object]
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        parse([f"--broadcast-address={text}"])
+    expected = " - --broadcast-address must be a host name or an IP address, such as broker.example or ::1; "
+    assert expected + fault in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "nsq", "nsq.%s.", "a-b_c/d"])
+def test_a_prefix_of_names_for_statsd_is_text(text: str) -> None:
+    assert parse_args([f"--statsd-prefix={text}"]).statsd_prefix == text
+
+
+@pytest.mark.parametrize("text", ["a:b", "a|b", "a b", "a\nb", "a\x00b", "a\udcffb", "a\u2028b"])
+def test_a_prefix_that_spoils_each_line_for_statsd_is_refused(text: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        parse_args([f"--statsd-prefix={text}"])
+    said = "--statsd-prefix must be text without white space, colons and bars, at which statsd divides a line"
+    assert str(caught.value) == f"failed to instantiate pyqd - {said}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import mono, wall
-from pyqd.primitives.durations import HOUR_NS
+from pyqd.primitives.durations import HOUR_NS, SECOND_NS
+from tests.support.held_clock import HeldClock
 from tests.support.storage import broker_on, consumer_on
 
 SOON_NS = 1
@@ -153,7 +154,7 @@ def test_thousands_of_parked_messages_come_once_each(topic, tmp_path):
     channel = topic.channel("c")
     count = 3000
     for index in range(count):
-        topic.publish_body(struct.pack("<Q", index), 5, 1 + index * 7919 % count)
+        topic.publish_body(struct.pack("<Q", index), 5, 2 + 2 * (index * 7919 % count))
     topic = again(topic, tmp_path, False)
     channel = topic.channel("c")
     assert counts(channel) == (0, 0, count)
@@ -162,6 +163,56 @@ def test_thousands_of_parked_messages_come_once_each(topic, tmp_path):
     taken = [channel.take_message(consumer) for _ in range(count)]
     assert [struct.unpack("<Q", body)[0] * 7919 % count for *_, body in taken] == list(range(count))
     assert counts(channel) == (0, count, 0)
+
+
+def returned(topic, consumer, body, delay_ns):
+    """Publish a message and requeue it with a delay."""
+    channel = topic.channel("c")
+    topic.publish_body(body, wall())
+    guid, *_, taken = channel.take_message(consumer)
+    assert taken == body
+    assert channel.requeue_message(consumer, guid, delay_ns) == 0
+
+
+def due_bodies(topic, consumer):
+    """Run the timers, and finish what is due. Returns: the bodies."""
+    topic.broker.scheduler.run_timers(mono())
+    messages = list(iter(lambda: topic.channel("c").take_message(consumer), None))
+    assert [topic.channel("c").finish_message(consumer, guid) for guid, *_ in messages] == [0] * len(messages)
+    return [body for *_, body in messages]
+
+
+@pytest.mark.parametrize("jump_ns", [-HOUR_NS, HOUR_NS, -SECOND_NS // 10, SECOND_NS // 10])
+def test_the_delay_of_a_requeue_passes_whatever_happens_to_the_wall_clock(tmp_path, jump_ns):
+    with HeldClock() as clock:
+        topic = broker_on(tmp_path).topic("t")
+        consumer = consumer_on(topic.channel("c"))
+        returned(topic, consumer, b"before", 4 * SECOND_NS)
+        clock.jump(jump_ns)
+        # Each sets the channel's timer again.
+        returned(topic, consumer, b"after", 5 * SECOND_NS)
+        topic.publish_body(b"far", wall(), wall() + 5 * HOUR_NS)
+        clock.advance(4 * SECOND_NS - 1)
+        assert due_bodies(topic, consumer) == []
+        clock.jump(-2 * jump_ns)
+        clock.advance(2)
+        assert due_bodies(topic, consumer) == [b"before"]
+        clock.advance(SECOND_NS)
+        assert due_bodies(topic, consumer) == [b"after"]
+        assert counts(topic.channel("c")) == (0, 0, 1)
+
+
+def test_a_published_due_time_follows_the_wall_clock_past_requeues(tmp_path):
+    with HeldClock() as clock:
+        topic = broker_on(tmp_path).topic("t")
+        consumer = consumer_on(topic.channel("c"))
+        topic.publish_body(b"at a time", wall(), wall() + HOUR_NS)
+        returned(topic, consumer, b"after a delay", 2 * HOUR_NS)
+        clock.jump(HOUR_NS)
+        clock.advance(11 * SECOND_NS)
+        assert due_bodies(topic, consumer) == [b"at a time"]
+        clock.advance(2 * HOUR_NS)
+        assert due_bodies(topic, consumer) == [b"after a delay"]
 
 
 def test_emptying_drops_parked_messages(topic):

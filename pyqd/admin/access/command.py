@@ -58,6 +58,8 @@ def parser() -> argparse.ArgumentParser:
 
 def read_password() -> str:
     """Return a password: typed twice on a terminal, else the first line of standard input. Raises: ValueError."""
+    if sys.stdin is None:
+        raise ValueError("cannot read the password from standard input: it is closed")
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\n")
     password = getpass.getpass("Password: ")

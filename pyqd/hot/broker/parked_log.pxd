@@ -13,7 +13,8 @@ cdef class ParkedLog:
     cdef readonly Log log
     cdef Presence presence               # of the pages of the record that is due next; None until one is due
     cdef readonly Ledger ledger
-    cdef DeadlineHeap dues               # by slot; Unix ns, as due times outlive the process
+    cdef DeadlineHeap dues               # by slot; Unix ns, odd after a requeue with a delay; see design notes
+    cdef int64_t wall_ahead_ns           # the wall clock less the monotonic one, to which the odd ones belong
     cdef const Record** records          # by slot; of a free one 1 + the next free slot
     cdef uint16_t* fingerprints          # by slot: the top of the id's fingerprint, for searches
     cdef Array records_memory
@@ -59,7 +60,9 @@ cdef class ParkedLog:
     cdef inline uint64_t unsettled(self) noexcept:
         return self.log.end - self.settled
 
-    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef int park(
+        self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns, bint is_delay) except -1
+    cdef int follow_clock(self, int64_t wall_now_ns) except -1
     cdef Record* copy_handed_out(
         self, const Record* record, uint8_t source, uint16_t attempts, uint16_t handed_out, int64_t due_ns) except NULL
     cdef uint64_t find_fingerprint(self, uint64_t guid, uint64_t start, uint64_t end) noexcept
@@ -87,4 +90,4 @@ cdef class ParkedLog:
     cdef int abandon(self) except -1
     cdef int release_slot(self, uint32_t slot) noexcept
     cdef int grow(self) except -1
-    cdef int wait_for(self, const Record* record) except -1
+    cdef int wait_for(self, const Record* record, bint is_delay) except -1

@@ -107,7 +107,8 @@ cdef class Parking:
     cdef bint step_over(self, const Record* record) except -1
     cdef bint is_origin_ahead(self, const Record* record) except -1
     cdef int forget_ahead(self, uint64_t ordinal) except -1
-    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef int park(
+        self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns, bint is_delay=*) except -1
     cdef int reschedule_queued(self, const Record* record, int64_t due_ns) except -1
     cdef int prepare(self, uint64_t span_bytes, uint64_t ordinal) except -1
     cdef int prepare_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1

@@ -34,6 +34,8 @@ cdef class DeadlineHeap:
     cdef int remove(self, uint32_t slot) except -1
     # Removes the least deadline and returns its slot. The heap must not be empty (else ABSENT; a debug build aborts).
     cdef uint32_t pop(self) noexcept
+    # Adds an even number to all odd deadlines. O(count).
+    cdef int shift_odd(self, int64_t by_ns) except -1
     # Removes all slots; the memory stays. O(count).
     cdef void clear(self) noexcept
     # Checks every entry; AssertionError for a broken invariant. O(slot_count_max).

@@ -9,10 +9,11 @@ from typing import Final
 import click
 
 from pyqd import __version__
+from pyqd.primitives.program_start import begin_program, is_stdout_closed
 from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, trace
 from pyqd.tools.ctl.exits import FAILED
 from pyqd.tools.ctl.frame import Root
-from pyqd.tools.ctl.output import discard_stdout, say
+from pyqd.tools.ctl.output import say
 
 PROGRAM: Final = "pyqctl"
 WIDTH_CHARS: Final = 110
@@ -58,18 +59,14 @@ for command in (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns: the exit code."""
-    if sys.stdout is None:
+    begin_program(PROGRAM, "; a change may already be made")
+    if is_stdout_closed():
         say("cannot write to standard output: it is closed; nothing is done")
         return FAILED
     try:
         cli.main(None if argv is None else list(argv), prog_name=PROGRAM)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except OSError as error:
-        # Of other files and of connections, commands have errors of their own.
-        say(f"cannot write to standard output: {error.strerror or error}; a change may already be made")
-        discard_stdout()
-        return FAILED
     raise AssertionError("click ends by SystemExit")
 
 

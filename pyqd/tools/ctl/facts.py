@@ -129,10 +129,10 @@ def noted(facts: Facts, subject: str) -> Any:
 
 def timed_ping(node: Node) -> tuple[Reply, float, Offset | None]:
     """Return the answer to GET /ping, the time it took, and the offset of the clock. Raises: ClientError."""
-    before_s = time.time()
+    before_s, began_s = time.time(), time.monotonic()
     reply = node.request("GET", "/ping", retry=False)
-    after_s = time.time()
-    return reply, after_s - before_s, offset_of(reply.headers.get("date"), before_s, after_s)
+    took_s = time.monotonic() - began_s
+    return reply, took_s, offset_of(reply.headers.get("date"), before_s, before_s + took_s)
 
 
 def offset_of(date: str | None, before_s: float, after_s: float) -> Offset | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -55,14 +54,5 @@ class Output:
 
 
 def say(text: str) -> None:
-    """Print a message on standard error, if it is open."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(f"pyqctl: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def discard_stdout() -> None:
-    """Drop what is buffered for standard output: the interpreter would write it again when it ends."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+    """Print a message on standard error."""
+    print(f"pyqctl: {printable(text)}", file=sys.stderr, flush=True)
