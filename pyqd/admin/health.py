@@ -55,6 +55,7 @@ def findings_of(site: Site) -> list[Finding]:
     found = [
         *unreachable(snapshot),
         *registrations(site, snapshot),
+        *without_token(site, snapshot),
         *versions(snapshot),
         *durability(site, snapshot),
         *channels(site, snapshot),
@@ -87,6 +88,22 @@ def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
         )
         for node in snapshot.nodes
         if expected and len(node.remote_addresses or ()) != expected
+    ]
+
+
+def without_token(site: Site, snapshot: Snapshot) -> list[Finding]:
+    """Return the brokers that are asked without the token."""
+    found = [(node.http_address, site.poller.cluster.upstream.withheld(node.http_address)) for node in snapshot.nodes]
+    return [
+        Finding(
+            WARN,
+            mark("%(node)s is asked without the token: %(reason)s."),
+            mark("Name the broker with --trusted-broker if it is yours, and give it HTTPS if pyqadmin has TLS flags."),
+            {"node": address, "reason": reason},
+            node=address,
+        )
+        for address, reason in found
+        if reason
     ]
 
 

@@ -38,7 +38,7 @@ class AdminOptions(ProgramOptions):
         "lookupd-http-address",
         STRING,
         (),
-        "HTTP address of a lookup daemon, <addr>:<port>; repeatable",
+        "HTTP address of a lookup daemon, <addr>:<port> or https://<addr>:<port>; repeatable",
         key="nsqlookupd_http_addresses",
         repeatable=True,
         live=True,
@@ -47,7 +47,7 @@ class AdminOptions(ProgramOptions):
         "nsqd-http-address",
         STRING,
         (),
-        "HTTP address of a broker, <addr>:<port>; repeatable",
+        "HTTP address of a broker, <addr>:<port> or https://<addr>:<port>; repeatable",
         key="nsqd_http_addresses",
         repeatable=True,
     )
@@ -67,6 +67,14 @@ class AdminOptions(ProgramOptions):
     http_client_tls_key: str = declare("http-client-tls-key", STRING, "", "path of the key of this certificate")
     http_client_token_file: str = declare(
         "http-client-token-file", STRING, "", "path of a file with the token for the HTTP API of the brokers"
+    )
+    trusted_broker: tuple[str, ...] = declare(
+        "trusted-broker",
+        STRING,
+        (),
+        "host, host:port, *.domain or network of brokers that get the token; those given by flags do; repeatable",
+        key="trusted_brokers",
+        repeatable=True,
     )
     allow_config_from_cidr: str = declare(
         "allow-config-from-cidr", STRING, "127.0.0.1/8", "network that may use /config; empty for all"
@@ -197,9 +205,10 @@ def graph_problems(options: AdminOptions) -> list[str]:
 
 
 def address_problem(address: str) -> str:
-    """Return why text is no host:port; empty if it is one."""
+    """Return why text is neither host:port nor https://host:port; empty if it is."""
+    address = address.removeprefix("https://")
     if "://" in address:
-        return "expected host:port, without a scheme"
+        return "expected host:port, or https:// before it"
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
         return f"address {address}: missing port in address" if not colon else f"address {address}: invalid port"

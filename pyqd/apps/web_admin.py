@@ -17,7 +17,7 @@ from pyqd.admin.access.command import user_command
 from pyqd.admin.access.oidc import check_oidc
 from pyqd.admin.app import new_app
 from pyqd.admin.options import ADMIN, AdminOptions, check_options
-from pyqd.admin.site import Site, context_maker, read_token
+from pyqd.admin.site import Site, context_maker, read_token, trusted_by
 from pyqd.apps.config_check import Checks
 from pyqd.apps.program import run_program
 from pyqd.net.listener import listening_socket
@@ -129,6 +129,7 @@ ADMIN_CHECKS: Final[Checks[AdminOptions]] = {
         "http-client-tls-key",
         "http-client-tls-insecure-skip-verify",
     ),
+    trusted_by: ("trusted-broker", "lookupd-http-address", "nsqd-http-address"),
     tls_arguments: ("tls-cert", "tls-key"),
     check_oidc: ("oidc-issuer", "oidc-client-id", "oidc-role"),
     lambda options: read_token(options.http_client_token_file): ("http-client-token-file",),

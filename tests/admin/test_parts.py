@@ -258,11 +258,11 @@ class TestUpstream:
         upstream = Upstream()
         with http_stub(lambda _path, _query: json_answer({})) as gone, http_stub(lambda *_: json_answer({})) as there:
             upstream.get(gone.address, "/info")
-            (client,) = upstream._idle[gone.address]
+            ((place, (client,)),) = upstream._idle.items()
             assert client.is_open
             monkeypatch.setattr("pyqd.admin.upstream.UNUSED_S", 0.0)
             upstream.get(there.address, "/info")
-            assert (client.is_open, gone.address in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
+            assert (client.is_open, place in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
         upstream.close()
 
     @pytest.mark.parametrize("length", ["Content-Length: 99\r\n", "Connection: close\r\n"])

@@ -72,4 +72,8 @@ def test_brokers_get_the_token_of_the_file(start_admin: Callable[..., Admin], tm
     with http_stub(lambda _path, _query: json_answer({"version": "1.3.0", "http_port": 1, "topics": []})) as broker:
         admin = start_admin("pyqadmin", f"--nsqd-http-address={broker.address}", f"--http-client-token-file={file}")
         assert admin.get("/api/nodes")["message"] == ""
-        assert set(broker.tokens) == {"Bearer secret-of-the-brokers"}
+        with_token = [token for (path, _query), token in zip(broker.requests, broker.tokens, strict=False) if token]
+        assert set(with_token) == {"Bearer secret-of-the-brokers"}
+        assert {path for (path, _query), token in zip(broker.requests, broker.tokens, strict=False) if not token} == {
+            "/ping"
+        }
