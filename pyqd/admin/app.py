@@ -66,7 +66,7 @@ def new_app(site: Site) -> Flask:
     if site.options.trace_database:
         app.register_blueprint(trace_pages(site), url_prefix=base or None)
     app.register_blueprint(access(site.policy), url_prefix=base or None)
-    guard(app, site.policy)
+    guard(app, site.policy, base)
     if site.options.oidc_issuer:
         add_oidc(app, site.policy, base)
     app.secret_key = session_key(site.options.session_key_file)

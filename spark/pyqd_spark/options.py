@@ -219,7 +219,7 @@ class Connection:
         if address not in _told:
             _told.add(address)
             logger.warning(
-                "%s gets neither token nor secret: a lookup daemon tells this address, and option trustedBrokers does not",
+                "%s gets neither token nor secret: only a lookup daemon names it; option trustedBrokers may too",
                 address,
             )
         return False

@@ -6,11 +6,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from flask import Blueprint, Flask, Request, Response, g, redirect, render_template, request, session, url_for
+from werkzeug.exceptions import Forbidden
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin.access.oidc import NEXT
 from pyqd.admin.access.policy import Policy, limit_keys
-from pyqd.admin.access.roles import NOBODY
+from pyqd.admin.access.roles import NOBODY, Role, User
 from pyqd.admin.audit import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
@@ -30,6 +31,24 @@ OPEN: Final = (
 )
 CHANGING: Final = ("POST", "PUT", "DELETE")
 API: Final = "nsqadmin_api"
+# The least role for each change, by method and path. A handler also checks the role for the topic that it changes.
+ROLES: Final = {
+    ("POST", "/api/topics"): Role.ADMIN,
+    ("POST", "/api/topics/<topic>"): Role.OPERATE,
+    ("DELETE", "/api/topics/<topic>"): Role.ADMIN,
+    ("POST", "/api/topics/<topic>/<channel>"): Role.OPERATE,
+    ("DELETE", "/api/topics/<topic>/<channel>"): Role.ADMIN,
+    ("DELETE", "/api/nodes/<node>"): Role.ADMIN,
+    ("PUT", "/config/<option>"): Role.ADMIN,
+    ("POST", "/do/<action>"): Role.OPERATE,
+    ("POST", "/do/create"): Role.ADMIN,
+    ("POST", "/topics/<topic>/<channel>/messages"): Role.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/seek"): Role.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/dead-letters"): Role.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/limits"): Role.ADMIN,
+    ("POST", "/topics/<topic>/-/publish"): Role.OPERATE,
+    ("POST", "/topics/<topic>/-/settings"): Role.ADMIN,
+}
 
 
 def local_path(text: str) -> str:
@@ -56,24 +75,45 @@ def host_of(origin: str) -> str:
         return ""
 
 
-def guard(app: Flask, policy: Policy) -> None:
-    """Check each request before its route: it must come from this site, and from a user if logins are needed."""
+def may_change(user: User, method: str, path: str) -> bool:
+    """Return whether a user may make a change. A route without an entry is for administrators of all topics."""
+    role = ROLES.get((method, path))
+    return user.may(Role.ADMIN) if role is None else user.role >= role
+
+
+def guard(app: Flask, policy: Policy, base: str) -> None:
+    """Check each request before its route, in every mode of access.
+
+    The request must come from this site, and from a user if logins are needed; a change needs a role for it. base: path
+    that those of the routes begin with.
+    """
 
     def check() -> AnyResponse | None:
         if request.method in CHANGING and is_of_other_site(request):
             return json_reply({"message": "CROSS_SITE_REQUEST"}, 403)
         g.user = policy.user_of(request)
-        if not policy.needs_login or g.user is not NOBODY or request.endpoint in OPEN:
+        if request.endpoint in OPEN:
             return None
-        if request.blueprint == API:
-            refused = json_reply({"message": "UNAUTHORIZED"}, 401)
-            refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
-            return refused
-        if "fragment" in request.args or request.endpoint == "pages.live":
-            return Response(status=401)
-        return redirect(url_for("access.login", next=request.full_path.rstrip("?")), 303)
+        if policy.needs_login and g.user is NOBODY:
+            return without_login()
+        rule = request.url_rule
+        if rule is not None and request.method in CHANGING:
+            if not may_change(g.user, request.method, rule.rule.removeprefix(base)):
+                raise Forbidden
+        return None
 
     app.before_request(check)
+
+
+def without_login() -> AnyResponse:
+    """Return the answer to a request that needs a login: 401 to programs and scripts, the page of the login to people."""
+    if request.blueprint == API:
+        refused = json_reply({"message": "UNAUTHORIZED"}, 401)
+        refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
+        return refused
+    if "fragment" in request.args or request.endpoint == "pages.live":
+        return Response(status=401)
+    return redirect(url_for("access.login", next=request.full_path.rstrip("?")), 303)
 
 
 def access(policy: Policy) -> Blueprint:
