@@ -6,10 +6,9 @@ import gzip
 import secrets
 import time
 import zlib
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
 from flask.sessions import SecureCookieSessionInterface
@@ -19,6 +18,7 @@ from werkzeug.wrappers import Response as AnyResponse
 from pyqd import __version__
 from pyqd.admin.access.headers import protect
 from pyqd.admin.access.oidc import add_oidc
+from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.graphs import Graphs
@@ -35,9 +35,6 @@ from pyqd.admin.site import Site
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.quantities import format_size, format_span
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
@@ -79,7 +76,7 @@ def new_app(site: Site) -> Flask:
         MAX_FORM_MEMORY_SIZE=BODY_MAX,
     )
     app.session_interface = Sessions()
-    app.wsgi_app = behind_proxy(app.wsgi_app)  # type: ignore[assignment, method-assign]
+    app.wsgi_app = behind_proxy(app.wsgi_app, site.options)  # type: ignore[assignment, method-assign]
     prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
     # There are none: the system's fonts suffice.
@@ -99,21 +96,6 @@ class Sessions(SecureCookieSessionInterface):
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002
         """Return whether the cookie is for HTTPS only."""
         return request.is_secure
-
-
-def behind_proxy(inner: WSGIApplication) -> WSGIApplication:
-    """Return an application that takes the scheme of a request from a proxy in front: URLs and cookies follow it.
-
-    A client that makes the header up only gets wrong URLs itself.
-    """
-
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        told = (environ.get("HTTP_X_FORWARDED_PROTO") or environ.get("HTTP_X_SCHEME") or "").partition(",")[0]
-        if told.strip() == "https":
-            environ["wsgi.url_scheme"] = "https"
-        return inner(environ, start_response)
-
-    return application
 
 
 def trace_pages(site: Site) -> Blueprint:

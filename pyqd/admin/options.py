@@ -82,6 +82,15 @@ class AdminOptions(ProgramOptions):
     acl_http_header: str = declare(
         "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy names the user"
     )
+    trusted_proxy: tuple[str, ...] = declare(
+        "trusted-proxy",
+        STRING,
+        (),
+        "network of proxies in front: their X-Forwarded-For names the client; without it, everybody may send the other"
+        " headers of proxies; repeatable",
+        key="trusted_proxies",
+        repeatable=True,
+    )
     admin_user: tuple[str, ...] = declare(
         "admin-user",
         STRING,
@@ -185,12 +194,13 @@ def problems_of(options: AdminOptions) -> list[str]:
             if reason:
                 found.append(f"failed to resolve --{flag} ({address}) - {reason}")
     found += graph_problems(options)
-    if options.allow_config_from_cidr:
+    networks = [("allow-config-from-cidr", options.allow_config_from_cidr)] if options.allow_config_from_cidr else []
+    networks += [("trusted-proxy", text) for text in options.trusted_proxy]
+    for flag, cidr in networks:
         try:
-            ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+            ipaddress.ip_network(cidr, strict=False)
         except ValueError:
-            cidr = options.allow_config_from_cidr
-            found.append(f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}")
+            found.append(f"failed to parse --{flag} ({cidr}) - invalid CIDR address: {cidr}")
     return found
 
 

@@ -122,7 +122,13 @@ def tls_arguments(options: AdminOptions) -> dict[str, Any]:
 
 
 ADMIN_CHECKS: Final[Checks[AdminOptions]] = {
-    check_options: ("lookupd-http-address", "nsqd-http-address", "graphite-url", "allow-config-from-cidr"),
+    check_options: (
+        "lookupd-http-address",
+        "nsqd-http-address",
+        "graphite-url",
+        "allow-config-from-cidr",
+        "trusted-proxy",
+    ),
     context_maker: (
         "http-client-tls-root-ca-file",
         "http-client-tls-cert",

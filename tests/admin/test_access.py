@@ -9,13 +9,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from pyqd.admin.access.limiter import FAILURES_MAX, LoginLimiter
+from pyqd.admin.access.limiter import OF_ADDRESS, OF_USER, WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.oidc import user_of_claims
+from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import EVERYBODY, Role, User
 from pyqd.admin.access.routes import local_path
 from pyqd.admin.access.users import add_user, entries_of, remove_user
@@ -135,17 +138,32 @@ class TestLogin:
         assert closed.ask("GET", "/api/topics", headers=basic("vera", "wrong")).status == 401
 
     @pytest.mark.slow
-    def test_many_failures_are_refused_for_a_while(
+    def test_a_right_password_is_not_refused_because_of_wrong_ones(
         self, world: World, start_admin: Callable[..., Admin], users_file: Path
     ) -> None:
         admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}")
-        browser = Browser(admin)
-        browser.get("/login")
-        for _ in range(FAILURES_MAX):
-            assert browser.post("/login", name="ada", password="wrong").status == 401
-        answer = browser.post("/login", name="ada", password=PASSWORDS["ada"])
-        assert answer.status == 429
-        assert int(answer.headers["retry-after"]) > 0
+        guessing, browser = Browser(admin), Browser(admin)
+        guessing.get("/login")
+        for _ in range(int(OF_USER.failures_max) + 1):
+            assert guessing.post("/login", name="ada", password="wrong").status == 401
+        assert browser.log_in("ada").status == 303
+
+    @pytest.mark.slow
+    def test_attempts_beyond_those_that_wait_are_refused(
+        self, world: World, start_admin: Callable[..., Admin], users_file: Path
+    ) -> None:
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}", "--trusted-proxy=127.0.0.1")
+        admin = start_admin("pyqadmin", *flags)
+
+        def guess(_number: int) -> int:
+            return admin.ask("GET", "/api/topics", headers=basic("ada", "wrong")).status
+
+        with ThreadPoolExecutor(30) as pool:
+            assert set(pool.map(guess, range(30))) == {401, 429}
+            rest = [pool.submit(guess, number) for number in range(5)]
+            other = {**basic("ada", PASSWORDS["ada"]), "X-Forwarded-For": "10.0.0.1"}
+            assert admin.ask("GET", "/api/topics", headers=other).status == 200
+            assert all(each.result() in (401, 429) for each in rest)
 
     def test_credentials_that_are_no_base64_are_refused(self, closed: Admin) -> None:
         for value in ("\u00e9", "a", "\u00ff="):
@@ -456,14 +474,63 @@ class TestParts:
         assert (user.may(Role.ADMIN, "mail"), user.may(Role.VIEW), user.may(Role.OPERATE)) == (False, True, False)
         assert EVERYBODY.may(Role.ADMIN)
 
-    def test_the_limit_counts_addresses_and_names(self) -> None:
+    def test_failures_of_a_user_at_an_address_make_no_other_one_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [0.0]
+        monkeypatch.setattr("pyqd.admin.access.limiter.time.monotonic", lambda: clock[0])
         limiter = LoginLimiter()
-        for number in range(FAILURES_MAX):
-            limiter.failed((f"name {number}", "address a"))
-        assert limiter.wait_s(("name x", "address a")) > 0
-        assert limiter.wait_s(("name x", "address b")) == 0
-        limiter.succeeded(("name x", "address a"))
-        assert limiter.wait_s(("name x", "address a")) == 0
+        for _ in range(9):
+            limiter.failed("ada", "a")
+        assert [limiter.wait_s("ada", "a") for _ in range(3)] == [0, 1, 2]
+        assert [limiter.wait_s(*each) for each in (("ada", "b"), ("otto", "a"))] == [0, 0]
+        for _ in range(9):
+            limiter.wait_s("ada", "a")
+        assert [limiter.wait_s("ada", "a") > WAIT_MAX_S for _ in range(3)] == [True] * 3
+        # Refused attempts take no turns.
+        clock[0] = 1.0
+        assert limiter.wait_s("ada", "a") <= WAIT_MAX_S
+        limiter.succeeded("ada", "a")
+        assert limiter.wait_s("ada", "a") == 0
+
+    def test_one_wrong_password_each_second_and_a_half_delays_the_right_one_by_a_second_at_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = [0.0]
+        monkeypatch.setattr("pyqd.admin.access.limiter.time.monotonic", lambda: clock[0])
+        limiter = LoginLimiter()
+        for _ in range(200):
+            assert limiter.wait_s("ada", "a") <= 1.0
+            limiter.failed("ada", "a")
+            clock[0] += 1.5
+        assert limiter.wait_s("ada", "a") <= 1.0
+
+    def test_failures_with_many_names_make_their_address_take_turns(self) -> None:
+        limiter = LoginLimiter()
+        for number in range(int(OF_ADDRESS.failures_max)):
+            limiter.failed(f"name {number}", "a")
+        assert limiter.wait_s("x", "a") == 0
+        assert limiter.wait_s("y", "a") > 0
+        assert limiter.wait_s("y", "b") == 0
+
+    @pytest.mark.parametrize(
+        ("peer", "forwarded", "client"),
+        [
+            ("127.0.0.1", "10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "made up, 10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "1.1.1.1, 10.0.0.1, 192.168.0.9", "10.0.0.1"),
+            ("::ffff:127.0.0.1", "10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "made up", "127.0.0.1"),
+            ("127.0.0.1", "", "127.0.0.1"),
+            ("10.9.9.9", "10.0.0.1", "10.9.9.9"),
+        ],
+    )
+    def test_the_client_is_the_address_before_the_trusted_proxies(self, peer: str, forwarded: str, client: str) -> None:
+        seen: dict[str, Any] = {}
+        options = AdminOptions(trusted_proxy=("127.0.0.1/32", "192.168.0.0/16"))
+        application = behind_proxy(lambda environ, _start: seen.update(environ) or [], options)
+        headers = {"REMOTE_ADDR": peer, "HTTP_X_FORWARDED_FOR": forwarded, "HTTP_X_FORWARDED_USER": "ada"}
+        application(headers, lambda *_: lambda _data: None)
+        assert seen["REMOTE_ADDR"] == client
+        assert ("HTTP_X_FORWARDED_USER" in seen) is (peer != "10.9.9.9")
 
     def test_claims_give_the_highest_role_for_its_topics(self) -> None:
         rules = ("staff=view", "ops=operate:a*", "oncall=operate:b*", "boss=admin")

@@ -15,10 +15,12 @@ import time
 from typing import Final
 
 from flask import Request, session
+from werkzeug.exceptions import TooManyRequests
 
-from pyqd.admin.access.limiter import LoginLimiter
+from pyqd.admin.access.limiter import WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.roles import EVERYBODY, NOBODY, Role, User
 from pyqd.admin.access.users import Users
+from pyqd.admin.audit import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.primitives.durations import SECOND_NS
 
@@ -61,15 +63,23 @@ class Policy:
         return user
 
     def check(self, name: str, password: str, address: str) -> User | None:
-        """Check name and password; failures count against the limit. Returns: None if they are wrong."""
-        keys = limit_keys(name, address)
-        if self.users is None or self.limiter.wait_s(keys) > 0:
+        """Check name and password, after a wait if there were many failures. Returns: None if they are wrong.
+
+        Raises: TooManyRequests if too many attempts wait already.
+        """
+        if self.users is None:
             return None
+        wait_s = self.limiter.wait_s(name, address)
+        if wait_s > WAIT_MAX_S:
+            audit_logger.warning("login of %r from %s is refused: too many attempts wait", name, address)
+            raise TooManyRequests(retry_after=int(WAIT_MAX_S))
+        if wait_s > 0:
+            time.sleep(wait_s)
         entry = self.users.login(name, password)
         if entry is None:
-            self.limiter.failed(keys)
+            self.limiter.failed(name, address)
             return None
-        self.limiter.succeeded(keys)
+        self.limiter.succeeded(name, address)
         return entry.user
 
     def begin_granted_session(self, user: User) -> None:
@@ -97,11 +107,6 @@ class Policy:
     def _basic_user(self, request: Request) -> User | None:
         name, password = basic_credentials(request)
         return self.check(name, password, request.remote_addr or "") if name else None
-
-
-def limit_keys(name: str, address: str) -> tuple[str, str]:
-    """Return the keys by which failed logins are counted."""
-    return f"name {name}", f"address {address}"
 
 
 def basic_credentials(request: Request) -> tuple[str, str]:

@@ -6,11 +6,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from flask import Blueprint, Flask, Request, Response, g, redirect, render_template, request, session, url_for
-from werkzeug.exceptions import Forbidden
+from werkzeug.exceptions import Forbidden, TooManyRequests
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin.access.oidc import NEXT
-from pyqd.admin.access.policy import Policy, limit_keys
+from pyqd.admin.access.policy import Policy
 from pyqd.admin.access.roles import NOBODY, Role, User
 from pyqd.admin.audit import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
@@ -96,17 +96,16 @@ def guard(app: Flask, policy: Policy, base: str) -> None:
             return None
         if policy.needs_login and g.user is NOBODY:
             return without_login()
-        rule = request.url_rule
-        if rule is not None and request.method in CHANGING:
-            if not may_change(g.user, request.method, rule.rule.removeprefix(base)):
-                raise Forbidden
+        path = str(request.url_rule or "").removeprefix(base)
+        if path and request.method in CHANGING and not may_change(g.user, request.method, path):
+            raise Forbidden
         return None
 
     app.before_request(check)
 
 
 def without_login() -> AnyResponse:
-    """Return the answer to a request that needs a login: 401 to programs and scripts, the page of the login to people."""
+    """Return the answer to a request that needs a login: 401 to programs and scripts, to people the login's page."""
     if request.blueprint == API:
         refused = json_reply({"message": "UNAUTHORIZED"}, 401)
         refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
@@ -132,14 +131,14 @@ def access(policy: Policy) -> Blueprint:
         check_token()
         name, password = request.form.get("name", ""), request.form.get("password", "")
         address = request.remote_addr or ""
-        wait_s = policy.limiter.wait_s(limit_keys(name, address))
-        if wait_s > 0:
-            audit_logger.warning("login of %r from %s is refused: too many failures", name, address)
-            seconds = str(int(wait_s) + 1)
+        target = session.get(NEXT, "")
+        try:
+            user = policy.log_in(name, password, address)
+        except TooManyRequests as error:
+            seconds = str(error.retry_after)
             text = _("Too many failed logins: try again in %(seconds)s seconds.") % {"seconds": seconds}
             return page(text, name), 429, {"Retry-After": seconds}
-        target = session.get(NEXT, "")
-        if policy.log_in(name, password, address) is None:
+        if user is None:
             audit_logger.warning("login of %r from %s has failed", name, address)
             return page(_("Name or password is wrong."), name), 401
         audit_logger.info("login of %s from %s", name, address)
