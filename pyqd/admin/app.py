@@ -6,9 +6,10 @@ import gzip
 import secrets
 import time
 import zlib
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
 from flask.sessions import SecureCookieSessionInterface
@@ -22,7 +23,7 @@ from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.graphs import Graphs
-from pyqd.admin.nsqadmin_api import TEXT_TYPE, api, json_reply, text_reply
+from pyqd.admin.nsqadmin_api import CONFIG_BODY_MAX, TEXT_TYPE, api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.consumers import consumers
@@ -40,7 +41,9 @@ from pyqd.primitives.quantities import format_size, format_span
 COMPRESSED_MIN: Final = 1024
 GZIP_LEVEL: Final = 4
 KEY_BYTES_MIN: Final = 32
+# A form may publish a message of any size that the broker takes; other bodies are small.
 BODY_MAX: Final = 16 << 20
+OTHER_BODY_MAX: Final = CONFIG_BODY_MAX
 # Blueprints whose refusals are read by people.
 PAGES: Final = ("pages", "forms", "access", "browser", "dead_letters", "settings", "consumers", "stories")
 # Endpoints of files; nsqadmin refuses an unknown one in plain text.
@@ -72,7 +75,6 @@ def new_app(site: Site) -> Flask:
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
         MAX_CONTENT_LENGTH=BODY_MAX,
-        # A form may publish a message of any size that the broker takes.
         MAX_FORM_MEMORY_SIZE=BODY_MAX,
     )
     app.session_interface = Sessions()
@@ -90,12 +92,37 @@ def new_app(site: Site) -> Flask:
     return app
 
 
+class Received(Protocol):
+    """Request whose headers are known. headers: by lower-case name."""
+
+    @property
+    def method(self) -> str:
+        """The method."""
+
+    @property
+    def path(self) -> str:
+        """The path as received."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """The headers."""
+
+
 class Sessions(SecureCookieSessionInterface):
     """Sessions in signed cookies, which browsers send over HTTPS only if they have come over HTTPS."""
 
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002
         """Return whether the cookie is for HTTPS only."""
         return request.is_secure
+
+
+def body_max(app: Flask, site: Site, received: Received) -> int:
+    """Return the limit of a request's body: large ones are for users who may publish, by their cookie."""
+    if received.method != "POST" or not received.path.endswith("/-/publish"):
+        return OTHER_BODY_MAX
+    headers = {"Cookie": received.headers.get(b"cookie", b"").decode("latin-1")}
+    with app.test_request_context(headers=headers):
+        return BODY_MAX if site.policy.knows_session() else OTHER_BODY_MAX
 
 
 def trace_pages(site: Site) -> Blueprint:

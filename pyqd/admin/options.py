@@ -14,7 +14,7 @@ from pyqd.config.program_options import ProgramOptions
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.goflags import BOOL, DURATION, STRING, declare, declared_flags
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
 
 PROGRAM: Final = "pyqadmin"
 SYNOPSIS: Final = """\
@@ -98,6 +98,9 @@ class AdminOptions(ProgramOptions):
         "user who may change things, as in --acl-http-header; repeatable; without it everybody may",
         key="admin_users",
         repeatable=True,
+    )
+    max_http_connections: int = declare(
+        "max-http-connections", INT, 1000, "maximum number of connections; 0 is no limit", minimum=0
     )
     trace_database: str = declare(
         "trace-database", STRING, "", "URL of the database that `pyq_trace ship` writes, for the lives of messages"

@@ -52,6 +52,10 @@ class Policy:
             return User(name, Role.ADMIN) if name else EVERYBODY
         return User(name, Role.ADMIN if name in self.options.admin_user else Role.VIEW)
 
+    def knows_session(self) -> bool:
+        """Return whether the cookie of the current request is that of a user, or no login is needed."""
+        return not self.needs_login or self._session_user() is not None
+
     def log_in(self, name: str, password: str, address: str) -> User | None:
         """Check name and password and begin a session. Returns: None if they are wrong."""
         user = self.check(name, password, address)
