@@ -23,11 +23,12 @@ from pyqd.client.dead_letters import (
     returnable_states,
     select_dead_letters,
 )
+from pyqd.client.errors import ClientError
 from pyqd.client.http import Reply
 
 # Each letter takes three requests.
 RETURNED_MAX: Final = 1000
-# Made in a dead-letter topic without channels, which holds its messages where nothing can cancel them.
+# Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 NEW_CHANNEL: Final = "pyqadmin"
 # Dead letters that could not be published wait in the channel itself.
 WAITING: Final = "-"
@@ -133,10 +134,13 @@ class DeadLetters:
         """Publish dead letters in their topic again. Returns: how many by result, and the errors."""
         counts: dict[str, int] = {}
         errors: list[str] = []
-        for result in return_dead_letters(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
-            counts[result["state"]] = counts.get(result["state"], 0) + 1
-            if result["error"] is not None:
-                errors.append(result["error"])
+        try:
+            for result in return_dead_letters(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
+                counts[result["state"]] = counts.get(result["state"], 0) + 1
+                if result["error"] is not None:
+                    errors.append(result["error"])
+        except ClientError as error:
+            errors.append(str(error))
         return counts, errors
 
     def _messages(self, target: str, holder: str, state: str) -> Messages:

@@ -153,7 +153,7 @@ def failures_of(state: Durability, left_s: float | None) -> list[Finding]:
         add(WARN, text, remedy, places=f"{places:,}", lost=f"{lost:,}")
     if left_s is not None and 0 < left_s < DISK_WARN_S:
         text = mark("The disk of %(node)s is full in %(hours)s h at the rate of the last hour.")
-        remedy = mark("Add consumers, delete topics, set a quota or a shorter retention.")
+        remedy = mark("Add consumers, set a quota or a shorter retention; deleting a topic loses its messages.")
         add(BAD if left_s < DISK_BAD_S else WARN, text, remedy, hours=f"{left_s / 3600:,.1f}")
     return found
 
@@ -180,7 +180,7 @@ def findings_of_channel(channel: ChannelStats, depths: Sequence[float]) -> list[
         text, remedy = mark("%(name)s is paused; messages that wait: %(depth)s."), mark("Unpause it.")
     elif not channel.sums["client_count"] and depth >= ABANDONED_DEPTH:
         text = mark("%(name)s has no client; messages that wait: %(depth)s.")
-        remedy = mark("Start a consumer; or delete the channel, if no program reads it any more.")
+        remedy = mark("Start a consumer; or delete the channel, which loses these messages.")
     elif depth - least >= GROWTH_MIN and depth >= 2 * least and is_greatest:
         text = mark("%(name)s has grown from %(least)s to %(depth)s messages within the last hour.")
         remedy = mark("Add consumers, or find out what slows them down; see its requeues and time-outs.")

@@ -510,7 +510,12 @@ class TestParts:
     def test_the_client_is_the_address_before_the_trusted_proxies(self, peer: str, forwarded: str, client: str) -> None:
         seen: dict[str, Any] = {}
         options = AdminOptions(trusted_proxy=("127.0.0.1/32", "192.168.0.0/16"))
-        application = behind_proxy(lambda environ, _start: seen.update(environ) or [], options)
+
+        def inner(environ: Any, _start: Any) -> list[bytes]:
+            seen.update(environ)
+            return []
+
+        application = behind_proxy(inner, options)
         headers = {"REMOTE_ADDR": peer, "HTTP_X_FORWARDED_FOR": forwarded, "HTTP_X_FORWARDED_USER": "ada"}
         application(headers, lambda *_: lambda _data: None)
         assert seen["REMOTE_ADDR"] == client

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from pyqd.admin import health
 from pyqd.admin.app import timestamp
 from pyqd.admin.cluster import version_key
 from pyqd.admin.durability import Durability, full_in_s
@@ -251,6 +254,13 @@ class TestHealthOfAChannel:
 
     def test_a_channel_without_clients_is_told(self) -> None:
         assert self.finding([], depth=1234, client_count=0) == "t/c has no client; messages that wait: 1,234."
+
+    def test_no_remedy_loses_messages_without_saying_so(self) -> None:
+        source = Path(health.__file__).read_text()
+        remedies = re.findall(r'mark\(\s*"([^"]*)"', source)
+        losing = [text for text in remedies if re.search("delet|empty|cancel", text)]
+        assert len(losing) == 2
+        assert [text for text in losing if "loses" not in text] == []
 
 
 class TestUpstream:

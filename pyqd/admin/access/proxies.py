@@ -47,7 +47,7 @@ def client_of(environ: WSGIEnvironment, networks: Sequence[Network]) -> str:
     """Return the address before that of the first proxy that is trusted; a client may have written those before it."""
     address = str(environ.get("REMOTE_ADDR", ""))
     for part in reversed(environ.get("HTTP_X_FORWARDED_FOR", "").split(",")):
-        told = part.strip().strip("[]")
+        told = str(part).strip().strip("[]")
         if not is_ip_address(told):
             return address
         address = told
