@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
+from urllib.parse import quote
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
 from flask.sessions import SecureCookieSessionInterface
@@ -22,6 +23,7 @@ from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
+from pyqd.admin.addresses import address_here
 from pyqd.admin.graphs import Graphs
 from pyqd.admin.nsqadmin_api import CONFIG_BODY_MAX, TEXT_TYPE, api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
@@ -84,7 +86,8 @@ def new_app(site: Site) -> Flask:
     # There are none: the system's fonts suffice.
     app.add_url_rule(f"{base}/fonts/<name>", "fonts", lambda **_: abort(404))
     if base:
-        app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
+        app.add_url_rule(f"{base}/", "to_base", lambda: redirect(quote(base), 301), strict_slashes=True)
+        app.register_error_handler(404, lambda error: refusal(outside_of(base, error)))
     app.register_error_handler(HTTPException, refusal)
     app.after_request(mark_fragment)
     app.after_request(compress)
@@ -148,6 +151,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
     graphs = Graphs(site.options)
     app.jinja_env.globals.update(
         csrf_token=csrf_token,
+        address_here=address_here,
         language=language,
         languages=list(NAMES.items()),
         spark=spark,
@@ -226,6 +230,15 @@ def refusal(error: HTTPException) -> Response | HTTPException | tuple[str, int]:
         return render_template("error.html", code=error.code, text=error.description), error.code
     name = (error.name or "").upper().replace(" ", "_").replace("'", "")
     return json_reply({"message": name}, error.code)
+
+
+def outside_of(base: str, error: HTTPException) -> HTTPException:
+    """Return the error of a path that does not exist, with the reason if it does not begin with the base path."""
+    if request.path != base and not request.path.startswith(f"{base}/"):
+        error.description = translate("Paths begin with %(base)s here. A proxy in front must leave it on.") % {
+            "base": base
+        }
+    return error
 
 
 def mark_fragment(response: AnyResponse) -> AnyResponse:

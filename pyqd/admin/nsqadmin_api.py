@@ -19,6 +19,7 @@ from flask import Blueprint, Response, request
 
 from pyqd.admin import actions
 from pyqd.admin.access.roles import Role
+from pyqd.admin.addresses import address_here
 from pyqd.admin.audit import audit_logger
 from pyqd.admin.notifications import ANONYMOUS, Caller, failed
 from pyqd.admin.site import Site
@@ -88,9 +89,8 @@ def warning(failures: list[str]) -> str:
 def caller(site: Site) -> Caller:
     """Return the sender of the current request."""
     scheme = "https" if request.is_secure or request.headers.get("X-Scheme") == "https" else "http"
-    query = f"?{request.query_string.decode('latin-1')}" if request.query_string else ""
     address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"
-    url = f"{scheme}://{request.host}{request.script_root}{request.path}{query}"
+    url = f"{scheme}://{request.host}{address_here()}"
     return Caller(site.user.name or basic_user(), address, request.headers.get("User-Agent", ""), url)
 
 

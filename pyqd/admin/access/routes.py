@@ -12,6 +12,7 @@ from werkzeug.wrappers import Response as AnyResponse
 from pyqd.admin.access.oidc import NEXT
 from pyqd.admin.access.policy import Policy
 from pyqd.admin.access.roles import NOBODY, Role, User
+from pyqd.admin.addresses import address_here
 from pyqd.admin.audit import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
@@ -92,12 +93,13 @@ def guard(app: Flask, policy: Policy, base: str) -> None:
         if request.method in CHANGING and is_of_other_site(request):
             return json_reply({"message": "CROSS_SITE_REQUEST"}, 403)
         g.user = policy.user_of(request)
-        if request.endpoint in OPEN:
+        if request.endpoint in OPEN or request.url_rule is None:
+            # Unknown paths are no pages: behind a proxy that strips the base path, that of the login is one, too.
             return None
         if policy.needs_login and g.user is NOBODY:
             return without_login()
-        path = str(request.url_rule or "").removeprefix(base)
-        if path and request.method in CHANGING and not may_change(g.user, request.method, path):
+        path = request.url_rule.rule.removeprefix(base)
+        if request.method in CHANGING and not may_change(g.user, request.method, path):
             raise Forbidden
         return None
 
@@ -112,7 +114,7 @@ def without_login() -> AnyResponse:
         return refused
     if "fragment" in request.args or request.endpoint == "pages.live":
         return Response(status=401)
-    return redirect(url_for("access.login", next=request.full_path.rstrip("?")), 303)
+    return redirect(url_for("access.login", next=address_here()), 303)
 
 
 def access(policy: Policy) -> Blueprint:
