@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from pyqd.admin.registered import RegisteredClient
+from pyqd.admin.shapes import parse_answer
 from pyqd.client.errors import ClientError, NotConnectedError
 from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd.client.trust import TrustedBrokers
@@ -124,7 +125,7 @@ class Upstream:
         """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
         reply = self._request("GET", address, path, query, None)
         try:
-            found = json.loads(reply.body)
+            found = parse_answer(reply.body)
         except (ValueError, RecursionError) as error:
             raise UpstreamError(f"GET {url_of(address)}{path}: the answer is no JSON: {error}") from None
         if not isinstance(found, dict):
