@@ -18,6 +18,7 @@ from pyqd.admin.app import body_max, new_app
 from pyqd.admin.options import ADMIN, AdminOptions, check_options
 from pyqd.admin.site import Site, context_maker, read_token, trusted_by
 from pyqd.apps.config_check import Checks
+from pyqd.apps.listeners import parse_address
 from pyqd.apps.program import run_program
 from pyqd.http.server import HttpServer
 from pyqd.http.settings import HttpSettings, HttpTimeouts
@@ -25,7 +26,7 @@ from pyqd.http.wsgi import WsgiRouter
 from pyqd.net.admission import Admission
 from pyqd.net.shedding import Shedder
 from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
-from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.errors import StartupError
 
 # Requests that are under way get this long when the process stops.
@@ -46,7 +47,7 @@ class AdminServer:
         check_options(options)
         check_oidc(options)
         self.options = options
-        self.address = split_address(options.http_address)
+        self.address = parse_address(options.http_address, options.unix_socket_mode)
         # SQLite waits and reads in C, where gevent cannot switch. One thread suffices for its reads.
         self.site = Site(options, ThreadPool(1).apply)
         self.app = new_app(self.site)

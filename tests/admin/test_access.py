@@ -91,6 +91,24 @@ class TestLogin:
         assert b"Name or password is wrong." in wrong.body
         assert b"Name or password is wrong." in unknown.body
 
+    @pytest.mark.slow
+    def test_logging_out_ends_copies_of_the_cookie_too_even_after_a_restart(
+        self, world: World, start_admin: Callable[..., Admin], users_file: Path, tmp_path: Path
+    ) -> None:
+        key = tmp_path / "key"
+        key.write_text("k" * 32)
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}", f"--session-key-file={key}")
+        admin = start_admin("pyqadmin", *flags)
+        browser, other = Browser(admin), Browser(admin)
+        browser.log_in("ada")
+        other.log_in("ada")
+        cookie = browser.cookie
+        assert browser.post("/logout").status == 303
+        for each in (admin, start_admin("pyqadmin", *flags)):
+            assert each.ask("GET", "/", headers={"Cookie": cookie}).status == 303
+            assert each.ask("GET", "/", headers={"Cookie": other.cookie}).status == 200
+        assert (tmp_path / "key.ended").stat().st_mode & 0o777 == 0o600
+
     def test_logging_out_ends_the_session(self, browser: Browser) -> None:
         browser.log_in("ada")
         assert browser.post("/logout").status == 303

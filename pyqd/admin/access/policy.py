@@ -11,12 +11,14 @@ Source: docs/admin.md, "Access".
 from __future__ import annotations
 
 import base64
+import secrets
 import time
 from typing import Final
 
 from flask import Request, session
 from werkzeug.exceptions import TooManyRequests
 
+from pyqd.admin.access.ended import EndedSessions
 from pyqd.admin.access.limiter import WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.roles import EVERYBODY, NOBODY, Role, User
 from pyqd.admin.access.users import Users
@@ -28,7 +30,9 @@ from pyqd.primitives.durations import SECOND_NS
 NAME: Final = "user"
 STAMP: Final = "stamp"
 UNTIL: Final = "until"
+ID: Final = "id"
 GRANT: Final = "grant"
+ID_BYTES: Final = 16
 
 
 class Policy:
@@ -38,6 +42,7 @@ class Policy:
         self.options = options
         self.users = Users(options.users_file) if options.users_file else None
         self.limiter = LoginLimiter()
+        self.ended = EndedSessions(options.session_key_file)
 
     @property
     def needs_login(self) -> bool:
@@ -97,10 +102,17 @@ class Policy:
     def _begin_session(self, user: User) -> None:
         session.clear()
         session[NAME] = user.name
+        session[ID] = secrets.token_hex(ID_BYTES)
         session[UNTIL] = int(time.time()) + self.options.session_timeout_ns // SECOND_NS
 
+    def log_out(self) -> None:
+        """End the session, also for copies of its cookie."""
+        if ID in session:
+            self.ended.add(session[ID], session[UNTIL])
+        session.clear()
+
     def _session_user(self) -> User | None:
-        if session.get(UNTIL, 0) < time.time():
+        if session.get(UNTIL, 0) < time.time() or session.get(ID, "") in self.ended:
             return None
         if GRANT in session and self.options.oidc_issuer:
             role, topics = session[GRANT]

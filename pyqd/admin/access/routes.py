@@ -149,7 +149,7 @@ def access(policy: Policy) -> Blueprint:
     def logout() -> AnyResponse:
         check_token()
         audit_logger.info("logout of %s from %s", g.user.name, request.remote_addr)
-        session.clear()
+        policy.log_out()
         return redirect(url_for("access.login"), 303)
 
     routes.add_url_rule("/login", "login", login, methods=["GET"])

@@ -46,13 +46,13 @@ class SqliteStore(Store):
 
     def engine(self) -> sa.Engine:
         """Return a new engine."""
-        self._make_private()
         engine = sa.create_engine(self.url, connect_args={"timeout": self.answer_s}, hide_parameters=True)
+        sa.event.listen(engine, "do_connect", self._make_private)
         sa.event.listen(engine, "connect", self._prepare)
         sa.event.listen(engine, "begin", _begin)
         return engine
 
-    def _make_private(self) -> None:
+    def _make_private(self, *_: object) -> None:
         """Make a new file that only its owner can read: it has bodies. SQLite gives its other files the same mode."""
         if not self.exists():
             with contextlib.suppress(OSError):
