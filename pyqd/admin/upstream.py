@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 from pyqd.admin.registered import RegisteredClient
 from pyqd.admin.shapes import parse_answer
-from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.client.errors import ClientError, NotConnectedError, SettingError
 from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.nsq_compat import https_port_in, status_line
@@ -220,7 +220,11 @@ class Upstream:
         """Return the server that answers for an address, as far as it is known now."""
         with self._lock:
             given, url = self._given.get(address, address), self._url_of(address)
-        is_named = self._trusted.has(given)
+        try:
+            is_named = self._trusted.has(given)
+        except SettingError:
+            # Every process may register a text that is no address; the request fails for it.
+            is_named = False
         may_have_token = is_named and (url.startswith("https://") or not self._is_token_secure)
         return Place(url, is_named, bool(self._token) and may_have_token)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.admin.app import new_app
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.registered import problem_of
 from pyqd.admin.site import Site
@@ -168,3 +169,17 @@ def test_a_registered_name_of_this_machine_is_not_asked_unless_a_lookup_daemon_i
                 site.upstream.get(address, "/stats")
             assert bool(stranger.requests) is is_asked
             close(site)
+
+
+def test_a_registered_text_that_is_no_address_is_a_failure_of_that_broker(stranger: HttpStub, token_file: str) -> None:
+    with http_stub(lookup_answers({"t": ["a b/c?d:4151", "user@host:4151", stranger.address]})) as lookupd:
+        site = made(lookupd_http_address=(lookupd.address,), http_client_token_file=token_file)
+        client = new_app(site).test_client()
+        found = site.poller.poll()
+        assert "a b/c?d:4151" in str(found.failures)
+        for path in ("/health", "/nodes", "/durability", "/topics/t", "/topics/t/-/settings"):
+            # No broker has numbers of the topic.
+            assert client.get(path).status_code == (502 if path == "/topics/t" else 200), path
+        assert client.post("/api/topics/t", json={"action": "pause"}).status_code == 200
+        assert client.get("/topics/t/c/messages?node=a+b/c?d:4151").status_code == 502
+        close(site)
