@@ -125,11 +125,13 @@ class Site:
         """
         parts = urlsplit(self.options.graphite_url)
         headers = {"X-Forwarded-For": forwarded_for} if forwarded_for else {}
-        if parts.username is not None:
-            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
         origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         wanted = urllib.request.Request(f"{origin}{target}", headers=headers)
+        if parts.username is not None:
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            # A redirect may lead to another server.
+            basic = base64.b64encode(credentials.encode()).decode()
+            wanted.add_unredirected_header("Authorization", f"Basic {basic}")
         try:
             return answer_to(wanted, self.options.http_client_request_timeout_ns / SECOND_NS)
         except http.client.HTTPException as error:

@@ -183,3 +183,13 @@ def test_a_registered_text_that_is_no_address_is_a_failure_of_that_broker(strang
         assert client.post("/api/topics/t", json={"action": "pause"}).status_code == 200
         assert client.get("/topics/t/c/messages?node=a+b/c?d:4151").status_code == 502
         close(site)
+
+
+def test_the_password_of_graphite_does_not_follow_a_redirect() -> None:
+    with http_stub(lambda *_: json_answer([])) as other:
+        moved = {"Location": f"http://{other.address}/render"}
+        with http_stub(lambda *_: (302, moved, b"")) as graphite:
+            site = made(nsqd_http_address=("127.0.0.1:1",), graphite_url=f"http://me:secret@{graphite.address}")
+            assert site.ask_graphite("/render")[0] == 200
+            assert (graphite.tokens, other.tokens) == (["Basic bWU6c2VjcmV0"], [None])
+            close(site)
