@@ -6,10 +6,11 @@ import gzip
 import secrets
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
+from urllib.parse import quote
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
 from flask.sessions import SecureCookieSessionInterface
@@ -19,10 +20,12 @@ from werkzeug.wrappers import Response as AnyResponse
 from pyqd import __version__
 from pyqd.admin.access.headers import protect
 from pyqd.admin.access.oidc import add_oidc
+from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
+from pyqd.admin.addresses import address_here
 from pyqd.admin.graphs import Graphs
-from pyqd.admin.nsqadmin_api import TEXT_TYPE, api, json_reply, text_reply
+from pyqd.admin.nsqadmin_api import CONFIG_BODY_MAX, TEXT_TYPE, api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.consumers import consumers
@@ -36,14 +39,13 @@ from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.quantities import format_size, format_span
 
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
 GZIP_LEVEL: Final = 4
 KEY_BYTES_MIN: Final = 32
+# A form may publish a message of any size that the broker takes; other bodies are small.
 BODY_MAX: Final = 16 << 20
+OTHER_BODY_MAX: Final = CONFIG_BODY_MAX
 # Blueprints whose refusals are read by people.
 PAGES: Final = ("pages", "forms", "access", "browser", "dead_letters", "settings", "consumers", "stories")
 # Endpoints of files; nsqadmin refuses an unknown one in plain text.
@@ -66,7 +68,7 @@ def new_app(site: Site) -> Flask:
     if site.options.trace_database:
         app.register_blueprint(trace_pages(site), url_prefix=base or None)
     app.register_blueprint(access(site.policy), url_prefix=base or None)
-    guard(app, site.policy)
+    guard(app, site.policy, base)
     if site.options.oidc_issuer:
         add_oidc(app, site.policy, base)
     app.secret_key = session_key(site.options.session_key_file)
@@ -75,22 +77,38 @@ def new_app(site: Site) -> Flask:
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
         MAX_CONTENT_LENGTH=BODY_MAX,
-        # A form may publish a message of any size that the broker takes.
         MAX_FORM_MEMORY_SIZE=BODY_MAX,
     )
     app.session_interface = Sessions()
-    app.wsgi_app = behind_proxy(app.wsgi_app)  # type: ignore[assignment, method-assign]
+    app.wsgi_app = behind_proxy(app.wsgi_app, site.options)  # type: ignore[assignment, method-assign]
     prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
     # There are none: the system's fonts suffice.
     app.add_url_rule(f"{base}/fonts/<name>", "fonts", lambda **_: abort(404))
     if base:
-        app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
+        app.add_url_rule(f"{base}/", "to_base", lambda: redirect(quote(base), 301), strict_slashes=True)
+        app.register_error_handler(404, lambda error: refusal(outside_of(base, error)))
     app.register_error_handler(HTTPException, refusal)
     app.after_request(mark_fragment)
     app.after_request(compress)
     app.after_request(lambda response: protect(response, is_secure=bool(site.options.tls_cert)))
     return app
+
+
+class Received(Protocol):
+    """Request whose headers are known. headers: by lower-case name."""
+
+    @property
+    def method(self) -> str:
+        """The method."""
+
+    @property
+    def path(self) -> str:
+        """The path as received."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """The headers."""
 
 
 class Sessions(SecureCookieSessionInterface):
@@ -101,19 +119,13 @@ class Sessions(SecureCookieSessionInterface):
         return request.is_secure
 
 
-def behind_proxy(inner: WSGIApplication) -> WSGIApplication:
-    """Return an application that takes the scheme of a request from a proxy in front: URLs and cookies follow it.
-
-    A client that makes the header up only gets wrong URLs itself.
-    """
-
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        told = (environ.get("HTTP_X_FORWARDED_PROTO") or environ.get("HTTP_X_SCHEME") or "").partition(",")[0]
-        if told.strip() == "https":
-            environ["wsgi.url_scheme"] = "https"
-        return inner(environ, start_response)
-
-    return application
+def body_max(app: Flask, site: Site, received: Received) -> int:
+    """Return the limit of a request's body: large ones are for users who may publish, by their cookie."""
+    if received.method != "POST" or not received.path.endswith("/-/publish"):
+        return OTHER_BODY_MAX
+    headers = {"Cookie": received.headers.get(b"cookie", b"").decode("latin-1")}
+    with app.test_request_context(headers=headers):
+        return BODY_MAX if site.policy.knows_session() else OTHER_BODY_MAX
 
 
 def trace_pages(site: Site) -> Blueprint:
@@ -139,6 +151,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
     graphs = Graphs(site.options)
     app.jinja_env.globals.update(
         csrf_token=csrf_token,
+        address_here=address_here,
         language=language,
         languages=list(NAMES.items()),
         spark=spark,
@@ -217,6 +230,15 @@ def refusal(error: HTTPException) -> Response | HTTPException | tuple[str, int]:
         return render_template("error.html", code=error.code, text=error.description), error.code
     name = (error.name or "").upper().replace(" ", "_").replace("'", "")
     return json_reply({"message": name}, error.code)
+
+
+def outside_of(base: str, error: HTTPException) -> HTTPException:
+    """Return the error of a path that does not exist, with the reason if it does not begin with the base path."""
+    if request.path != base and not request.path.startswith(f"{base}/"):
+        error.description = translate("Paths begin with %(base)s here. A proxy in front must leave it on.") % {
+            "base": base
+        }
+    return error
 
 
 def mark_fragment(response: AnyResponse) -> AnyResponse:

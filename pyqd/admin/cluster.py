@@ -244,11 +244,14 @@ class Cluster:
         answer = self.upstream.get(address, "/stats", query)
         topics = [row["topic_name"] for row in unwrapped_answer(answer).get("topics") or ()]
         node = Node.of_answer({**info, "topics": topics})
-        host, _, port = address.rpartition(":")
+        host, _, port = address.rpartition("://")[2].rpartition(":")
         # Old brokers do not tell their address.
         if not node.broadcast_address:
             node.broadcast_address, node.http_port = host, int(port)
         node.hostname = node.hostname or host
+        if address in self.nsqds:
+            # A broker of a lookup daemon could name itself like another one.
+            self.upstream.note_given(node.http_address, address)
         return node
 
     def _registered_nodes(self) -> Found:

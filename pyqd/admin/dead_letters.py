@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from pyqd.admin.messages import PAGE_SIZE, SCAN_MAX, Message, Messages, Page
-from pyqd.admin.upstream import Upstream
+from pyqd.admin.shapes import OPTIONAL_TEXT, answer_of, check_shape, parse_answer
+from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.client.dead_letters import (
     DeadLetterTopic,
     Row,
@@ -23,14 +23,16 @@ from pyqd.client.dead_letters import (
     returnable_states,
     select_dead_letters,
 )
+from pyqd.client.errors import ClientError
 from pyqd.client.http import Reply
 
 # Each letter takes three requests.
 RETURNED_MAX: Final = 1000
-# Made in a dead-letter topic without channels, which holds its messages where nothing can cancel them.
+# Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 NEW_CHANNEL: Final = "pyqadmin"
 # Dead letters that could not be published wait in the channel itself.
 WAITING: Final = "-"
+LIMITS: Final = {"dead_letter_topic": OPTIONAL_TEXT, "dead_letters_waiting": (int,), "waiting_for": OPTIONAL_TEXT}
 
 
 class Calls:
@@ -47,14 +49,18 @@ class Calls:
 
     def get(self, path: str, **query: object) -> Row:
         """Return the JSON object of a GET. Raises: UpstreamError."""
-        found: Row = json.loads(self.send("GET", path, query).body)
-        return found
+        return self._object(path, self.send("GET", path, query).body)
 
     def post(self, path: str, **query: object) -> Row:
         """Return the JSON object of a POST; an empty one if the answer is empty. Raises: UpstreamError."""
         body = self.send("POST", path, query).body
-        found: Row = json.loads(body) if body else {}
-        return found
+        return self._object(path, body) if body else {}
+
+    def _object(self, path: str, body: bytes) -> Row:
+        with answer_of(f"{self.address}: {path}", UpstreamError):
+            found: Row = parse_answer(body)
+            check_shape(found, {})
+            return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,12 +97,14 @@ class DeadLetters:
     def place(self) -> Place:
         """Return where the dead letters are."""
         limits = read_limits(self._calls, self._topic, self._channel)
-        target = limits["dead_letter_topic"] or ""
-        holders: list[str] = []
-        if target:
-            stats = self._calls.get("/stats", format="json", topic=target, include_clients="false")
-            holders = [name for entry in stats.get("topics") or () for name in channel_names(entry["channels"])]
-        return Place(target, holders, limits["dead_letters_waiting"], limits["waiting_for"] or "")
+        with answer_of(self._node, UpstreamError):
+            check_shape(limits, LIMITS)
+            target = limits["dead_letter_topic"] or ""
+            holders: list[str] = []
+            if target:
+                stats = self._calls.get("/stats", format="json", topic=target, include_clients="false")
+                holders = [name for entry in stats.get("topics") or () for name in channel_names(entry["channels"])]
+            return Place(target, holders, limits["dead_letters_waiting"], limits["waiting_for"] or "")
 
     def page(self, place: Place, holder: str, after: str = "", text: str = "") -> Page:
         """Return dead letters after a cursor. text: only those with this text. holder: as `Place.chosen` returns."""
@@ -120,23 +128,28 @@ class DeadLetters:
 
     def holding(self) -> DeadLetterTopic | None:
         """Return the dead-letter topic, with the channels that share it and those that a returned message reaches."""
-        return find_dead_letter_topic(self._calls, self._topic, self._channel)
+        with answer_of(self._node, UpstreamError):
+            return find_dead_letter_topic(self._calls, self._topic, self._channel)
 
     def matching(self, target: str, holder: str, wanted: Iterable[str] | None, text: str = "") -> list[Row]:
         """Return dead letters that can return, at most RETURNED_MAX. wanted: only these ids. text: only with it."""
         ids = None if wanted is None else frozenset(wanted)
         rows: Iterator[Any] = itertools.islice(select_dead_letters(self._calls, target, holder or None, ids), SCAN_MAX)
-        found = (row for row in rows if not text or Message.of_row(row).matches(text))
-        return list(itertools.islice(found, RETURNED_MAX))
+        with answer_of(self._node, UpstreamError):
+            found = (row for row in rows if not text or Message.of_row(row).matches(text))
+            return list(itertools.islice(found, RETURNED_MAX))
 
     def give_back(self, target: str, holder: str, rows: list[Row]) -> tuple[dict[str, int], list[str]]:
         """Publish dead letters in their topic again. Returns: how many by result, and the errors."""
         counts: dict[str, int] = {}
         errors: list[str] = []
-        for result in return_dead_letters(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
-            counts[result["state"]] = counts.get(result["state"], 0) + 1
-            if result["error"] is not None:
-                errors.append(result["error"])
+        try:
+            for result in return_dead_letters(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
+                counts[result["state"]] = counts.get(result["state"], 0) + 1
+                if result["error"] is not None:
+                    errors.append(result["error"])
+        except ClientError as error:
+            errors.append(str(error))
         return counts, errors
 
     def _messages(self, target: str, holder: str, state: str) -> Messages:

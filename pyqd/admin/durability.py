@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pyqd.admin.cluster import Node
 from pyqd.admin.history import STEP_S
+from pyqd.admin.shapes import ShapeError, answer_of, check_shape
 from pyqd.admin.upstream import AbsentCallError, Upstream, UpstreamError
 
 # An nsqd may be replaced by a pyqd at the same address.
@@ -31,6 +32,9 @@ KINDS: Final[Mapping[str, type]] = {
     "Sequence[Mapping[str, Any]]": list,
     "Sequence[str]": list,
 }
+
+DAMAGE: Final = {"count": (int,), "records_lost": (int,)}
+DAMAGED_TOPIC: Final = {**DAMAGE, "topic": (str,), "bytes": (int,)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,13 +65,18 @@ class Durability:
 
     @classmethod
     def of_answer(cls, node: Node, found: Mapping[str, Any]) -> Durability:
-        """Return the state in an answer."""
+        """Return the state in an answer. Raises: ShapeError."""
         names = {field.name for field in dataclasses.fields(cls)} & found.keys()
         known: dict[str, Any] = {name: found[name] for name in names if found[name] is not None}
         for field in dataclasses.fields(cls):
             kind = KINDS[str(field.type)]
             if not isinstance(known.get(field.name, kind()), kind):
-                raise TypeError(f"{field.name} is {known[field.name]!r}")
+                raise ShapeError(f"{field.name} is {known[field.name]!r:.100}")
+        check_shape(known.setdefault("damage", {"count": 0, "records_lost": 0}), DAMAGE)
+        for row in known.get("damaged_topics", ()):
+            check_shape(row, DAMAGED_TOPIC)
+        if not all(isinstance(topic, str) for topic in known.get("refusing_topics", ())):
+            raise ShapeError("refusing_topics has no names")
         return cls(**{**known, "node": node.http_address, "hostname": node.hostname, "is_known": True})
 
     @property
@@ -103,11 +112,11 @@ class DurabilityReader:
 
     def _ask(self, node: Node) -> Durability:
         try:
-            return Durability.of_answer(node, self._upstream.get(node.http_address, "/durability"))
+            found = self._upstream.get(node.http_address, "/durability")
         except AbsentCallError:
             return Durability(node.http_address, node.hostname, is_absent=True)
-        except (TypeError, AttributeError) as error:
-            raise UpstreamError(f"{node.http_address}: not the durability of a pyqd: {error}") from None
+        with answer_of(node.http_address, UpstreamError):
+            return Durability.of_answer(node, found)
 
 
 def full_in_s(free_bytes: Sequence[float], room_bytes: float) -> float | None:

@@ -55,6 +55,7 @@ def findings_of(site: Site) -> list[Finding]:
     found = [
         *unreachable(snapshot),
         *registrations(site, snapshot),
+        *without_token(site, snapshot),
         *versions(snapshot),
         *durability(site, snapshot),
         *channels(site, snapshot),
@@ -87,6 +88,22 @@ def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
         )
         for node in snapshot.nodes
         if expected and len(node.remote_addresses or ()) != expected
+    ]
+
+
+def without_token(site: Site, snapshot: Snapshot) -> list[Finding]:
+    """Return the brokers that are asked without the token."""
+    found = [(node.http_address, site.poller.cluster.upstream.withheld(node.http_address)) for node in snapshot.nodes]
+    return [
+        Finding(
+            WARN,
+            mark("%(node)s is asked without the token: %(reason)s."),
+            mark("Name the broker with --trusted-broker if it is yours, and give it HTTPS if pyqadmin has TLS flags."),
+            {"node": address, "reason": reason},
+            node=address,
+        )
+        for address, reason in found
+        if reason
     ]
 
 
@@ -136,7 +153,7 @@ def failures_of(state: Durability, left_s: float | None) -> list[Finding]:
         add(WARN, text, remedy, places=f"{places:,}", lost=f"{lost:,}")
     if left_s is not None and 0 < left_s < DISK_WARN_S:
         text = mark("The disk of %(node)s is full in %(hours)s h at the rate of the last hour.")
-        remedy = mark("Add consumers, delete topics, set a quota or a shorter retention.")
+        remedy = mark("Add consumers, set a quota or a shorter retention; deleting a topic loses its messages.")
         add(BAD if left_s < DISK_BAD_S else WARN, text, remedy, hours=f"{left_s / 3600:,.1f}")
     return found
 
@@ -163,7 +180,7 @@ def findings_of_channel(channel: ChannelStats, depths: Sequence[float]) -> list[
         text, remedy = mark("%(name)s is paused; messages that wait: %(depth)s."), mark("Unpause it.")
     elif not channel.sums["client_count"] and depth >= ABANDONED_DEPTH:
         text = mark("%(name)s has no client; messages that wait: %(depth)s.")
-        remedy = mark("Start a consumer; or delete the channel, if no program reads it any more.")
+        remedy = mark("Start a consumer; or delete the channel, which loses these messages.")
     elif depth - least >= GROWTH_MIN and depth >= 2 * least and is_greatest:
         text = mark("%(name)s has grown from %(least)s to %(depth)s messages within the last hour.")
         remedy = mark("Add consumers, or find out what slows them down; see its requeues and time-outs.")

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from pyqd.admin.shapes import OPTIONAL_TEXT, answer_of, check_shape
 from pyqd.admin.upstream import Upstream, UpstreamError
 
 STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
@@ -20,6 +21,18 @@ PAGE_MAX: Final = 1000
 # A filter looks at so many messages, and a change of all that match changes at most as many.
 SCAN_MAX: Final = 20_000
 HEX_ROW: Final = 16
+OPTIONAL_INTEGER: Final = (int, type(None))
+MESSAGE: Final = {
+    "id": (str,),
+    "state": (str,),
+    "timestamp": (int,),
+    "attempts": (int,),
+    "size": (int,),
+    "due": OPTIONAL_INTEGER,
+    "deadline": OPTIONAL_INTEGER,
+    "client": (dict, type(None)),
+    "body": OPTIONAL_TEXT,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,24 +56,24 @@ class Message:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Message:
-        """Return the message in an answer, whose body is in base64. Raises: UpstreamError."""
-        try:
-            client = row.get("client") or {}
-            return cls(
-                row["id"],
-                row["state"],
-                row["timestamp"],
-                row["attempts"],
-                row["size"],
-                row.get("due") or 0,
-                row.get("deadline") or 0,
-                client.get("remote_address", ""),
-                client.get("hostname") or client.get("client_id") or "",
-                base64.b64decode(row.get("body") or ""),
-                bool(row.get("truncated")),
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UpstreamError(f"not a message of a pyqd: {error!r}") from None
+        """Return the message in an answer, whose body is in base64. Raises: ShapeError, TypeError, ValueError."""
+        found = {"client": None, "due": None, "deadline": None, "body": None, **row}
+        check_shape(found, MESSAGE)
+        client = {"remote_address": "", "hostname": "", "client_id": "", **(found["client"] or {})}
+        check_shape(client, {"remote_address": (str,), "hostname": (str,), "client_id": (str,)})
+        return cls(
+            found["id"],
+            found["state"],
+            found["timestamp"],
+            found["attempts"],
+            found["size"],
+            found["due"] or 0,
+            found["deadline"] or 0,
+            client["remote_address"],
+            client["hostname"] or client["client_id"],
+            base64.b64decode(found["body"] or ""),
+            bool(found.get("truncated")),
+        )
 
     def matches(self, text: str, client: str = "") -> bool:
         """Return whether a text is in the id or in the body, and a client has the message; empty for any."""
@@ -138,7 +151,9 @@ class Messages:
         if after:
             query["after"] = after
         answer = self._upstream.get(self._node, "/channel/messages", query)
-        return [Message.of_row(row) for row in answer["messages"]], answer["next"] or ""
+        with answer_of(self._node, UpstreamError):
+            check_shape(answer, {"messages": (list,), "next": OPTIONAL_TEXT})
+            return [Message.of_row(row) for row in answer["messages"]], answer["next"] or ""
 
 
 def shown_as(body: bytes, form: str) -> str:

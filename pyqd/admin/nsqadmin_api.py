@@ -19,6 +19,7 @@ from flask import Blueprint, Response, request
 
 from pyqd.admin import actions
 from pyqd.admin.access.roles import Role
+from pyqd.admin.addresses import address_here
 from pyqd.admin.audit import audit_logger
 from pyqd.admin.notifications import ANONYMOUS, Caller, failed
 from pyqd.admin.site import Site
@@ -88,9 +89,8 @@ def warning(failures: list[str]) -> str:
 def caller(site: Site) -> Caller:
     """Return the sender of the current request."""
     scheme = "https" if request.is_secure or request.headers.get("X-Scheme") == "https" else "http"
-    query = f"?{request.query_string.decode('latin-1')}" if request.query_string else ""
     address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"
-    url = f"{scheme}://{request.host}{request.script_root}{request.path}{query}"
+    url = f"{scheme}://{request.host}{address_here()}"
     return Caller(site.user.name or basic_user(), address, request.headers.get("User-Agent", ""), url)
 
 
@@ -238,7 +238,6 @@ class Handlers:
     # Changing.
 
     def create(self) -> Response:
-        self.require(Role.ADMIN)
         body = self.body()
         topic, channel = text_in(body, "topic"), text_in(body, "channel")
         if not is_valid_name_str(topic):
@@ -281,7 +280,6 @@ class Handlers:
         return json_reply({"message": warning(failures)})
 
     def tombstone(self, node: str) -> Response:
-        self.require(Role.ADMIN)
         topic = text_in(self.body("INVALID_BODY"), "topic", "INVALID_BODY")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
@@ -330,8 +328,7 @@ class Handlers:
 
     def check_config_access(self) -> None:
         """Refuse users who are no administrators of all topics, and addresses out of --allow-config-from-cidr."""
-        if self.site.policy.needs_login:
-            self.site.require(Role.ADMIN)
+        self.site.require(Role.ADMIN)
         network = self.site.options.allow_config_from_cidr
         if not network:
             return
@@ -340,11 +337,6 @@ class Handlers:
         except ValueError:
             raise ApiError(400, "INVALID_REMOTE_ADDR") from None
         if address not in ipaddress.ip_network(network, strict=False):
-            raise ApiError(403, "FORBIDDEN")
-
-    def require(self, role: Role) -> None:
-        """Refuse a user who has a role for no topic, before the body is read."""
-        if self.site.user.role < role:
             raise ApiError(403, "FORBIDDEN")
 
     def require_all_topics(self) -> None:

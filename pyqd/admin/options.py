@@ -14,7 +14,7 @@ from pyqd.config.program_options import ProgramOptions, declare_http_allow_host,
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.goflags import BOOL, DURATION, STRING, declare, declared_flags
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
 
 PROGRAM: Final = "pyqadmin"
 SYNOPSIS: Final = """\
@@ -40,7 +40,7 @@ class AdminOptions(ProgramOptions):
         "lookupd-http-address",
         STRING,
         (),
-        "HTTP address of a lookup daemon, <addr>:<port>; repeatable",
+        "HTTP address of a lookup daemon, <addr>:<port> or https://<addr>:<port>; repeatable",
         key="nsqlookupd_http_addresses",
         repeatable=True,
         live=True,
@@ -49,7 +49,7 @@ class AdminOptions(ProgramOptions):
         "nsqd-http-address",
         STRING,
         (),
-        "HTTP address of a broker, <addr>:<port>; repeatable",
+        "HTTP address of a broker, <addr>:<port> or https://<addr>:<port>; repeatable",
         key="nsqd_http_addresses",
         repeatable=True,
     )
@@ -70,11 +70,28 @@ class AdminOptions(ProgramOptions):
     http_client_token_file: str = declare(
         "http-client-token-file", STRING, "", "path of a file with the token for the HTTP API of the brokers"
     )
+    trusted_broker: tuple[str, ...] = declare(
+        "trusted-broker",
+        STRING,
+        (),
+        "host, host:port, *.domain or network of brokers that get the token; those given by flags do; repeatable",
+        key="trusted_brokers",
+        repeatable=True,
+    )
     allow_config_from_cidr: str = declare(
         "allow-config-from-cidr", STRING, "127.0.0.1/8", "network that may use /config; empty for all"
     )
     acl_http_header: str = declare(
         "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy names the user"
+    )
+    trusted_proxy: tuple[str, ...] = declare(
+        "trusted-proxy",
+        STRING,
+        (),
+        "network of proxies in front: their X-Forwarded-For names the client; without it, everybody may send the other"
+        " headers of proxies; repeatable",
+        key="trusted_proxies",
+        repeatable=True,
     )
     admin_user: tuple[str, ...] = declare(
         "admin-user",
@@ -83,6 +100,9 @@ class AdminOptions(ProgramOptions):
         "user who may change things, as in --acl-http-header; repeatable; without it everybody may",
         key="admin_users",
         repeatable=True,
+    )
+    max_http_connections: int = declare(
+        "max-http-connections", INT, 1000, "maximum number of connections; 0 is no limit", minimum=0
     )
     trace_database: str = declare(
         "trace-database", STRING, "", "URL of the database that `pyq_trace ship` writes, for the lives of messages"
@@ -179,12 +199,13 @@ def problems_of(options: AdminOptions) -> list[str]:
             if reason:
                 found.append(f"failed to resolve --{flag} ({address}) - {reason}")
     found += graph_problems(options)
-    if options.allow_config_from_cidr:
+    networks = [("allow-config-from-cidr", options.allow_config_from_cidr)] if options.allow_config_from_cidr else []
+    networks += [("trusted-proxy", text) for text in options.trusted_proxy]
+    for flag, cidr in networks:
         try:
-            ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+            ipaddress.ip_network(cidr, strict=False)
         except ValueError:
-            cidr = options.allow_config_from_cidr
-            found.append(f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}")
+            found.append(f"failed to parse --{flag} ({cidr}) - invalid CIDR address: {cidr}")
     return found
 
 
@@ -199,9 +220,10 @@ def graph_problems(options: AdminOptions) -> list[str]:
 
 
 def address_problem(address: str) -> str:
-    """Return why text is no host:port; empty if it is one."""
+    """Return why text is neither host:port nor https://host:port; empty if it is."""
+    address = address.removeprefix("https://")
     if "://" in address:
-        return "expected host:port, without a scheme"
+        return "expected host:port, or https:// before it"
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
         return f"address {address}: missing port in address" if not colon else f"address {address}: invalid port"

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import http.client
+import ipaddress
 import ssl
 import urllib.error
 import urllib.request
@@ -25,6 +26,9 @@ from pyqd.admin.notifications import Notifier
 from pyqd.admin.options import ADMIN, AdminOptions
 from pyqd.admin.poller import Poller
 from pyqd.admin.upstream import Upstream, UpstreamError
+from pyqd.client.errors import SettingError
+from pyqd.client.http import parse_http_address
+from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 
@@ -49,6 +53,9 @@ class Site:
             connect_timeout_s=options.http_client_connect_timeout_ns / SECOND_NS,
             new_context=context_maker(options),
             token=read_token(options.http_client_token_file),
+            is_token_secure=has_tls(options),
+            trusted=trusted_by(options),
+            may_be_local=any(is_local(address) for address in options.lookupd_http_address),
         )
         self.upstream = new_upstream()
         self.cluster = Cluster(self.upstream, options.lookupd_http_address, options.nsqd_http_address)
@@ -118,11 +125,13 @@ class Site:
         """
         parts = urlsplit(self.options.graphite_url)
         headers = {"X-Forwarded-For": forwarded_for} if forwarded_for else {}
-        if parts.username is not None:
-            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
         origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         wanted = urllib.request.Request(f"{origin}{target}", headers=headers)
+        if parts.username is not None:
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            # A redirect may lead to another server.
+            basic = base64.b64encode(credentials.encode()).decode()
+            wanted.add_unredirected_header("Authorization", f"Basic {basic}")
         try:
             return answer_to(wanted, self.options.http_client_request_timeout_ns / SECOND_NS)
         except http.client.HTTPException as error:
@@ -157,6 +166,29 @@ def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:
         except (OSError, ssl.SSLError) as error:
             raise StartupError(f"failed to LoadX509KeyPair {certificate}, {key} - {error}") from None
     return lambda: context
+
+
+def has_tls(options: AdminOptions) -> bool:
+    """Return whether a flag of TLS for requests to brokers is given: then the token must not go in clear."""
+    files = (options.http_client_tls_root_ca_file, options.http_client_tls_cert)
+    return any(files) or options.http_client_tls_insecure_skip_verify
+
+
+def trusted_by(options: AdminOptions) -> TrustedBrokers:
+    """Return the addresses that the operator names. Raises: StartupError."""
+    try:
+        return TrustedBrokers((*options.lookupd_http_address, *options.nsqd_http_address, *options.trusted_broker))
+    except SettingError as error:
+        raise StartupError(f"failed to parse --trusted-broker - {error}") from None
+
+
+def is_local(address: str) -> bool:
+    """Return whether host:port, or a URL, is of this machine."""
+    host = parse_http_address(address).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_token(path: str) -> str:

@@ -16,10 +16,12 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.admin.registered import RegisteredClient
+from pyqd.admin.shapes import parse_answer
+from pyqd.client.errors import ClientError, NotConnectedError, SettingError
 from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.nsq_compat import https_port_in, status_line
-from pyqd.primitives.peer_json import json_text
 
 # Open connections that are kept per address. More are made, and closed after use.
 IDLE_MAX: Final = 8
@@ -30,6 +32,7 @@ WORKER_COUNT: Final = 128
 CLOSED_WITHIN_S: Final = 1.0
 # The time-out counts from byte to byte. A whole answer may take so many of them.
 TIMEOUTS_PER_ANSWER: Final = 3
+REFUSALS_OF_LOGIN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +55,23 @@ class Found(NamedTuple):
     failures: list[str]
 
 
+class Place(NamedTuple):
+    """Server that answers the requests to an address. url: host:port, or https:// before it.
+
+    is_named: the operator has named the address. has_token: requests carry the token.
+    """
+
+    url: str
+    is_named: bool
+    has_token: bool
+
+
 class Upstream:
     """Connections to brokers and lookup daemons.
 
-    new_context: makes the TLS context of connections over HTTPS. timeout_s: of one request. token: sent with each
-    request, if not empty. worker_count: requests of `for_each` that are under way at a time.
+    new_context: makes the TLS context of connections over HTTPS. timeout_s: of one request. token: sent with requests
+    to `trusted` addresses, if not empty; is_token_secure: over HTTPS only. may_be_local: addresses that are not trusted
+    may be on this machine. worker_count: requests of `for_each` that are under way at a time.
     """
 
     def __init__(
@@ -66,22 +81,32 @@ class Upstream:
         connect_timeout_s: float = 2.0,
         new_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         token: str = "",
+        is_token_secure: bool = False,
+        trusted: TrustedBrokers | None = None,
+        may_be_local: bool = True,
         worker_count: int = WORKER_COUNT,
     ) -> None:
         self._options: dict[str, Any] = {
             "timeout_s": timeout_s,
             "connect_timeout_s": connect_timeout_s,
             "new_context": new_context,
-            "token": token or None,
         }
+        self._token = token
+        self._is_token_secure = is_token_secure
+        self._trusted = trusted or TrustedBrokers()
+        self._may_be_local = may_be_local
+        # By the address that a broker announces: the one that the operator has given for it.
+        self._given: dict[str, str] = {}
+        # Of servers that take HTTPS only: their URLs.
+        self._secure: dict[str, str] = {}
         self._closed_within_s = min(CLOSED_WITHIN_S, timeout_s / 2)
         self._answer_within_s = TIMEOUTS_PER_ANSWER * timeout_s
         # GET requests under way, with their deadlines; those of them that were ended.
         self._reading: dict[HttpClient, float] = {}
         self._ended: set[HttpClient] = set()
-        self._idle: dict[str, list[HttpClient]] = {}
+        self._idle: dict[Place, list[HttpClient]] = {}
         self._lock = Lock()
-        self._used_s: dict[str, float] = {}
+        self._used_s: dict[Place, float] = {}
         self._swept_s = time.monotonic()
         # Time that each address has taken for its answers so far.
         self.spent_s: dict[str, float] = {}
@@ -100,11 +125,12 @@ class Upstream:
         """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
         reply = self._request("GET", address, path, query, None)
         try:
-            found = json.loads(json_text(reply.body))
+            found = parse_answer(reply.body)
         except (ValueError, RecursionError) as error:
-            raise UpstreamError(f"GET http://{address}{path}: the answer is no JSON: {error}") from None
+            raise UpstreamError(f"GET {url_of(address)}{path}: the answer is no JSON: {error}") from None
         if not isinstance(found, dict):
-            raise UpstreamError(f"GET http://{address}{path}: the answer is not one of NSQ's daemons: no JSON object")
+            text = "the answer is not one of NSQ's daemons: no JSON object"
+            raise UpstreamError(f"GET {url_of(address)}{path}: {text}")
         return found
 
     def post(
@@ -151,26 +177,61 @@ class Upstream:
     def _request(
         self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
     ) -> Reply:
-        url = f"http://{address}{path}" + (f"?{urlencode(query)}" if query else "")
+        url = f"{url_of(address)}{path}" + (f"?{urlencode(query)}" if query else "")
         logger.debug("%s %s", method, url)
+        place = self._place_of(address)
         try:
-            reply = self._exchange(method, address, path, query, body)
+            reply = self._exchange(method, address, place, path, query, body)
             port = https_port_in(reply.body) if reply.status == HTTPStatus.FORBIDDEN else 0
-            if port:
-                host = address.rpartition(":")[0]
-                reply = self._exchange(method, f"https://{host}:{port}", path, query, body)
+            if port and "://" not in place.url:
+                with self._lock:
+                    self._secure[address] = f"https://{place.url.rpartition(':')[0]}:{port}"
+                place = self._place_of(address)
+                reply = self._exchange(method, address, place, path, query, body)
         except ClientError as error:
+            with self._lock:
+                # The broker may listen elsewhere when it comes back.
+                self._secure.pop(address, None)
             raise UpstreamError(f"{method} {url}: {error}") from error
         if reply.status != HTTPStatus.OK:
             is_absent = reply.status == HTTPStatus.NOT_FOUND and message_of(reply) == "NOT_FOUND"
             kind = AbsentCallError if is_absent else UpstreamError
-            raise kind(f"got response {status_line(reply.status)} {json.dumps(reply.body.decode(errors='replace'))}")
+            text = f"got response {status_line(reply.status)} {json.dumps(reply.body.decode(errors='replace'))}"
+            withheld = self.withheld(address) if reply.status in REFUSALS_OF_LOGIN else ""
+            raise kind(f"{text} ({address} was asked without the token: {withheld})" if withheld else text)
         return reply
 
+    def note_given(self, announced: str, given: str) -> None:
+        """Send requests for the address that a broker announces to the one that the operator has given for it."""
+        if announced != given:
+            with self._lock:
+                self._given[announced] = given
+
+    def withheld(self, address: str) -> str:
+        """Return why requests to an address go without the token; empty if they have it, or if there is no token."""
+        place = self._place_of(address)
+        if not self._token or place.has_token:
+            return ""
+        if not place.is_named:
+            return "no --trusted-broker names it"
+        return "it is not asked over HTTPS, and flags of TLS are given"
+
+    def _place_of(self, address: str) -> Place:
+        """Return the server that answers for an address, as far as it is known now."""
+        with self._lock:
+            given, url = self._given.get(address, address), self._url_of(address)
+        try:
+            is_named = self._trusted.has(given)
+        except SettingError:
+            # Every process may register a text that is no address; the request fails for it.
+            is_named = False
+        may_have_token = is_named and (url.startswith("https://") or not self._is_token_secure)
+        return Place(url, is_named, bool(self._token) and may_have_token)
+
     def _exchange(
-        self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+        self, method: str, address: str, place: Place, path: str, query: Mapping[str, object] | None, body: bytes | None
     ) -> Reply:
-        client = self._take(address)
+        client = self._take(place)
         started_s = time.monotonic()
         if method == "GET":
             with self._lock:
@@ -186,7 +247,7 @@ class Upstream:
                 self._ended.discard(client)
             if was_ended:
                 client.close()
-            self._give_back(address, client)
+            self._give_back(place, client)
             if was_ended:
                 # The client tells a broken connection, or an answer that ends with it.
                 text = f"{address}: {method} {path}: no whole answer within {self._answer_within_s:g} s"
@@ -206,19 +267,22 @@ class Upstream:
                 raise
             return client.request(method, path, query, body, retry=False)
 
-    def _take(self, address: str) -> HttpClient:
+    def _take(self, place: Place) -> HttpClient:
         with self._lock:
-            idle = self._idle.get(address)
+            idle = self._idle.get(place)
             if idle:
                 return idle.pop()
-        return HttpClient(address, **self._options)
+        token = self._token if place.has_token else None
+        if place.is_named:
+            return HttpClient(place.url, token=token, **self._options)
+        return RegisteredClient(place.url, may_be_local=self._may_be_local, token=token, **self._options)
 
-    def _give_back(self, address: str, client: HttpClient) -> None:
+    def _give_back(self, place: Place, client: HttpClient) -> None:
         now_s = time.monotonic()
         with self._lock:
-            self._used_s[address] = now_s
+            self._used_s[place] = now_s
             unused = self._take_unused(now_s)
-            idle = self._idle.setdefault(address, [])
+            idle = self._idle.setdefault(place, [])
             if len(idle) < IDLE_MAX:
                 idle.append(client)
             else:
@@ -227,12 +291,24 @@ class Upstream:
             each.close()
 
     def _take_unused(self, now_s: float) -> list[HttpClient]:
-        """Forget addresses that nobody has asked lately. Returns: their connections."""
+        """Forget servers that nobody has asked lately, and what their addresses took. Returns: their connections."""
         if now_s - self._swept_s < UNUSED_S:
             return []
         self._swept_s = now_s
-        gone = [address for address, used_s in self._used_s.items() if now_s - used_s >= UNUSED_S]
-        for address in gone:
-            del self._used_s[address]
-            self.spent_s.pop(address, None)
-        return [client for address in gone for client in self._idle.pop(address, ())]
+        gone = [place for place, used_s in self._used_s.items() if now_s - used_s >= UNUSED_S]
+        for place in gone:
+            del self._used_s[place]
+        asked = {place.url for place in self._used_s}
+        for address in [each for each in self.spent_s if self._url_of(each) not in asked]:
+            del self.spent_s[address]
+            self._secure.pop(address, None)
+            self._given.pop(address, None)
+        return [client for place in gone for client in self._idle.pop(place, ())]
+
+    def _url_of(self, address: str) -> str:
+        return self._secure.get(address) or self._given.get(address, address)
+
+
+def url_of(address: str) -> str:
+    """Return an address as a URL."""
+    return address if "://" in address else f"http://{address}"

@@ -35,6 +35,10 @@ class AddressOptions(Protocol):
     def https_address(self) -> str:
         """Address for HTTPS."""
 
+    @property
+    def unix_socket_mode(self) -> int | None:
+        """Mode of the files of unix sockets; None: by the umask."""
+
 
 class TlsOptions(Protocol):
     """Flags of TLS. tls_required: 0 if clients without TLS are served. tls_min_version: of the protocol."""
@@ -88,8 +92,9 @@ class ListeningAddresses:
     """Addresses of the listeners; None for no listener. https: TLS is set up. Raises: StartupError."""
 
     def __init__(self, options: AddressOptions, *, https: bool) -> None:
-        self.tcp = parse_address(options.tcp_address)
-        self.http = parse_address(options.http_address) if options.http_address else None
+        mode = options.unix_socket_mode
+        self.tcp = parse_address(options.tcp_address, mode)
+        self.http = parse_address(options.http_address, mode) if options.http_address else None
         self.https = parse_https_address(options.https_address) if https and options.https_address else None
 
     def by_name(self) -> dict[str, Address]:
@@ -107,10 +112,11 @@ def check_addresses(options: ListenerOptions) -> None:
 ADDRESS_FLAGS: Final = ("tcp-address", "http-address", "https-address", "tls-cert")
 
 
-def parse_address(text: str) -> Address:
-    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
+def parse_address(text: str, mode: int | None = None) -> Address:
+    """Return the address that a flag names. mode: of a unix socket. Raises: StartupError with nsqd's text."""
     try:
-        return split_address(text)
+        address = split_address(text)
+        return dataclasses.replace(address, mode=mode) if isinstance(address, UnixAddress) else address
     except ValueError as error:
         raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
 

@@ -30,6 +30,7 @@ from pyqd.primitives.addresses import TcpAddress, split_address
 from pyqd.primitives.loglines import LogLevel, configure
 
 PROG: Final = "pyqd up"
+TRACES: Final = "trace.db"
 LOOPBACK: Final = "127.0.0.1"
 BROKER: Final = "pyqd"
 SHIPPER: Final = ("pyqd.tools.pyq_trace", "ship")
@@ -274,7 +275,14 @@ def trace_database(data_path: str) -> str:
     if importlib.util.find_spec("sqlalchemy") is None or importlib.util.find_spec("alembic") is None:
         logger.info("messages are not traced: pip install 'pyqd[trace]' adds what this needs")
         return ""
-    return f"sqlite:///{Path(data_path).absolute()}/trace.db"
+    return f"sqlite:///{Path(data_path).absolute()}/{TRACES}"
+
+
+def make_private(database: Path) -> None:
+    """Let only the owner read the trace database of an earlier run: it has bodies."""
+    for end in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            database.with_name(database.name + end).chmod(0o600)
 
 
 def welcome(given: argparse.Namespace, has_traces: bool) -> str:
@@ -299,6 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, broker_flags = parser().parse_known_args(argv)
     configure(f"[{PROG}] ", LogLevel.INFO)
     os.makedirs(given.data_path, exist_ok=True)
+    make_private(Path(given.data_path) / TRACES)
     group = Group(programs_of(given, broker_flags))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, group.request_stop)

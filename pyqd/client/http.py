@@ -51,6 +51,7 @@ IDLE_LONGEST_S: Final = 5.0
 # Status codes that a retry may cure. All others are answers.
 PASSING_STATUS: Final = (429, 500, 502, 503, 504)
 ANSWER_BYTES_MAX: Final = 256 << 20
+FORBIDDEN: Final = 403
 QUOTA_CODES: Final = ("TOO_MANY_TOPICS", "TOO_MANY_CHANNELS")
 NAMES: Final = TlsNames(
     port="is it the one of HTTPS? Where there is to be none, as with nsqlookupd, write http:// before the address"
@@ -234,22 +235,47 @@ class HttpClient:
         return f"{type(error).__name__}: {error}"
 
     def _once(self, method: str, target: str, body: bytes | None) -> Reply:
-        if time.monotonic() - self._used_s > IDLE_LONGEST_S:
+        # Without a socket, http.client would connect by itself after an answer that has closed the connection.
+        if time.monotonic() - self._used_s > IDLE_LONGEST_S or (self._open is not None and self._open.sock is None):
             self.close()
         if self._open is None:
             self._open = self._connection()
             self._connect(self._open)
-            self._socket = self._open.sock
-            self._socket.settimeout(self.timeout_s)
-            if self.place.path is None:
-                refuse_own(self._open.sock)
-        self._open.request(method, target, body=body, headers=self._headers)
-        answer = self._open.getresponse()
+            if self._headers and self.place.path is None and not self.place.secure:
+                refusal = self._refusal_in_clear(self._open)
+                if refusal is not None:
+                    self.close()
+                    return refusal
+        return self._exchange(self._open, method, target, body, self._headers)
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> Reply:
+        connection.request(method, target, body=body, headers=headers)
+        answer = connection.getresponse()
         data = read_body(answer, ANSWER_BYTES_MAX)
         if len(data) > ANSWER_BYTES_MAX:
             raise ProtocolError(f"{self.address}: {method} {target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
         self._used_s = time.monotonic()
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
+
+    def _refusal_in_clear(self, connection: http.client.HTTPConnection) -> Reply | None:
+        """Return the answer of a daemon that takes HTTPS only; None if the daemon takes HTTP.
+
+        Asked without the token: the token would have been read on the way by the time the daemon refuses it.
+        """
+        reply = self._exchange(connection, "GET", "/ping", None, {})
+        if reply.status == FORBIDDEN and https_port_in(reply.body):
+            return reply
+        if connection.sock is None:
+            # The other side closes after each answer.
+            self._connect(connection)
+        return None
 
     def _connect(self, connection: http.client.HTTPConnection) -> None:
         try:
@@ -258,6 +284,10 @@ class HttpClient:
             # Another attempt would fail, too.
             raise NotConnectedError(f"{self.address}: {error}") from None
         connection.connect()
+        self._socket = connection.sock
+        self._socket.settimeout(self.timeout_s)
+        if self.place.path is None:
+            refuse_own(connection.sock)
 
     def _connection(self) -> http.client.HTTPConnection:
         place = self.place

@@ -13,6 +13,7 @@ from pyqd.client.errors import ClientError, LookupFailedError, NotConnectedError
 from pyqd.client.http import BrokerHttp, ChannelResult, HttpClient, parse_http_address
 from pyqd.client.outgoing import Delay, Time, parse_due
 from pyqd.client.settings import Settings, Targets
+from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.addresses import TcpAddress
 
 # Lookup daemons and brokers that are restarting get this long.
@@ -37,6 +38,7 @@ class HttpGroup:
         self._timeout_s = TIMEOUT_S if timeout_s is None else min(TIMEOUT_S, timeout_s)
         self._addresses = _flat(settings.http) or tuple(_host(address) for address in targets.brokers)
         # The settings have the URLs of queries, such as http://host:4161/lookup.
+        self._trusted = TrustedBrokers(_flat(settings.trusted_brokers))
         self._lookupd = tuple(urlunsplit((*urlsplit(url)[:2], "", "", "")) for url in targets.lookupd)
 
     def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
@@ -82,8 +84,13 @@ class HttpGroup:
         The lookup daemons are asked after the last of the brokers that are given. Raises: as `_named_by_lookupd`.
         """
         places = set()
-        for address in chain(self._addresses, self._named_by_lookupd("/nodes")):
-            client = BrokerHttp(address, **self._options(self._settings.http_token))
+        given = ((address, True) for address in self._addresses)
+        named = ((address, self._trusted.has(address)) for address in self._named_by_lookupd("/nodes"))
+        for address, is_trusted in chain(given, named):
+            token = self._settings.http_token if is_trusted else None
+            if self._settings.http_token and not is_trusted:
+                logger.info("%s is asked without http_token: trusted_brokers does not name it", address)
+            client = BrokerHttp(address, **self._options(token))
             # Not by the text: users leave out the port or write http://, and lookup daemons do neither.
             place = client.place._replace(secure=False)
             if place not in places:

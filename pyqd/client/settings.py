@@ -76,6 +76,8 @@ class Settings:
     http: str | Iterable[str] | None = None
     """Addresses of the brokers' HTTP API, for cancel() and reschedule(); port 4151 of each broker by default."""
     http_token: str | None = dataclasses.field(default=None, repr=False)
+    trusted_brokers: str | Iterable[str] | None = None
+    """Brokers of lookup daemons that get http_token: hosts, `host:port`, `*.domain` or networks."""
 
     def __post_init__(self) -> None:
         for name, field in NAMES.items():

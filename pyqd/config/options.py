@@ -76,7 +76,7 @@ def read_tls_required(found: Any) -> int:
 
 def parse_tls_version(text: str) -> int:
     """Return the TLS version number for a value of --tls-min-version; empty is the default. Raises: ValueError."""
-    number = TLS_VERSIONS.get(text.lower() or "tls1.0")
+    number = TLS_VERSIONS.get(text.lower() or "tls1.2")
     if number is None:
         raise ValueError(f"unknown tlsVersionOption {go_quote_str(text.lower())} ({', '.join(TLS_VERSIONS)})")
     return number
@@ -282,7 +282,7 @@ class Options(ProgramOptions):
         "tls-required", TLS_NEED, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https for TCP only"
     )
     tls_min_version: int = declare(
-        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.0"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
+        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.2"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
     )
 
     auth_http_address: tuple[str, ...] = declare(

@@ -1,6 +1,7 @@
 """Flags that all programs with a configuration file have: version, configuration file, log lines."""
 
 import dataclasses
+import re
 from typing import Any, Final
 
 from pyqd.primitives.goflags import BOOL, STRING, FlagType, declare
@@ -8,7 +9,20 @@ from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.loglines import LogFormat, LogLevel, parse_format, parse_level
 from pyqd.primitives.sites import parse_host, parse_origin
 
+MODE: Final = re.compile("0?[0-7]{3}")
+
+
+def parse_mode(text: str) -> int | None:
+    """Return the mode of a file in octal digits; None for an empty text. Raises: ValueError."""
+    if not text:
+        return None
+    if not MODE.fullmatch(text):
+        raise ValueError(f"expected three octal digits such as 0660, not {text!r}")
+    return int(text, 8)
+
+
 LEVEL: Final = FlagType("level", parse_level, lambda level: level.name.lower())
+FILE_MODE: Final = FlagType("mode", parse_mode, lambda mode: "" if mode is None else f"{mode:04o}")
 LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
 
 HOST: Final = FlagType("name", parse_host, go_quote_str)
@@ -66,6 +80,10 @@ class ProgramOptions:
     log_prefix: str = declare("log-prefix", STRING, "", "text before each log line")
     log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
         "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
+    )
+
+    unix_socket_mode: int | None = declare(
+        "unix-socket-mode", FILE_MODE, None, "mode of the files of unix sockets, such as 0660; default: by the umask"
     )
 
     notices: tuple[str, ...] = ()

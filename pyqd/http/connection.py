@@ -18,7 +18,7 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import gevent
@@ -92,6 +92,11 @@ class HttpConnection(HttpFront):
             logger.warning("HTTP: the connection from %s failed: %s", self.remote, reason_of(error))
         finally:
             self._close()
+
+    @property
+    def is_answering(self) -> bool:
+        """True while a handler works on a request, or sends a stream."""
+        return math.isinf(self.deadline_s)
 
     def close_because(self, reason: str) -> None:
         """Close the connection at once."""
@@ -197,6 +202,8 @@ class HttpConnection(HttpFront):
         self.deadline_s = math.inf
         response = self._answer(request, self.remote)
         self.deadline_s = deadline_s
+        if response.stream is not None and request.version != "1.1":
+            request.keep_alive = False
         keep_alive = request.keep_alive and request.complete
         head_only = request.method == "HEAD"
         self._put(
@@ -208,9 +215,25 @@ class HttpConnection(HttpFront):
                 body_left_out=head_only,
             )
         )
-        if not head_only:
+        if response.stream is not None:
+            self._send_stream(response.stream, is_chunked=request.version == "1.1", head_only=head_only)
+        elif not head_only:
             for piece in response.pieces:
                 self._put(piece)
+
+    def _send_stream(self, stream: Generator[bytes, None, None], *, is_chunked: bool, head_only: bool) -> None:
+        """Send a body as it is made, each piece at once. Switches: yes. Raises: OSError if the client is gone."""
+        with contextlib.closing(stream):
+            for piece in () if head_only else stream:
+                if piece:
+                    self._put(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+                    self.deadline_s = time.monotonic() + self.wait_s[State.CUT_SHORT]
+                    self._send()
+                # The next piece takes as long as it takes.
+                self.deadline_s = math.inf
+        if is_chunked and not head_only:
+            self._put(b"0\r\n\r\n")
+        self.deadline_s = time.monotonic() + self.wait_s[State.CUT_SHORT]
 
     def _put(self, data: bytes) -> None:
         self._unsent.append(data)

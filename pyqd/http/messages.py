@@ -6,7 +6,7 @@ Source: docs/nsq/http-api.md, "Conventions".
 import http
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,8 @@ JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 CHUNKED: Final = -1
+# A length of 0 would be that of the page which the client has.
+WITHOUT_BODY: Final = (204, 304)
 
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in http.HTTPStatus}
 
@@ -38,10 +40,11 @@ class Response:
 
     content_type None: the body is empty. headers: further ones, as (name, value).
     common_headers: it carries the headers common to the server's responses. pieces: the rest of the body. A large body
-    comes in pieces, because one copy of it would hold the event loop.
+    comes in pieces, because one copy of it would hold the event loop. stream: the body instead, if its length is not
+    known yet; it may switch between its pieces.
     """
 
-    __slots__ = ("body", "common_headers", "content_type", "headers", "pieces", "status")
+    __slots__ = ("body", "common_headers", "content_type", "headers", "pieces", "status", "stream")
 
     def __init__(
         self,
@@ -51,8 +54,10 @@ class Response:
         headers: tuple[tuple[str, str], ...] = (),
         common_headers: bool = True,
         pieces: Sequence[bytes] = (),
+        stream: Generator[bytes, None, None] | None = None,
     ) -> None:
         self.status = status
+        self.stream = stream
         self.body = body
         self.pieces = pieces
         self.content_type = content_type
@@ -183,6 +188,12 @@ def render(
         lines += "Connection: close\r\n"
     elif version == "1.0":
         lines += "Connection: keep-alive\r\n"
-    lines += f"{_date.now()}Content-Length: {len(response.body) + sum(map(len, response.pieces))}\r\n\r\n"
+    lines += _date.now()
+    if response.stream is not None:
+        # HTTP/1.0 has no chunks: the body ends with the connection.
+        lines += "Transfer-Encoding: chunked\r\n" if version == "1.1" else ""
+    elif response.status not in WITHOUT_BODY:
+        lines += f"Content-Length: {len(response.body) + sum(map(len, response.pieces))}\r\n"
+    lines += "\r\n"
     head = lines.encode("latin-1", "replace")
     return head if body_left_out else head + response.body

@@ -50,8 +50,8 @@ class Login(Protocol):
 class HttpServer:
     """HTTP server over a table of routes.
 
-    name: in log lines, HTTP or HTTPS. short_path: makes the short path of a connection (pyx/http/front.pyx) from the
-    client's address.
+    routes: the table, or a router of another kind. name: in log lines, HTTP or HTTPS. short_path: makes the short path
+    of a connection (pyx/http/front.pyx) from the client's address.
     on_internal_error: is called with an AssertionError, a broken invariant: the daemon's state can no longer be
     trusted. Other errors of handlers are answered and logged. tls: secures the connections; None for plain HTTP.
     refusal: returns the answer to every request; None if requests are answered by routes. settings: of each connection.
@@ -61,7 +61,7 @@ class HttpServer:
 
     def __init__(
         self,
-        routes: Iterable[Route],
+        routes: Iterable[Route] | Router,
         name: str = "HTTP",
         short_path: Callable[[str], ShortPath] | None = None,
         on_internal_error: Callable[[BaseException], None] | None = None,
@@ -85,7 +85,7 @@ class HttpServer:
         self._settings = settings
         self._admission = admission or Admission(lambda: (0, 0))
         self.connections: set[HttpConnection] = set()
-        self._router = Router(routes)
+        self._router = routes if isinstance(routes, Router) else Router(routes)
         self.listener = Listener(self._accepted)
         self._sweeper: gevent.Greenlet[[], None] | None = None
         self._stopped = False

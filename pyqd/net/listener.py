@@ -148,6 +148,9 @@ def listening_socket(address: Address) -> socket.socket:
             if error.errno != errno.EADDRINUSE or not isinstance(address, UnixAddress) or not remove_stale(where):
                 raise
             listener.bind(where)
+        if isinstance(address, UnixAddress) and address.mode is not None:
+            # Nobody can connect before it listens.
+            os.chmod(address.path, address.mode)
         listener.listen(BACKLOG_MAX)
         listener.setblocking(False)
     except OSError:

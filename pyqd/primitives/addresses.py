@@ -32,9 +32,10 @@ class TcpAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """The path of a unix socket."""
+    """The path of a unix socket. mode: of its file; None: as the process makes files."""
 
     path: str
+    mode: int | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         return self.path

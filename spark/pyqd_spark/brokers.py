@@ -100,7 +100,7 @@ class HttpClient(http.HttpClient):
             address,
             tls=connection.tls,
             new_context=lambda: context_of(connection),
-            token=connection.token,
+            token=connection.token_for(address),
             timeout_s=connection.request_timeout_s,
             retry_timeout_s=connection.retry_timeout_s,
         )

@@ -119,6 +119,12 @@ def add_connection(command: argparse.ArgumentParser) -> None:
     group.add_argument("--nsqd", action="append", metavar="HOST:PORT", help="HTTP address of a broker; may be repeated")
     group.add_argument("--lookupd", action="append", metavar="HOST:PORT", help="of a lookup daemon; may be repeated")
     group.add_argument("--token-file", metavar="FILE", help="file with the token for a broker's HTTP login")
+    group.add_argument(
+        "--trusted-broker",
+        action="append",
+        metavar="HOST",
+        help="broker found by --lookupd that gets the token: host, host:port, *.domain or network; may be repeated",
+    )
     group.add_argument("--tls", action="store_true", help="speak HTTPS")
     group.add_argument("--tls-root-ca-file", metavar="FILE", help="certificates to trust")
     group.add_argument("--tls-cert", metavar="FILE", help="our certificate, with --tls-key")
@@ -240,6 +246,7 @@ def connection_of(parsed: argparse.Namespace) -> Connection:
         "nsqd": ",".join(parsed.nsqd) if parsed.nsqd else None,
         "lookupd": ",".join(parsed.lookupd) if parsed.lookupd else None,
         "token": token_of(parsed.token_file),
+        "trustedBrokers": ",".join(parsed.trusted_broker) if parsed.trusted_broker else None,
         "tls": str(parsed.tls).lower(),
         "tlsRootCaFile": parsed.tls_root_ca_file,
         "tlsCert": parsed.tls_cert,

@@ -115,15 +115,19 @@ class TcpConnection:
         """
         context = self.tls_context()
         client = NsqClient(self.tcp_address(target), self.connection.request_timeout_s)
+        secret = self.auth_secret
+        if secret is not None and not target.is_tcp and not self.connection.may_have_secrets(target.address):
+            secret = None
         try:
-            client.negotiate(context, self.auth_secret, identity)
+            client.negotiate(context, secret, identity)
         except BaseException as error:
             client.close()
             lasting = lasting_cause(error.__cause__, names_of(self.connection))
             if lasting is not None and isinstance(error, TlsError):
                 raise TlsError(f"{client.address}: {lasting}") from error
-            if self.auth_secret is None and isinstance(error, AuthenticationError):
-                said = "E_AUTH_FIRST the broker requires a secret: option authSecret"
+            if secret is None and isinstance(error, AuthenticationError):
+                option = "authSecret" if self.auth_secret is None else "trustedBrokers, with this broker"
+                said = f"E_AUTH_FIRST the broker requires a secret: option {option}"
                 raise AuthenticationError(said, client.address) from error
             raise
         return client

@@ -5,10 +5,13 @@ the error names the nearest one: a misspelt limit that is ignored would be notic
 """
 
 import difflib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from pyqd.client.trust import TrustedBrokers
 
 HTTP_PORT: Final = 4151
 HTTPS_PORT: Final = 4152
@@ -16,6 +19,10 @@ LOOKUPD_HTTP_PORT: Final = 4161
 
 REQUEST_TIMEOUT_MS: Final = 30_000
 RETRY_TIMEOUT_MS: Final = 60_000
+
+_told: set[str] = set()
+
+logger = logging.getLogger(__name__)
 
 
 class OptionError(ValueError):
@@ -132,11 +139,19 @@ def parse_address(text: str, default_port: int) -> str:
     return f"{scheme}://{shown}:{port or default_port}" if scheme else f"{shown}:{port or default_port}"
 
 
+def parse_trusted(text: str) -> tuple[str, ...]:
+    """Return brokers that get the token, separated by commas. Raises: ValueError."""
+    names = parse_names(text)
+    TrustedBrokers(names)
+    return names
+
+
 # Options of the connection to brokers; part of the table of every format.
 CONNECTION: Final = (
     Option("nsqd", addresses_with(HTTP_PORT)),
     Option("lookupd", addresses_with(LOOKUPD_HTTP_PORT)),
     Option("token", parse_text),
+    Option("trustedBrokers", parse_trusted, ()),
     Option("tls", parse_flag, False),
     Option("tlsRootCaFile", parse_text),
     Option("tlsCert", parse_text),
@@ -152,7 +167,8 @@ CONNECTION: Final = (
 class Connection:
     """Settings of the connection to brokers, as sent to the executors.
 
-    nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer`. tls: addresses
+    nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer` to these, and to
+    those of the brokers from lookup daemons that trusted_brokers names. tls: addresses
     without a scheme use HTTPS; brokers from lookup daemons use https_port, because the daemons know the HTTP port only.
     request_timeout_s: of one request, without progress. retry_timeout_s: time for retries of a failing request.
     """
@@ -160,6 +176,7 @@ class Connection:
     nsqd: tuple[str, ...] = ()
     lookupd: tuple[str, ...] = ()
     token: str | None = None
+    trusted_brokers: tuple[str, ...] = ()
     tls: bool = False
     tls_root_ca_file: str | None = None
     tls_cert: str | None = None
@@ -180,6 +197,7 @@ class Connection:
             nsqd=values["nsqd"] or (),
             lookupd=values["lookupd"] or (),
             token=values["token"],
+            trusted_brokers=values["trustedBrokers"],
             tls=values["tls"],
             tls_root_ca_file=values["tlsRootCaFile"],
             tls_cert=values["tlsCert"],
@@ -189,6 +207,22 @@ class Connection:
             request_timeout_s=values["requestTimeoutMs"] / 1000,
             retry_timeout_s=values["retryTimeoutMs"] / 1000,
         )
+
+    def token_for(self, address: str) -> str | None:
+        """Return the token for an address; None if it may not have secrets."""
+        return self.token if self.token is not None and self.may_have_secrets(address) else None
+
+    def may_have_secrets(self, address: str) -> bool:
+        """Return whether the options name an address: a lookup daemon takes registrations from everybody."""
+        if address in (*self.nsqd, *self.lookupd) or TrustedBrokers(self.trusted_brokers).has(address):
+            return True
+        if address not in _told:
+            _told.add(address)
+            logger.warning(
+                "%s gets neither token nor secret: only a lookup daemon names it; option trustedBrokers may too",
+                address,
+            )
+        return False
 
 
 def check_tls_is_used(source: str, values: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyqd.admin.access.roles import Role
+from pyqd.admin.access.users import add_user
 from tests.support.needs import skip_outside_ci
 from tests.support.preloaded import Process, program_environment, spawn
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, listens, nsqd, pyqd, wait_until
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 START_WAIT_S = 30.0
+PASSWORDS = {"ada": "correct horse", "otto": "battery staple", "vera": "only looking"}
 LISTENING = re.compile(r"HTTP: listening on \S*?(\d+)\)?$", re.MULTILINE)
 
 
@@ -265,6 +268,21 @@ def direct(request: pytest.FixtureRequest, world: World, start_admin: Callable[.
 def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
     """A pyqadmin without logins, for the tests of one file."""
     return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+
+
+@pytest.fixture(scope="module")
+def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("access") / "users.toml"
+    add_user(path, "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
+    add_user(path, "otto", PASSWORDS["otto"], Role.OPERATE, ("orders*",))
+    add_user(path, "vera", PASSWORDS["vera"], Role.VIEW, ("*",))
+    return path
+
+
+@pytest.fixture(scope="module")
+def closed(world: World, start_admin: Callable[..., Admin], users_file: Path) -> Admin:
+    """A web admin that needs a login."""
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}")
 
 
 @pytest.fixture

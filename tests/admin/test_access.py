@@ -9,39 +9,26 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from pyqd.admin.access.limiter import FAILURES_MAX, LoginLimiter
+from pyqd.admin.access.limiter import OF_ADDRESS, OF_USER, WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.oidc import user_of_claims
+from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import EVERYBODY, Role, User
 from pyqd.admin.access.routes import local_path
 from pyqd.admin.access.users import add_user, entries_of, remove_user
 from pyqd.admin.options import AdminOptions
-from tests.admin.conftest import Admin, Answer, World
+from tests.admin.conftest import PASSWORDS, Admin, Answer, World
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
-PASSWORDS = {"ada": "correct horse", "otto": "battery staple", "vera": "only looking"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-
-@pytest.fixture(scope="module")
-def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("access") / "users.toml"
-    add_user(path, "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
-    add_user(path, "otto", PASSWORDS["otto"], Role.OPERATE, ("orders*",))
-    add_user(path, "vera", PASSWORDS["vera"], Role.VIEW, ("*",))
-    return path
-
-
-@pytest.fixture(scope="module")
-def closed(world: World, start_admin: Callable[..., Admin], users_file: Path) -> Admin:
-    """A web admin that needs a login."""
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}")
 
 
 class Browser:
@@ -104,6 +91,24 @@ class TestLogin:
         assert b"Name or password is wrong." in wrong.body
         assert b"Name or password is wrong." in unknown.body
 
+    @pytest.mark.slow
+    def test_logging_out_ends_copies_of_the_cookie_too_even_after_a_restart(
+        self, world: World, start_admin: Callable[..., Admin], users_file: Path, tmp_path: Path
+    ) -> None:
+        key = tmp_path / "key"
+        key.write_text("k" * 32)
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}", f"--session-key-file={key}")
+        admin = start_admin("pyqadmin", *flags)
+        browser, other = Browser(admin), Browser(admin)
+        browser.log_in("ada")
+        other.log_in("ada")
+        cookie = browser.cookie
+        assert browser.post("/logout").status == 303
+        for each in (admin, start_admin("pyqadmin", *flags)):
+            assert each.ask("GET", "/", headers={"Cookie": cookie}).status == 303
+            assert each.ask("GET", "/", headers={"Cookie": other.cookie}).status == 200
+        assert (tmp_path / "key.ended").stat().st_mode & 0o777 == 0o600
+
     def test_logging_out_ends_the_session(self, browser: Browser) -> None:
         browser.log_in("ada")
         assert browser.post("/logout").status == 303
@@ -135,17 +140,34 @@ class TestLogin:
         assert closed.ask("GET", "/api/topics", headers=basic("vera", "wrong")).status == 401
 
     @pytest.mark.slow
-    def test_many_failures_are_refused_for_a_while(
+    def test_a_right_password_is_not_refused_because_of_wrong_ones(
         self, world: World, start_admin: Callable[..., Admin], users_file: Path
     ) -> None:
         admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}")
-        browser = Browser(admin)
-        browser.get("/login")
-        for _ in range(FAILURES_MAX):
-            assert browser.post("/login", name="ada", password="wrong").status == 401
-        answer = browser.post("/login", name="ada", password=PASSWORDS["ada"])
-        assert answer.status == 429
-        assert int(answer.headers["retry-after"]) > 0
+        guessing, browser = Browser(admin), Browser(admin)
+        guessing.get("/login")
+        for _ in range(int(OF_USER.failures_max) + 1):
+            assert guessing.post("/login", name="ada", password="wrong").status == 401
+        assert browser.log_in("ada").status == 303
+
+    @pytest.mark.slow
+    def test_attempts_beyond_those_that_wait_are_refused(
+        self, world: World, start_admin: Callable[..., Admin], users_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A check takes long on a busy machine.
+        monkeypatch.setattr("tests.admin.conftest.WAIT_S", 60.0)
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}", "--trusted-proxy=127.0.0.1")
+        admin = start_admin("pyqadmin", *flags)
+
+        def guess(_number: int) -> int:
+            return admin.ask("GET", "/api/topics", headers=basic("ada", "wrong")).status
+
+        with ThreadPoolExecutor(16) as pool:
+            assert set(pool.map(guess, range(16))) == {401, 429}
+            rest = [pool.submit(guess, number) for number in range(5)]
+            other = {**basic("ada", PASSWORDS["ada"]), "X-Forwarded-For": "10.0.0.1"}
+            assert admin.ask("GET", "/api/topics", headers=other).status == 200
+            assert all(each.result() in (401, 429) for each in rest)
 
     def test_credentials_that_are_no_base64_are_refused(self, closed: Admin) -> None:
         for value in ("\u00e9", "a", "\u00ff="):
@@ -480,14 +502,68 @@ class TestParts:
         assert (user.may(Role.ADMIN, "mail"), user.may(Role.VIEW), user.may(Role.OPERATE)) == (False, True, False)
         assert EVERYBODY.may(Role.ADMIN)
 
-    def test_the_limit_counts_addresses_and_names(self) -> None:
+    def test_failures_of_a_user_at_an_address_make_no_other_one_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [0.0]
+        monkeypatch.setattr("pyqd.admin.access.limiter.time.monotonic", lambda: clock[0])
         limiter = LoginLimiter()
-        for number in range(FAILURES_MAX):
-            limiter.failed((f"name {number}", "address a"))
-        assert limiter.wait_s(("name x", "address a")) > 0
-        assert limiter.wait_s(("name x", "address b")) == 0
-        limiter.succeeded(("name x", "address a"))
-        assert limiter.wait_s(("name x", "address a")) == 0
+        for _ in range(9):
+            limiter.failed("ada", "a")
+        assert [limiter.wait_s("ada", "a") for _ in range(3)] == [0, 1, 2]
+        assert [limiter.wait_s(*each) for each in (("ada", "b"), ("otto", "a"))] == [0, 0]
+        for _ in range(9):
+            limiter.wait_s("ada", "a")
+        assert [limiter.wait_s("ada", "a") > WAIT_MAX_S for _ in range(3)] == [True] * 3
+        # Refused attempts take no turns.
+        clock[0] = 1.0
+        assert limiter.wait_s("ada", "a") <= WAIT_MAX_S
+        limiter.succeeded("ada", "a")
+        assert limiter.wait_s("ada", "a") == 0
+
+    def test_one_wrong_password_each_second_and_a_half_delays_the_right_one_by_a_second_at_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = [0.0]
+        monkeypatch.setattr("pyqd.admin.access.limiter.time.monotonic", lambda: clock[0])
+        limiter = LoginLimiter()
+        for _ in range(200):
+            assert limiter.wait_s("ada", "a") <= 1.0
+            limiter.failed("ada", "a")
+            clock[0] += 1.5
+        assert limiter.wait_s("ada", "a") <= 1.0
+
+    def test_failures_with_many_names_make_their_address_take_turns(self) -> None:
+        limiter = LoginLimiter()
+        for number in range(int(OF_ADDRESS.failures_max)):
+            limiter.failed(f"name {number}", "a")
+        assert limiter.wait_s("x", "a") == 0
+        assert limiter.wait_s("y", "a") > 0
+        assert limiter.wait_s("y", "b") == 0
+
+    @pytest.mark.parametrize(
+        ("peer", "forwarded", "client"),
+        [
+            ("127.0.0.1", "10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "made up, 10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "1.1.1.1, 10.0.0.1, 192.168.0.9", "10.0.0.1"),
+            ("::ffff:127.0.0.1", "10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "made up", "127.0.0.1"),
+            ("127.0.0.1", "", "127.0.0.1"),
+            ("10.9.9.9", "10.0.0.1", "10.9.9.9"),
+        ],
+    )
+    def test_the_client_is_the_address_before_the_trusted_proxies(self, peer: str, forwarded: str, client: str) -> None:
+        seen: dict[str, Any] = {}
+        options = AdminOptions(trusted_proxy=("127.0.0.1/32", "192.168.0.0/16"))
+
+        def inner(environ: Any, _start: Any) -> list[bytes]:
+            seen.update(environ)
+            return []
+
+        application = behind_proxy(inner, options)
+        headers = {"REMOTE_ADDR": peer, "HTTP_X_FORWARDED_FOR": forwarded, "HTTP_X_FORWARDED_USER": "ada"}
+        application(headers, lambda *_: lambda _data: None)
+        assert seen["REMOTE_ADDR"] == client
+        assert ("HTTP_X_FORWARDED_USER" in seen) is (peer != "10.9.9.9")
 
     def test_claims_give_the_highest_role_for_its_topics(self) -> None:
         rules = ("staff=view", "ops=operate:a*", "oncall=operate:b*", "boss=admin")

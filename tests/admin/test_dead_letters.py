@@ -76,6 +76,12 @@ def test_dead_letters_are_shown_and_one_returns_whole(browser: Browser, world: W
         client.fin(message)
     browser.get(path)
     assert (len(ids(browser)), "&lt;one&gt;" in browser.page, "returned: 1" in browser.page) == (2, True, True)
+    # Nobody reads the others: the topic holds them, and has no channel that Health would name.
+    assert (world.brokers[0].topic(f"{topic}.dead") or {})["channels"] == []
+    assert browser.post(path, **fields, all="yes", confirmed="yes").status == 303
+    world.brokers[0].wait_for_channel(topic, "c", depth=2)
+    found = world.brokers[0].topic(f"{topic}.dead") or {}
+    assert (found["channels"], found["depth"], found["paused"]) == ([], 0, False)
 
 
 def test_all_that_match_return_after_a_confirmation(browser: Browser, world: World, topic: str) -> None:

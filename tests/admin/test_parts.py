@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from pyqd.admin import health
 from pyqd.admin.app import timestamp
 from pyqd.admin.cluster import version_key
 from pyqd.admin.durability import Durability, full_in_s
@@ -252,17 +255,24 @@ class TestHealthOfAChannel:
     def test_a_channel_without_clients_is_told(self) -> None:
         assert self.finding([], depth=1234, client_count=0) == "t/c has no client; messages that wait: 1,234."
 
+    def test_no_remedy_loses_messages_without_saying_so(self) -> None:
+        source = Path(health.__file__).read_text()
+        remedies = re.findall(r'mark\(\s*"([^"]*)"', source)
+        losing = [text for text in remedies if re.search("delet|empty|cancel", text)]
+        assert len(losing) == 2
+        assert [text for text in losing if "loses" not in text] == []
+
 
 class TestUpstream:
     def test_connections_of_brokers_that_are_gone_are_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         upstream = Upstream()
         with http_stub(lambda _path, _query: json_answer({})) as gone, http_stub(lambda *_: json_answer({})) as there:
             upstream.get(gone.address, "/info")
-            (client,) = upstream._idle[gone.address]
+            ((place, (client,)),) = upstream._idle.items()
             assert client.is_open
             monkeypatch.setattr("pyqd.admin.upstream.UNUSED_S", 0.0)
             upstream.get(there.address, "/info")
-            assert (client.is_open, gone.address in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
+            assert (client.is_open, place in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
         upstream.close()
 
     @pytest.mark.parametrize("length", ["Content-Length: 99\r\n", "Connection: close\r\n"])

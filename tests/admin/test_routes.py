@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
 from werkzeug.routing import Rule
 
 from pyqd.admin.access.roles import Role
-from pyqd.admin.access.routes import API, OPEN
+from pyqd.admin.access.routes import API, OPEN, ROLES
 from pyqd.admin.access.users import add_user
 from pyqd.admin.app import new_app
 from pyqd.admin.options import AdminOptions
@@ -89,6 +90,37 @@ def test_each_route_needs_a_login(app: Flask) -> None:
     assert len(found) > 40
     for rule, method, path in found:
         assert status(app, method, path, "") in (303, 401), (rule, method)
+
+
+def test_each_change_has_a_role_of_its_own(app: Flask) -> None:
+    assert {(method, rule.rule) for rule, method, _path in targets(app, *CHANGING)} == set(ROLES)
+
+
+@pytest.mark.parametrize("base_path", ["/", "/nsq/admin"])
+@pytest.mark.parametrize("name", ["users", "proxy", "proxy without a name", "issuer"])
+def test_each_change_needs_a_role_in_every_mode_of_access(tmp_path: Path, name: str, base_path: str) -> None:
+    given: dict[str, Any] = {"admin_user": ("ada",)}
+    if name == "users":
+        add_user(tmp_path / "users", "vera", "long enough", Role.VIEW, ("*",))
+        given = {"users_file": str(tmp_path / "users")}
+    elif name == "issuer":
+        given = {"oidc_issuer": "http://127.0.0.1:1", "oidc_client_id": "pyqadmin", "oidc_role": ("a=view",)}
+    site = Site(AdminOptions(lookupd_http_address=("127.0.0.1:1",), base_path=base_path, **given))
+    app = new_app(site)
+    headers = {"users": basic("vera", "long enough"), "proxy": {"X-Forwarded-User": "vera"}}.get(name, {})
+    for rule, method, path in targets(app, *CHANGING):
+        client = app.test_client()
+        with client.session_transaction() as session:
+            session["csrf"] = TOKEN
+            if name == "issuer":
+                session.update(user="vera", until=2**40, grant=[int(Role.VIEW), ["*"]])
+        data = {**FIELDS, "csrf": TOKEN} if method == "POST" else b'["127.0.0.1:2"]'
+        answer = client.open(path, method=method, headers=headers, data=data)
+        assert answer.status_code == 403, (rule, method)
+    assert site.cluster.lookupds == ("127.0.0.1:1",)
+    site.notifier.close()
+    site.upstream.close()
+    site.poller.cluster.upstream.close()
 
 
 def test_each_change_needs_more_than_the_role_of_a_viewer(app: Flask) -> None:

@@ -44,7 +44,7 @@ class Visit:
 
     def expect_missing(self, is_missing: bool) -> None:
         """Expect pages that do not exist, or no such page: the console tells that one has the status 404."""
-        self.expected = "404 (NOT FOUND)" if is_missing else ""
+        self.expected = "404 (Not Found)" if is_missing else ""
 
     def _note_message(self, message: Any) -> None:
         if not self.expected or self.expected not in message.text:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pyqd.apps.up import make_private
 from tests.support.http_stub import http_stub
 from tests.support.server import REPOSITORY, WAIT_S, free_port, wait_until
 
@@ -173,3 +174,10 @@ def test_another_daemon_at_a_port_ends_the_group(tmp_path: Path) -> None:
         assert group.process.wait(UP_WAIT_S) == 1
     assert f"pyqd cannot start: another process answers at http://127.0.0.1:{port} already" in group.text()
     assert "pyqd is up" not in group.text()
+
+
+def test_the_traces_of_an_earlier_run_become_private(tmp_path: Path) -> None:
+    for name in ("trace.db", "trace.db-wal"):
+        (tmp_path / name).touch(0o644)
+    make_private(tmp_path / "trace.db")
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}

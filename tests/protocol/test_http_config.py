@@ -42,7 +42,7 @@ VALUES: dict[str, Any] = {
     "https_address": None,
     "tls_cert": "",
     "tls_required": 0,
-    "tls_min_version": 769,
+    "tls_min_version": 771,
     "statsd_address": "",
     "statsd_interval": 60_000_000_000,
     "statsd_mem_stats": True,

@@ -118,6 +118,8 @@ def lookup_answers(producers_of: dict[str, list[str]]) -> Handler:
             return json_answer({"channels": [], "producers": list(map(row, producers_of[query["topic"]]))})
         if path == "/topics":
             return json_answer({"topics": list(producers_of)})
+        if path == "/ping":
+            return json_answer({})
         assert path == "/nodes", path
         addresses = dict.fromkeys(address for found in producers_of.values() for address in found)
         return json_answer({"producers": list(map(row, addresses))})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,19 @@ def test_a_long_address_of_a_broker_is_cut(database: Database) -> None:
     assert database.node("log", address) == node
     assert database.node("renamed log", "broker:4151").node_id != node.node_id
     assert database.nodes()[0] == node
+
+
+def test_a_new_file_can_be_read_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "trace.db"
+    before = os.umask(0o022)
+    try:
+        database = Database(f"sqlite:///{path}")
+        assert not path.exists()
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("CREATE TABLE t (a)"))
+            modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+        database.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(modes, 0o600)
+    assert "trace.db" in modes

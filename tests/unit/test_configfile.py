@@ -86,7 +86,7 @@ def test_a_file_made_for_nsqd_is_taken_as_it_is(tmp_path: Path) -> None:
     assert found.max_req_timeout_ns == 7200 * S
     assert found.statsd_mem_stats is False
     assert found.e2e_processing_latency_percentile == (0.95, 1.0, 0.99)
-    assert (found.tls_required, found.tls_min_version) == (0, 0x0301)
+    assert (found.tls_required, found.tls_min_version) == (0, 0x0303)
     assert (found.deflate, found.snappy, found.max_deflate_level) == (False, False, 4)
 
 

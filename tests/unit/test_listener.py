@@ -1,6 +1,7 @@
 """Tests of pyqd.net.listener: the files of unix sockets."""
 
 import errno
+import os
 import socket
 from pathlib import Path
 
@@ -79,3 +80,15 @@ def test_a_listener_that_stops_leaves_the_socket_that_has_taken_its_name(path: P
     with listening_on(path):
         listener.stop()
         assert takes_connections(path)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o600), (0o666, 0o666), (None, 0o755)])
+def test_the_file_of_a_unix_socket_has_the_mode_of_its_flag(tmp_path: Path, mode: int | None, expected: int) -> None:
+    path = tmp_path / "socket"
+    before = os.umask(0o022)
+    try:
+        listener = listening_socket(UnixAddress(str(path), mode))
+    finally:
+        os.umask(before)
+    with listener:
+        assert path.stat().st_mode & 0o777 == expected

@@ -108,6 +108,9 @@ OWN_DEFAULTS = {
     "trace-body-bytes": 0,
     "trace-retention-bytes": 1 << 30,
     "trace-retention-time": 0,
+    "unix-socket-mode": None,
+    # Stricter than nsqd's.
+    "tls-min-version": 0x0303,
 }
 
 
@@ -314,7 +317,7 @@ def test_tls_is_required_by_its_flag_or_by_a_client_auth_policy(arguments: list[
     assert parse_args(arguments).tls_required == required
 
 
-@pytest.mark.parametrize(("text", "number"), [("tls1.0", 0x301), ("TLS1.2", 0x303), ("tls1.3", 0x304), ("", 0x301)])
+@pytest.mark.parametrize(("text", "number"), [("tls1.0", 0x301), ("TLS1.2", 0x303), ("tls1.3", 0x304), ("", 0x303)])
 def test_the_least_tls_version_is_named(text: str, number: int) -> None:
     assert parse_args([f"-tls-min-version={text}"]).tls_min_version == number
 
@@ -327,3 +330,15 @@ def test_an_invalid_policy_or_version_of_tls_is_a_usage_error(
         parse_args([argument])
     assert ended.value.code == 2
     assert "invalid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "mode"), [("0660", 0o660), ("600", 0o600), ("", None)])
+def test_the_mode_of_unix_sockets_is_octal(text: str, mode: int | None) -> None:
+    assert parse_args([f"--unix-socket-mode={text}"]).unix_socket_mode == mode
+
+
+@pytest.mark.parametrize("text", ["8", "rw", "01777", "-1"])
+def test_a_mode_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([f"--unix-socket-mode={text}"])
+    assert "octal digits such as 0660" in capsys.readouterr().err

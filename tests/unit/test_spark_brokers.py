@@ -116,7 +116,7 @@ def test_a_refusal_of_a_broker_is_an_error_at_once(answer, error, said):
 
 def test_a_token_is_sent(monkeypatch):
     with http_stub(lambda *_: positions_answer()) as stub:
-        client = BrokerClient(stub.address, connection(token="secret"))
+        client = BrokerClient(stub.address, connection(stub.address, token="secret"))
         sent = []
         put = http.client.HTTPConnection.putheader
 

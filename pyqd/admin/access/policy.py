@@ -11,14 +11,18 @@ Source: docs/admin.md, "Access".
 from __future__ import annotations
 
 import base64
+import secrets
 import time
 from typing import Final
 
 from flask import Request, session
+from werkzeug.exceptions import TooManyRequests
 
-from pyqd.admin.access.limiter import LoginLimiter
+from pyqd.admin.access.ended import EndedSessions
+from pyqd.admin.access.limiter import WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.roles import EVERYBODY, NOBODY, Role, User
 from pyqd.admin.access.users import Users
+from pyqd.admin.audit import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.primitives.durations import SECOND_NS
 
@@ -26,7 +30,9 @@ from pyqd.primitives.durations import SECOND_NS
 NAME: Final = "user"
 STAMP: Final = "stamp"
 UNTIL: Final = "until"
+ID: Final = "id"
 GRANT: Final = "grant"
+ID_BYTES: Final = 16
 
 
 class Policy:
@@ -36,6 +42,7 @@ class Policy:
         self.options = options
         self.users = Users(options.users_file) if options.users_file else None
         self.limiter = LoginLimiter()
+        self.ended = EndedSessions(options.session_key_file)
 
     @property
     def needs_login(self) -> bool:
@@ -50,6 +57,10 @@ class Policy:
             return User(name, Role.ADMIN) if name else EVERYBODY
         return User(name, Role.ADMIN if name in self.options.admin_user else Role.VIEW)
 
+    def knows_session(self) -> bool:
+        """Return whether the cookie of the current request is that of a user, or no login is needed."""
+        return not self.needs_login or self._session_user() is not None
+
     def log_in(self, name: str, password: str, address: str) -> User | None:
         """Check name and password and begin a session. Returns: None if they are wrong."""
         user = self.check(name, password, address)
@@ -61,15 +72,23 @@ class Policy:
         return user
 
     def check(self, name: str, password: str, address: str) -> User | None:
-        """Check name and password; failures count against the limit. Returns: None if they are wrong."""
-        keys = limit_keys(name, address)
-        if self.users is None or self.limiter.wait_s(keys) > 0:
+        """Check name and password, after a wait if there were many failures. Returns: None if they are wrong.
+
+        Raises: TooManyRequests if too many attempts wait already.
+        """
+        if self.users is None:
             return None
+        wait_s = self.limiter.wait_s(name, address)
+        if wait_s > WAIT_MAX_S:
+            audit_logger.warning("login of %r from %s is refused: too many attempts wait", name, address)
+            raise TooManyRequests(retry_after=int(WAIT_MAX_S))
+        if wait_s > 0:
+            time.sleep(wait_s)
         entry = self.users.login(name, password)
         if entry is None:
-            self.limiter.failed(keys)
+            self.limiter.failed(name, address)
             return None
-        self.limiter.succeeded(keys)
+        self.limiter.succeeded(name, address)
         return entry.user
 
     def begin_granted_session(self, user: User) -> None:
@@ -83,10 +102,17 @@ class Policy:
     def _begin_session(self, user: User) -> None:
         session.clear()
         session[NAME] = user.name
+        session[ID] = secrets.token_hex(ID_BYTES)
         session[UNTIL] = int(time.time()) + self.options.session_timeout_ns // SECOND_NS
 
+    def log_out(self) -> None:
+        """End the session, also for copies of its cookie."""
+        if ID in session:
+            self.ended.add(session[ID], session[UNTIL])
+        session.clear()
+
     def _session_user(self) -> User | None:
-        if session.get(UNTIL, 0) < time.time():
+        if session.get(UNTIL, 0) < time.time() or session.get(ID, "") in self.ended:
             return None
         if GRANT in session and self.options.oidc_issuer:
             role, topics = session[GRANT]
@@ -97,11 +123,6 @@ class Policy:
     def _basic_user(self, request: Request) -> User | None:
         name, password = basic_credentials(request)
         return self.check(name, password, request.remote_addr or "") if name else None
-
-
-def limit_keys(name: str, address: str) -> tuple[str, str]:
-    """Return the keys by which failed logins are counted."""
-    return f"name {name}", f"address {address}"
 
 
 def basic_credentials(request: Request) -> tuple[str, str]:

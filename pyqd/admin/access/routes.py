@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from flask import Blueprint, Flask, Request, Response, g, redirect, render_template, request, session, url_for
+from werkzeug.exceptions import Forbidden, TooManyRequests
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin.access.oidc import NEXT
-from pyqd.admin.access.policy import Policy, limit_keys
-from pyqd.admin.access.roles import NOBODY
+from pyqd.admin.access.policy import Policy
+from pyqd.admin.access.roles import NOBODY, Role, User
+from pyqd.admin.addresses import address_here
 from pyqd.admin.audit import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
@@ -31,6 +33,24 @@ OPEN: Final = (
 CHANGING: Final = ("POST", "PUT", "DELETE")
 API: Final = "nsqadmin_api"
 PING: Final = "ping"
+# The least role for each change, by method and path. A handler also checks the role for the topic that it changes.
+ROLES: Final = {
+    ("POST", "/api/topics"): Role.ADMIN,
+    ("POST", "/api/topics/<topic>"): Role.OPERATE,
+    ("DELETE", "/api/topics/<topic>"): Role.ADMIN,
+    ("POST", "/api/topics/<topic>/<channel>"): Role.OPERATE,
+    ("DELETE", "/api/topics/<topic>/<channel>"): Role.ADMIN,
+    ("DELETE", "/api/nodes/<node>"): Role.ADMIN,
+    ("PUT", "/config/<option>"): Role.ADMIN,
+    ("POST", "/do/<action>"): Role.OPERATE,
+    ("POST", "/do/create"): Role.ADMIN,
+    ("POST", "/topics/<topic>/<channel>/messages"): Role.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/seek"): Role.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/dead-letters"): Role.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/limits"): Role.ADMIN,
+    ("POST", "/topics/<topic>/-/publish"): Role.OPERATE,
+    ("POST", "/topics/<topic>/-/settings"): Role.ADMIN,
+}
 
 
 def local_path(text: str) -> str:
@@ -63,8 +83,18 @@ def foreign_problem(sites: Sites, policy: Policy, request: Request) -> str:
     return f"UNKNOWN_HOST: {problem}" if problem else ""
 
 
-def guard(app: Flask, policy: Policy) -> None:
-    """Check each request before its route: it must come from this site, and from a user if logins are needed."""
+def may_change(user: User, method: str, path: str) -> bool:
+    """Return whether a user may make a change. A route without an entry is for administrators of all topics."""
+    role = ROLES.get((method, path))
+    return user.may(Role.ADMIN) if role is None else user.role >= role
+
+
+def guard(app: Flask, policy: Policy, base: str) -> None:
+    """Check each request before its route, in every mode of access.
+
+    The request must come from this site, and from a user if logins are needed; a change needs a role for it. base: path
+    that those of the routes begin with.
+    """
     sites = Sites("", policy.options.http_allow_host, policy.options.http_allow_origin)
 
     def check() -> AnyResponse | None:
@@ -72,17 +102,28 @@ def guard(app: Flask, policy: Policy) -> None:
         if problem:
             return json_reply({"message": problem}, 403)
         g.user = policy.user_of(request)
-        if not policy.needs_login or g.user is not NOBODY or request.endpoint in OPEN:
+        if request.endpoint in OPEN or request.url_rule is None:
+            # Unknown paths are no pages: behind a proxy that strips the base path, that of the login is one, too.
             return None
-        if request.blueprint == API:
-            refused = json_reply({"message": "UNAUTHORIZED"}, 401)
-            refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
-            return refused
-        if "fragment" in request.args or request.endpoint == "pages.live":
-            return Response(status=401)
-        return redirect(url_for("access.login", next=request.full_path.rstrip("?")), 303)
+        if policy.needs_login and g.user is NOBODY:
+            return without_login()
+        path = request.url_rule.rule.removeprefix(base)
+        if request.method in CHANGING and not may_change(g.user, request.method, path):
+            raise Forbidden
+        return None
 
     app.before_request(check)
+
+
+def without_login() -> AnyResponse:
+    """Return the answer to a request that needs a login: 401 to programs and scripts, to people the login's page."""
+    if request.blueprint == API:
+        refused = json_reply({"message": "UNAUTHORIZED"}, 401)
+        refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
+        return refused
+    if "fragment" in request.args or request.endpoint == "pages.live":
+        return Response(status=401)
+    return redirect(url_for("access.login", next=address_here()), 303)
 
 
 def access(policy: Policy) -> Blueprint:
@@ -101,14 +142,14 @@ def access(policy: Policy) -> Blueprint:
         check_token()
         name, password = request.form.get("name", ""), request.form.get("password", "")
         address = request.remote_addr or ""
-        wait_s = policy.limiter.wait_s(limit_keys(name, address))
-        if wait_s > 0:
-            audit_logger.warning("login of %r from %s is refused: too many failures", name, address)
-            seconds = str(int(wait_s) + 1)
+        target = session.get(NEXT, "")
+        try:
+            user = policy.log_in(name, password, address)
+        except TooManyRequests as error:
+            seconds = str(error.retry_after)
             text = _("Too many failed logins: try again in %(seconds)s seconds.") % {"seconds": seconds}
             return page(text, name), 429, {"Retry-After": seconds}
-        target = session.get(NEXT, "")
-        if policy.log_in(name, password, address) is None:
+        if user is None:
             audit_logger.warning("login of %r from %s has failed", name, address)
             return page(_("Name or password is wrong."), name), 401
         audit_logger.info("login of %s from %s", name, address)
@@ -117,7 +158,7 @@ def access(policy: Policy) -> Blueprint:
     def logout() -> AnyResponse:
         check_token()
         audit_logger.info("logout of %s from %s", g.user.name, request.remote_addr)
-        session.clear()
+        policy.log_out()
         return redirect(url_for("access.login"), 303)
 
     routes.add_url_rule("/login", "login", login, methods=["GET"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,13 @@ from pyqd.admin.notifications import failed
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.forms import check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
+from pyqd.admin.shapes import answer_of, check_shape, parse_answer
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 FORMS: Final = ("text", "json", "hex")
+# As in the template.
+SEEK_FIELDS: Final = ("from", "to", "redeliver", "finished", "skip", "in_flight", "depth")
 MESSAGE_ID: Final = re.compile(r"[0-9a-f]{16}")
 # As many digits as the milliseconds of a 64-bit integer allow.
 SECONDS: Final = re.compile(r"[0-9]{1,15}(\.[0-9]*)?|\.[0-9]+")
@@ -211,7 +213,11 @@ class Browser:
         for node in self.nodes(topic) if to else []:
             query = {"topic": topic, "channel": channel, "to": to, "dry_run": "true"}
             try:
-                previews.append((node, json.loads(self.site.upstream.post(node, "/channel/seek", query)), ""))
+                body = self.site.upstream.post(node, "/channel/seek", query)
+                with answer_of(node, UpstreamError):
+                    effect = parse_answer(body)
+                    check_shape(effect, dict.fromkeys(SEEK_FIELDS, (int,)))
+                previews.append((node, effect, ""))
             except AbsentCallError:
                 previews.append((node, None, _("NSQ's own daemon does not have this call.")))
             except UpstreamError as error:
@@ -255,12 +261,13 @@ class Browser:
         """Return address, name and messages in flight of the clients of a channel that have some."""
         query = {"format": "json", "topic": topic, "channel": channel}
         topics = self.site.upstream.get(node, "/stats", query).get("topics") or ()
-        rows = [client for row in topics for each in row["channels"] for client in each.get("clients") or ()]
-        found = [
-            (row["remote_address"], row["hostname"] or row["client_id"], row["in_flight_count"])
-            for row in rows
-            if row["in_flight_count"]
-        ]
+        with answer_of(node, UpstreamError):
+            rows = [client for row in topics for each in row["channels"] for client in each.get("clients") or ()]
+            found = [
+                (str(row["remote_address"]), str(row["hostname"] or row["client_id"]), int(row["in_flight_count"]))
+                for row in rows
+                if row["in_flight_count"]
+            ]
         return sorted(found, key=lambda each: (each[1], each[0]))
 
     def of(self, node: str, topic: str, channel: str, state: str) -> Messages:

@@ -109,7 +109,8 @@ class DeadLetterViews:
                 details=urlencode({"target": holding.target, "holder": holder, **counts}),
             )
             flash_errors(errors)
-            tell(counts)
+            if counts:
+                tell(counts)
         here = url_for("dead_letters.show", topic=topic, channel=channel, node=node, holder=holder, text=text)
         return redirect(here, 303)
 

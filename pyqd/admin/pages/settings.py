@@ -18,6 +18,7 @@ from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.browser import absent, refused
 from pyqd.admin.pages.forms import check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
+from pyqd.admin.shapes import ANY, NUMBER, OPTIONAL_NUMBER, OPTIONAL_TEXT, Shape, answer_of, check_shape
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
 from pyqd.primitives.quantities import parse_size
@@ -25,6 +26,21 @@ from pyqd.primitives.quantities import parse_size
 LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
 # Fields of the form by the last part of the call's path.
 TOPIC_FIELDS: Final = {"retention": ("bytes", "time"), "quota": ("bytes",), "trace": ("rate", "body_bytes")}
+# Fields that the pages show.
+SHAPES: Final[Mapping[str, Shape]] = {
+    "/channel/limits": {
+        "rate": OPTIONAL_NUMBER,
+        "burst": OPTIONAL_NUMBER,
+        "max_attempts": OPTIONAL_NUMBER,
+        "dead_letter_count": (int,),
+        "dead_letters_waiting": (int,),
+        "waiting_for": OPTIONAL_TEXT,
+        "dead_letter_topic": OPTIONAL_TEXT,
+    },
+    "/topic/retention": {"bytes": OPTIONAL_NUMBER, "time": (str,), "own_bytes": ANY, "own_time": ANY},
+    "/topic/quota": {"bytes": OPTIONAL_NUMBER, "used": NUMBER, "own_bytes": ANY, "refused": ANY},
+    "/topic/trace": {"traced": (bool,), "rate": NUMBER, "body_bytes": OPTIONAL_NUMBER, "own": ANY},
+}
 
 
 def settings(site: Site) -> Blueprint:
@@ -98,7 +114,7 @@ class Settings:
         rows: list[tuple[str, Any, str]] = []
         for node in self.nodes(topic):
             try:
-                rows.append((node, [self.site.upstream.get(node, path, query) for path in paths], ""))
+                rows.append((node, [self.answer(node, path, query) for path in paths], ""))
             except AbsentCallError:
                 rows.append((node, None, ""))
             except UpstreamError as error:
@@ -106,6 +122,13 @@ class Settings:
         if rows and not any(found or error for _node, found, error in rows):
             raise AbsentCallError("no broker of this topic is a pyqd")
         return rows
+
+    def answer(self, node: str, path: str, query: Mapping[str, str]) -> Any:
+        """Return the answer of a broker. Raises: UpstreamError, also for one of another form."""
+        found = self.site.upstream.get(node, path, query)
+        with answer_of(node, UpstreamError):
+            check_shape(found, SHAPES[path])
+        return found
 
     def change(self, topic: str, path: str, query: Mapping[str, str]) -> list[str]:
         """Send a change to all brokers of a topic, and tell the result on the next page. Returns: the failures."""

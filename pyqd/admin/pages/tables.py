@@ -9,6 +9,8 @@ from urllib.parse import urlencode
 
 from flask import request
 
+from pyqd.admin.addresses import path_here
+
 PAGE_SIZES: Final = (25, 50, 100, 500)
 PAGE_SIZE: Final = 50
 LONG: Final = 20
@@ -149,4 +151,4 @@ def changed_url(**changes: str) -> str:
     """Return the current URL with other parameters; an empty value removes one."""
     query = {name: value for name, value in request.args.items() if name != "fragment"} | changes
     text = urlencode({name: value for name, value in query.items() if value})
-    return f"{request.script_root}{request.path}" + (f"?{text}" if text else "")
+    return path_here() + (f"?{text}" if text else "")

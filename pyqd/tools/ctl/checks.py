@@ -148,7 +148,10 @@ def disk(facts: Facts) -> Made:
     if "pyqd_disk_free_bytes" in metrics:
         free, floor = metrics["pyqd_disk_free_bytes"], metrics["pyqd_disk_free_min_bytes"]
         text = f"{format_size(free)} free" + ("" if place is None else f" of {format_size(place.total_bytes)}")
-        fix = "free space, lower `pyqctl retention`, or delete topics; `pyqctl topics --sort=depth` shows queues"
+        fix = (
+            "free space, lower `pyqctl retention`, or delete topics, which loses their messages; `pyqctl topics"
+            " --sort=depth` shows queues"
+        )
         if free < floor:
             yield finding("disk", FAILURE, f"{text}; below {format_size(floor)} publishing is refused", fix)
         elif free < max(DISK_FLOORS * floor, DISK_BYTES_MIN):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from pyqd.client.errors import ClientError, ProtocolError
+from pyqd.client.trust import TrustedBrokers
 from pyqd.tools.ctl.nodes import Broker, LookupDaemon, Node, https_address
 from pyqd.tools.ctl.target import Target
 
 THREADS_MAX: Final = 32
+WITHOUT_TOKEN: Final = "%s is asked without the token: a lookup daemon tells this address, and no --trusted-broker does"
 
 N = TypeVar("N", bound=Node)
 T = TypeVar("T")
@@ -48,7 +50,10 @@ class Cluster:
         self.target = target
         self.timeout_s = timeout_s
         self.failures: list[Failure] = []
+        # Brokers of lookup daemons that are asked without the token, because the operator has not named them.
+        self.strangers: list[str] = []
         self._token = target.token()
+        self._trusted = TrustedBrokers(target.settings.trusted_brokers)
         self._brokers: dict[str, Broker] = {}
         self._lookup_daemons: dict[str, LookupDaemon] = {}
 
@@ -73,27 +78,34 @@ class Cluster:
 
         A lookup daemon that does not answer is noted in `failures`, if another one answers.
         """
-        wants_tls = self.target.wants_tls
-        addresses = self.target.settings.nsqd_http_addresses or self._found()
-        for address in addresses:
+        given = self.target.settings.nsqd_http_addresses
+        addresses = dict.fromkeys(given, True) if given else self._found()
+        self.strangers = [address for address, is_trusted in addresses.items() if self._token and not is_trusted]
+        for address, is_trusted in addresses.items():
             if address not in self._brokers:
-                self._brokers[address] = Broker(address, self.target, self._token, self.timeout_s, tls=wants_tls)
-        return [self._brokers[address] for address in dict.fromkeys(addresses)]
+                self._brokers[address] = self.new_broker(address, self.timeout_s, is_trusted=is_trusted)
+        return [self._brokers[address] for address in addresses]
 
-    def _found(self) -> Sequence[str]:
-        """Return the addresses that the lookup daemons name. Raises: ClientError."""
+    def new_broker(self, address: str, timeout_s: float, *, is_trusted: bool) -> Broker:
+        """Return a client of a broker, with the token if the broker is trusted."""
+        # Read again: the file may have another token by now.
+        token = self.target.token() if is_trusted else None
+        return Broker(address, self.target, token, timeout_s, tls=self.target.wants_tls)
+
+    def _found(self) -> dict[str, bool]:
+        """Return the addresses that the lookup daemons tell, and whether each is trusted. Raises: ClientError."""
         found = ask(self.lookup_daemons(), named_brokers)
         if found.failures and not found.answers:
             raise found.failures[0].error
         self.failures += found.failures
         places = dict.fromkeys(place for answer in found.answers for place in answer.value)
         if not self.target.wants_tls:
-            return [f"{host}:{port}" for host, port in places]
-        secured: list[str] = []
+            return {f"{host}:{port}": self._trusted.has(f"{host}:{port}") for host, port in places}
+        secured: dict[str, bool] = {}
         failures: list[Failure] = []
         for host, port in places:
             try:
-                secured.append(https_address(host, port, self.timeout_s))
+                secured[https_address(host, port, self.timeout_s)] = self._trusted.has(f"{host}:{port}")
             except ClientError as error:
                 failures.append(Failure(f"{host}:{port}", error))
         self.failures += failures

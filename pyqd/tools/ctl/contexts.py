@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.client.errors import SettingError
 from pyqd.client.http import parse_http_address
+from pyqd.client.trust import TrustedBrokers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-LISTS: Final = ("nsqd_http_addresses", "lookupd_http_addresses")
+LISTS: Final = ("nsqd_http_addresses", "lookupd_http_addresses", "trusted_brokers")
 SECRETS: Final = ("token", "lookupd_token")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Addresses of brokers or of lookup daemons, and the means to log in."""
+    """Addresses of brokers or of lookup daemons, and the means to log in. trusted_brokers: those that get the token."""
 
     nsqd_http_addresses: tuple[str, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()
+    trusted_brokers: tuple[str, ...] = ()
     token: str | None = None
     token_file: str | None = None
     lookupd_token: str | None = None
@@ -53,6 +55,7 @@ class Context:
         """Check addresses and combinations. Raises: SettingError."""
         for address in (*self.nsqd_http_addresses, *self.lookupd_http_addresses):
             parse_http_address(address)
+        TrustedBrokers(self.trusted_brokers)
         if self.nsqd_http_addresses and self.lookupd_http_addresses:
             raise SettingError("give addresses of brokers or of lookup daemons, not both")
         if self.key is not None and self.cert is None:

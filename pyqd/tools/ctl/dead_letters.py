@@ -35,7 +35,7 @@ from pyqd.tools.ctl.table import messages
 
 Row = dict[str, Any]
 
-# Made in a dead-letter topic without channels, which holds its messages where nothing can cancel them.
+# Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 CHANNEL: Final = "pyqctl"
 COLUMNS: Final = (("Node", "node"), ("Dead letter", "id"), ("New ID", "new_id"), ("State", "state"))
 
@@ -100,7 +100,8 @@ def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: s
 @command(
     "GET /channel/limits?topic=&channel=, GET /stats?format=json and, of the dead-letter topic, GET"
     " /channel/messages?topic=&channel=&state=&body=base64 at each broker, before the question.",
-    "POST /channel/create?topic=&channel=pyqctl, if the dead-letter topic has no channel.",
+    "If the dead-letter topic has no channel: POST /channel/create?topic=&channel=pyqctl and /topic/pause before, and"
+    " afterwards POST /mpub?topic=&binary=true with the other messages, /channel/delete and /topic/unpause.",
     "For each dead letter, at its broker: GET /topic/log?topic=&from=&to=, if its body has more than 4096 bytes; POST"
     " /message/reschedule?topic=&channel=&id=&defer=60000, so that no consumer gets it meanwhile; POST"
     " /pub?topic=TOPIC; POST /message/cancel?topic=&channel=&id=.",

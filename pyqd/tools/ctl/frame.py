@@ -64,6 +64,14 @@ def shared_options() -> list[click.Option]:
             metavar="ADDRESS",
             help="HTTP address of a lookup daemon, which names the brokers; may be repeated",
         ),
+        option(
+            "trusted_brokers",
+            "--trusted-broker",
+            multiple=True,
+            metavar="HOST",
+            help="broker of the lookup daemons that gets the token: host, host:port, *.domain or network; may be"
+            " repeated",
+        ),
         option("-c", "--context", metavar="NAME", shell_complete=complete_contexts, help="context to use"),
         option("--token", metavar="TOKEN", help="token for the brokers; the process list shows it"),
         option("--token-file", type=click.Path(), metavar="FILE", help="file with the token for the brokers"),

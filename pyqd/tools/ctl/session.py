@@ -11,7 +11,7 @@ import click
 
 from pyqd.client.errors import NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.tools.ctl.cluster import Answer, Answers, Cluster, Failure, N, T, ask
+from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, Answer, Answers, Cluster, Failure, N, T, ask
 from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, code_of
 from pyqd.tools.ctl.nodes import Broker
@@ -23,6 +23,7 @@ TIMEOUT_NS: Final = 10 * SECOND_NS
 SETTINGS: Final = (
     "nsqd_http_addresses",
     "lookupd_http_addresses",
+    "trusted_brokers",
     "token",
     "token_file",
     "lookupd_token",
@@ -39,6 +40,7 @@ class Session:
         self.flags = flags
         self.failures: list[Failure] = []
         self._cluster: Cluster | None = None
+        self._told: set[str] = set()
 
     @property
     def context_file(self) -> ContextFile:
@@ -86,6 +88,10 @@ class Session:
             raise NotConnectedError("no broker is known: the lookup daemons name none")
         self.failures += self.cluster.failures
         self.cluster.failures.clear()
+        for address in self.cluster.strangers:
+            if address not in self._told:
+                self._told.add(address)
+                say(WITHOUT_TOKEN % address)
         return brokers
 
     def only_broker(self, reason: str) -> Broker:

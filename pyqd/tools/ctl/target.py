@@ -16,6 +16,7 @@ CONTEXT_VARIABLE: Final = "PYQD_CONTEXT"
 VARIABLES: Final = {
     "nsqd_http_addresses": "PYQD_HTTP_ADDRESS",
     "lookupd_http_addresses": "PYQD_LOOKUPD_HTTP_ADDRESS",
+    "trusted_brokers": "PYQD_TRUSTED_BROKER",
     "token": "PYQD_TOKEN",
     "token_file": "PYQD_TOKEN_FILE",
     "lookupd_token": "PYQD_LOOKUPD_TOKEN",
@@ -24,6 +25,7 @@ VARIABLES: Final = {
     "key": "PYQD_KEY",
 }
 ADDRESSES: Final = ("nsqd_http_addresses", "lookupd_http_addresses")
+LISTS: Final = (*ADDRESSES, "trusted_brokers")
 TOKENS: Final = ("token", "token_file")
 
 
@@ -70,7 +72,7 @@ def environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if text := environment.get(variable):
-            found[name] = split_list(text) if name in ADDRESSES else text
+            found[name] = split_list(text) if name in LISTS else text
     return found
 
 
@@ -98,7 +100,7 @@ def find_target(
         if name not in contexts:
             raise unknown_context(name, contexts)
         given = merged(contexts[name].given(), given)
-    given = {key: tuple(value) if key in ADDRESSES else value for key, value in given.items()}
+    given = {key: tuple(value) if key in LISTS else value for key, value in given.items()}
     has_addresses = any(key in given for key in ADDRESSES)
     if not has_addresses:
         given["nsqd_http_addresses"] = (DEFAULT_ADDRESS,)

@@ -11,9 +11,8 @@ from typing import Any, Final
 import click
 
 from pyqd.client.http import HttpClient
-from pyqd.tools.ctl.cluster import Cluster
+from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, Cluster
 from pyqd.tools.ctl.frame import shared_options
-from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.session import FLAGS_KEY, Session
 from pyqd.tools.trace.frame import database_option, size, span
 
@@ -94,6 +93,7 @@ class Brokers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._failures: set[str] = set()
+        self._strangers: set[str] = set()
 
     def clients(self) -> Sequence[HttpClient]:
         """Return clients of the brokers known now, each for the use of one thread. Raises: ClientError."""
@@ -104,9 +104,13 @@ class Brokers:
         for text in sorted(failures - self._failures):
             logger.warning("cannot look up all brokers: %s", text)
         self._failures = failures
-        target = cluster.target
-        token = target.token()
-        return [Broker(broker.address, target, token, TIMEOUT_S, tls=target.wants_tls) for broker in found]
+        for address in sorted(set(cluster.strangers) - self._strangers):
+            logger.warning(WITHOUT_TOKEN, address)
+        self._strangers = set(cluster.strangers)
+        return [
+            cluster.new_broker(broker.address, TIMEOUT_S, is_trusted=broker.address not in cluster.strangers)
+            for broker in found
+        ]
 
 
 def stop_on_signals(stop: Any) -> None:

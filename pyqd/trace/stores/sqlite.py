@@ -3,6 +3,7 @@ be missing, rows and position together."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -46,9 +47,16 @@ class SqliteStore(Store):
     def engine(self) -> sa.Engine:
         """Return a new engine."""
         engine = sa.create_engine(self.url, connect_args={"timeout": self.answer_s}, hide_parameters=True)
+        sa.event.listen(engine, "do_connect", self._make_private)
         sa.event.listen(engine, "connect", self._prepare)
         sa.event.listen(engine, "begin", _begin)
         return engine
+
+    def _make_private(self, *_: object) -> None:
+        """Make a new file that only its owner can read: it has bodies. SQLite gives its other files the same mode."""
+        if not self.exists():
+            with contextlib.suppress(OSError):
+                os.close(os.open(str(self.url.database), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
     def _prepare(self, connection: Any, record: Any) -> None:
         # The driver would begin transactions by itself, and only for some statements.

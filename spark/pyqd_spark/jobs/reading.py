@@ -52,6 +52,7 @@ def connection_options(connection: Connection) -> dict[str, str]:
         "nsqd": ",".join(connection.nsqd) or None,
         "lookupd": ",".join(connection.lookupd) or None,
         "token": connection.token,
+        "trustedBrokers": ",".join(connection.trusted_brokers) or None,
         "tls": connection.tls,
         "tlsRootCaFile": connection.tls_root_ca_file,
         "tlsCert": connection.tls_cert,

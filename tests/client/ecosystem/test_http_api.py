@@ -160,3 +160,19 @@ class TestLookup:
     def test_a_malformed_answer_is_an_error_that_names_the_daemon(self, answer: bytes) -> None:
         with pytest.raises(LookupFailedError, match=r"http://127\.0\.0\.1:\d+: "):
             self.named_by(answer)
+
+
+def test_the_token_goes_to_brokers_of_lookup_daemons_only_if_they_are_named() -> None:
+    topics = {"topics": [{"topic_name": "work", "depth": 3, "channels": []}]}
+    with (
+        http_stub(lambda *_: json_answer(topics)) as broker,
+        http_stub(lookup_answers({"work": [broker.address]})) as lookupd,
+    ):
+        for trusted, has_token in ((None, False), ("10.0.0.0/8", False), (broker.address, True)):
+            settings = make_settings({"http_token": "secret", "trusted_brokers": trusted})
+            group = HttpGroup(parse_targets(None, lookupd.address), settings)
+            broker.tokens.clear()
+            for client in group._clients():
+                with client:
+                    client.info()
+            assert ("Bearer secret" in broker.tokens) is has_token

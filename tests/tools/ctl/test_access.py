@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.tools.ctl.cluster import Cluster
+from pyqd.tools.ctl.contexts import Context
+from pyqd.tools.ctl.target import Target
+from pyqd.tools.trace.ship import Brokers
 from tests.lookupd.conftest import LookupDaemon
 from tests.lookupd.conftest import running as lookup_running
 from tests.support.certificates import Certificates
@@ -164,7 +169,41 @@ def test_a_token_is_not_sent_to_a_plain_port_if_tls_is_asked_for(
     ran = bare("topics", "-l", address, *files(certificates), "--token", READER)
     assert ran.code == 3
     assert "names its port for HTTP only, and --ca or --cert asks for HTTPS" in ran.err
-    assert bare("topics", "-l", address, "--token", READER).code == 0
+    assert bare("topics", "-l", address, "--token", READER, "--trusted-broker=127.0.0.1").code == 0
+
+
+@pytest.mark.parametrize("entry", ["", "10.0.0.0/8", "127.0.0.0/8"])
+def test_a_broker_of_a_lookup_daemon_gets_the_token_only_if_it_is_named(bare: Ctl, entry: str) -> None:
+    with http_stub(lambda *_: json_answer({"topics": []})) as broker:
+        with http_stub(lookup_answers({"orders": [broker.address]})) as stub:
+            ran = bare("topics", "-l", stub.address, "--token", READER, PYQD_TRUSTED_BROKER=entry)
+        has_token = entry.startswith("127")
+        assert (f"Bearer {READER}" in broker.tokens) is has_token
+        assert (f"{broker.address} is asked without the token" in ran.err) is not has_token
+        assert f"Bearer {READER}" not in stub.tokens
+
+
+def test_a_context_keeps_the_brokers_that_get_the_token(bare: Ctl) -> None:
+    with http_stub(lambda *_: json_answer({"topics": []})) as broker:
+        with http_stub(lookup_answers({"orders": [broker.address]})) as stub:
+            options = ("-l", stub.address, "--token", READER, f"--trusted-broker={broker.address}")
+            assert bare("context", "add", "named", *options).code == 0
+            assert bare("topics").code == 0
+        assert f"Bearer {READER}" in broker.tokens
+
+
+def test_shipping_sends_the_token_only_to_named_brokers(bare: Ctl) -> None:
+    with (
+        http_stub(lambda *_: json_answer({"topics": []})) as broker,
+        http_stub(lookup_answers({"orders": [broker.address]})) as stub,
+    ):
+        for trusted, has_token in (((), False), ((broker.address,), True)):
+            target = Target(Context(lookupd_http_addresses=(stub.address,), token=READER, trusted_brokers=trusted))
+            with contextlib.closing(Cluster(target, WAIT_S)) as cluster:
+                for client in Brokers(cluster).clients():
+                    with client:
+                        client.request("GET", "/info", retry=False)
+            assert (f"Bearer {READER}" in broker.tokens) is has_token
 
 
 def test_a_unix_socket_is_an_address_too(bare: Ctl, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.admin.dead_letters import Calls
+from pyqd.admin.upstream import Upstream
+from pyqd.client.dead_letters import return_dead_letters, select_dead_letters
+from pyqd.client.errors import RefusedError
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 from tests.tools.ctl.conftest import Ctl, address_of
@@ -120,7 +125,10 @@ def test_single_dead_letters_return(ctl: Ctl, broker: Daemon, queue: str) -> Non
     ids = {row["body"]: row["id"] for row in ctl("dead-letters", "list", queue, "email").json()["messages"]}
     assert ctl("dead-letters", "return", queue, "email", ids["two"], "-y").code == 0
     assert received(broker, queue, "email", 1) == [b"two"]
-    assert sorted(body for _, _, body in listed(ctl, queue)) == ["one", "three"]
+    # The topic holds the others, as before, and no channel is left behind.
+    assert listed(ctl, queue) == [(f"{queue}-dead", None, "one"), (f"{queue}-dead", None, "three")]
+    assert (broker.topics()[f"{queue}-dead"]["channels"], broker.topics()[f"{queue}-dead"]["paused"]) == ([], False)
+    ids |= {row["body"]: row["id"] for row in ctl("dead-letters", "list", queue, "email").json()["messages"]}
     ran = ctl("dead-letters", "return", queue, "email", ids["two"], ids["one"], "-y")
     assert ran.code == 4
     assert ids["two"] in ran.err
@@ -235,3 +243,41 @@ def test_a_dead_letter_stays_if_its_topic_refuses_it(ctl: Ctl, broker: Daemon, q
     assert "STORAGE_FAILED: failed to store in topic" in ran.err
     assert broker.topics()[f"{queue}-dead"]["channels"][0]["deferred_count"] == 1
     assert broker.topics()[f"{queue}-dead"]["channels"][0]["depth"] == 1
+
+
+def test_long_and_binary_dead_letters_stay_in_their_topic_whole(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    bodies = [b"one", b"two\n", b"\xff\x00", *(LONG + b"%d" % number for number in range(60))]
+    kill(broker, queue, *bodies)
+    (first, *_) = ctl("dead-letters", "list", queue, "email").json()["messages"]
+    assert ctl("dead-letters", "return", queue, "email", first["id"], "-y").code == 0
+    (returned,) = received(broker, queue, "email", 1)
+    assert received(broker, f"{queue}-dead", "inspect", len(bodies) - 1) == sorted({*bodies} - {returned})
+
+
+def test_a_paused_topic_and_one_with_very_many_messages_are_left_alone(
+    ctl: Ctl, broker: Daemon, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, queue, b"one", b"two")
+    dead = f"{queue}-dead"
+    assert ctl("pause", dead).code == 0
+    ran = ctl("dead-letters", "return", queue, "email", "--yes")
+    assert (ran.code, "unpause it first" in ran.err) == (1, True)
+    assert ctl("unpause", dead).code == 0
+    monkeypatch.setattr("pyqd.client.dead_letters.LENT_MAX", 1)
+    with contextlib.closing(Upstream()) as upstream:
+        calls = Calls(upstream, f"127.0.0.1:{broker.http_port}")
+        rows = list(select_dead_letters(calls, dead, None))
+        with pytest.raises(RefusedError, match="create a channel for them first"):
+            list(return_dead_letters(calls, dead, None, rows, queue, "x"))
+    assert broker.topics()[dead]["channels"] == []
+
+
+def test_a_channel_that_a_killed_run_has_left_is_taken_back(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"one", b"two")
+    dead = f"{queue}-dead"
+    assert ctl("create", dead, "pyqctl").code == 0
+    assert ctl("pause", dead).code == 0
+    (first, _) = ctl("dead-letters", "list", queue, "email").json()["messages"]
+    assert ctl("dead-letters", "return", queue, "email", first["id"], "-y").code == 0
+    found = broker.topics()[dead]
+    assert (found["channels"], found["depth"], found["paused"]) == ([], 1, False)
