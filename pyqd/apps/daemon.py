@@ -69,7 +69,7 @@ THREADS = 4
 # Each read is of MiB, which keep the disk busy: several threads would wait for one another.
 READ_THREADS = 1
 COMMIT_THREADS = 1
-RETIRE_THREADS = 2
+PROMPT_THREADS = 2
 SYNC_THREADS = 1
 # Before the connections are closed for a successor.
 ACCEPTED_S = 0.05
@@ -106,7 +106,7 @@ class Daemon:
         self.read_background = Background(self.hub, READ_THREADS)
         self.fin_background = Background(self.hub, COMMIT_THREADS)
         # While drained segments wait for their syncs, the log needs new ones, whose making keeps the disk busy.
-        self.retire_background = Background(self.hub, RETIRE_THREADS, PromptPool)
+        self.prompt_background = Background(self.hub, PROMPT_THREADS, PromptPool)
         # For the periodic sync. In the hub's pool it would wait behind look-ups of names, and could need a new thread.
         self.sync_pool = Pool(SYNC_THREADS, hub=self.hub)
         self.start_all_threads()
@@ -115,7 +115,7 @@ class Daemon:
             options,
             files,
             in_background=self.background.run,
-            retire_in_background=self.retire_background.run,
+            prompt_in_background=self.prompt_background.run,
             capacity=self.capacity,
         )
         self.broker.read_in_background = self.read_background.run
@@ -158,7 +158,7 @@ class Daemon:
         """Start the threads. One that starts later could take the memory that the broker keeps free for its topics,
         or fail.
         """
-        backgrounds = [self.background, self.commit_background, self.read_background, self.retire_background]
+        backgrounds = [self.background, self.commit_background, self.read_background, self.prompt_background]
         if self.options.sync_fin:
             backgrounds.append(self.fin_background)
         for background in backgrounds:
@@ -371,7 +371,7 @@ class Daemon:
         # Before the lock is released and another daemon may take the directory.
         self.background.stop()
         self.read_background.stop()
-        self.retire_background.stop()
+        self.prompt_background.stop()
         self.commit_background.stop()
         self.fin_background.stop()
         self.sync_pool.kill()

@@ -119,7 +119,7 @@ class Broker:
     """All topics of one data directory.
 
     options: limits and sizes. files: the operating system. in_background: runs (job, done) with the job in a thread and
-    done(result, error) on the loop; the default runs both on the spot. retire_in_background: the same for drained
+    done(result, error) on the loop; the default runs both on the spot. prompt_in_background: the same for drained
     segments, which the logs soon need again.
     Raises: StartupError for a data directory that cannot be served.
     """
@@ -129,7 +129,7 @@ class Broker:
         options: Options,
         files: Files | None = None,
         in_background: Callable[[Job, Done], None] = run_now,
-        retire_in_background: Callable[[Job, Done], None] | None = None,
+        prompt_in_background: Callable[[Job, Done], None] | None = None,
         capacity: Capacity | None = None,
     ) -> None:
         self.options = options
@@ -166,7 +166,7 @@ class Broker:
             self.reserve,
             self.placeholders,
             in_background,
-            retire_in_background or in_background,
+            prompt_in_background or in_background,
         )
         self.journal = Journal(
             self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background, limit=self.reserve

@@ -52,7 +52,7 @@ class SegmentJobs:
     def prepare_pages(self, pool: "SegmentPool", segment: "Segment", start_bytes: int, length_bytes: int) -> None:
         """Make pages of a segment present before they are written; not called unless `prepares_ahead`."""
 
-    def retire(self, pool: "SegmentPool", segment: "Segment") -> None:
+    def retire(self, pool: "SegmentPool", segment: "Segment", *, populates: bool) -> None:  # noqa: ARG002
         """Make durable that a segment holds no record any more. Here: the next start does."""
         pool.note_retired(segment)
 
@@ -66,8 +66,8 @@ class BackgroundJobs(SegmentJobs):
     """Work on segment files, in threads.
 
     in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop;
-    retire_in_background: the same for `retire`. reserve: limits the space of files that are made in a thread.
-    placeholders: directories that do not exist on the disk yet.
+    prompt_in_background: the same for short jobs whose result the log soon needs. reserve: limits the space of files that
+    are made in a thread. placeholders: directories that do not exist on the disk yet.
     """
 
     prepares_ahead = True
@@ -79,14 +79,14 @@ class BackgroundJobs(SegmentJobs):
         reserve: SpaceLimit,
         placeholders: Placeholders,
         in_background: Callable[[Job, Done], None],
-        retire_in_background: Callable[[Job, Done], None],
+        prompt_in_background: Callable[[Job, Done], None],
     ) -> None:
         self.files = files
         self.syncs = syncs
         self.reserve = reserve
         self.placeholders = placeholders
         self.in_background = in_background
-        self.retire_in_background = retire_in_background
+        self.prompt_in_background = prompt_in_background
 
     def make(self, pool: "SegmentPool", need_bytes: int, want_bytes: int) -> "Segment":
         """Make a segment while the caller waits, of `want_bytes` if there is space. Raises: StorageError."""
@@ -159,10 +159,13 @@ class BackgroundJobs(SegmentJobs):
             pool.note_pages(segment, end_bytes)
             log_failure(None, error)
 
-        self.in_background(job, done)
+        self.prompt_in_background(job, done)
 
-    def retire(self, pool: "SegmentPool", segment: "Segment") -> None:
-        """Make durable in a thread that a segment holds no record any more; the pool keeps it as a spare then."""
+    def retire(self, pool: "SegmentPool", segment: "Segment", *, populates: bool) -> None:
+        """Make durable in a thread that a segment holds no record any more; the pool keeps it as a spare then.
+
+        populates: its used pages also become writable, so that the next records can be stored without page faults.
+        """
         path = segment.mapping.path
         assert path is not None, "memory needs no sync"
         assert segment.number == 0, "the segment has been drained"
@@ -173,12 +176,14 @@ class BackgroundJobs(SegmentJobs):
             except StorageError:
                 self.files.remove(path)
                 raise
+            if populates:
+                self.files.populate(segment.mapping, 0, min(segment.prepared, segment.mapping.size_bytes))
 
         def done(_result: None, error: BaseException | None) -> None:
             pool.note_retired(segment, error is not None)
             log_failure(None, error)
 
-        self.retire_in_background(job, done)
+        self.prompt_in_background(job, done)
 
     def remove(self, pool: "SegmentPool", segment: "Segment") -> None:  # noqa: ARG002
         """Remove the file of a segment in a thread; a failure is logged."""

@@ -47,6 +47,8 @@ cdef uint64_t CYCLED_BYTES_MAX = 8 << 20
 cdef int CYCLED_SPARES_MAX = 6
 cdef int BATCHES_CYCLED = 4
 cdef int64_t LASTED_NS_MIN = 250000000
+# A segment that was filled sooner is filled again soon, and then mostly through the mapping.
+cdef int64_t REUSED_NS_MAX = 2000000000
 cdef uint64_t PAGES_AHEAD_BYTES_MIN = 256 << 10
 cdef uint64_t PAGES_AHEAD_BYTES_MAX = 8 << 20
 
@@ -250,6 +252,7 @@ cdef class SegmentPool:
     cdef int recycle(self, Segment segment) except -1:
         """Keep a drained segment as a spare, or have it removed. The log's chain begins behind it now."""
         cdef uint64_t size_bytes = segment.capacity_bytes
+        cdef bint populates
         assert segment is not self.active and segment.next is not None
         assert self.sealed_bytes >= segment.file_bytes
         self.sealed_bytes -= segment.file_bytes
@@ -258,6 +261,7 @@ cdef class SegmentPool:
             segment.next = None
             self.drop(segment)
             return 0
+        populates = segment.is_staged() and segment.lasted_ns() < REUSED_NS_MAX
         segment.retire()
         if segment.mapping.path is None:
             self.spares.append(segment)
@@ -269,7 +273,7 @@ cdef class SegmentPool:
             # not stand before new records.
             self.spares_underway += 1
             self.retiring_bytes += size_bytes
-            self.jobs.retire(self, segment)
+            self.jobs.retire(self, segment, populates=populates)
         return 0
 
     def note_retired(self, Segment segment not None, bint failed=False):
@@ -316,7 +320,7 @@ cdef class SegmentPool:
             not segment.worn and not segment.mapping.is_lost(0, segment.file_bytes)
             and len(self.spares) + self.spares_underway < spares_max
             and (segment.capacity_bytes >= limit
-                 or segment.next.header().created_ns - segment.header().created_ns >= LASTED_NS_MIN)
+                 or segment.lasted_ns() >= LASTED_NS_MIN)
             and min(self.active.capacity_bytes, limit) <= segment.capacity_bytes <= largest
         )
 

@@ -54,6 +54,14 @@ cdef class Segment:
     cdef inline uint64_t durable_bytes(self) noexcept:
         return max(self.journaled_bytes, self.header().synced_bytes)
 
+    # Some of its records were written by pwrite(2).
+    cdef inline bint is_staged(self) noexcept:
+        return self.mapped_end != <uint64_t> -1
+
+    # How long it was the log's last segment, which it is not any more.
+    cdef inline int64_t lasted_ns(self) noexcept:
+        return self.next.header().created_ns - self.header().created_ns
+
     cdef inline uint64_t free_bytes(self) noexcept:
         return self.limit_bytes - self.tail
 
