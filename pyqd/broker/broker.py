@@ -119,8 +119,8 @@ class Broker:
     """All topics of one data directory.
 
     options: limits and sizes. files: the operating system. in_background: runs (job, done) with the job in a thread and
-    done(result, error) on the loop; the default runs both on the spot. prompt_in_background: the same for drained
-    segments, which the logs soon need again.
+    done(result, error) on the loop; the default runs both on the spot. prompt_in_background: the same for short
+    jobs on segments whose result the logs soon need.
     Raises: StartupError for a data directory that cannot be served.
     """
 

@@ -66,8 +66,8 @@ class BackgroundJobs(SegmentJobs):
     """Work on segment files, in threads.
 
     in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop;
-    prompt_in_background: the same for short jobs whose result the log soon needs. reserve: limits the space of files that
-    are made in a thread. placeholders: directories that do not exist on the disk yet.
+    prompt_in_background: the same for short jobs whose result the log soon needs. reserve: limits the space of files
+    that are made in a thread. placeholders: directories that do not exist on the disk yet.
     """
 
     prepares_ahead = True
