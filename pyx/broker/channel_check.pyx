@@ -116,7 +116,7 @@ def check_channel(ChannelCore channel not None):
     spared = ledger.ahead + channel.parking.unsettled_ahead + channel.parking.pending()
     assert spared <= channel.readable.end - cursor, "the depth is negative"
     assert channel.parking.lags() or not channel.readable.all_lag, "a channel without a lag has no place to resume at"
-    assert channel.slots.deadlines.count == channel.slots.ids.count == channel.slots.count()
+    assert channel.slots.deadlines.count() == channel.slots.ids.count == channel.slots.count()
     assert channel.in_parking == channel.parking.awaits_sync() == (channel in channel.readable.parking)
     assert channel.dead_letters.pending_unsorted <= channel.dead_letters.pending.count
     count_slots(channel, &counts)

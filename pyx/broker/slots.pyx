@@ -1,7 +1,7 @@
 """Messages in flight, and messages that wait for redelivery, of one channel.
 
 A message in flight is a C slot with its record, its time of delivery, its consumer and its attempts. It is found by its
-id through a hash table (FIN, REQ, TOUCH) and ordered by deadline in an indexed heap (timeouts). A message that waits
+id through a hash table (FIN, REQ, TOUCH) and ordered by deadline in a queue (timeouts). A message that waits
 for redelivery is 16 bytes in a ring. Both point at records in mapped segments: the segment stays as long as a record in
 it is unfinished.
 
@@ -31,7 +31,7 @@ cdef class SlotTable:
 
     def __cinit__(self):
         self.ids = IdTable()
-        self.deadlines = DeadlineHeap()
+        self.deadlines = DeadlineQueue()
 
     def __dealloc__(self):
         array_release(&self.slots_memory)
@@ -72,7 +72,6 @@ cdef class SlotTable:
         for index in range(count):
             if found[index] >= 0:
                 load_ahead(self.slots[found[index]].record)
-                load_ahead(&self.deadlines.entries[self.deadlines.index_of[found[index]]])
         return 0
 
     cdef int add(

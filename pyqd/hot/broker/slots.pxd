@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.arrays cimport Array
-from pyqd.hot.primitives.heap cimport DeadlineHeap
+from pyqd.hot.primitives.deadlines cimport DeadlineQueue
 from pyqd.hot.primitives.idtable cimport IdTable
 from pyqd.hot.wire.record cimport Record
 
@@ -32,7 +32,7 @@ cdef class SlotTable:
     cdef uint32_t free_count
     cdef uint32_t capacity
     cdef IdTable ids                     # message id to slot
-    cdef DeadlineHeap deadlines          # by slot; monotonic ns
+    cdef DeadlineQueue deadlines          # by slot; monotonic ns
 
     cdef inline uint32_t count(self) noexcept:
         return self.capacity - self.free_count
