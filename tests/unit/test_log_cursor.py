@@ -125,7 +125,8 @@ def test_the_end_of_a_read_changes_nothing_for_a_channel_that_was_deleted(channe
 def written(channel, files):
     """Return the channel with 20 MiB that were written by pwrite(2), as no page was prepared."""
     files.is_cold = False
-    channel.topic.broker.segment_jobs.in_background = Jobs().submit
+    segment_jobs = channel.topic.broker.segment_jobs
+    segment_jobs.in_background = segment_jobs.prompt_in_background = Jobs().submit
     for _ in range(20):
         channel.topic.publish_bodies([bytes(1000)] * 1000, wall())
     return channel
