@@ -11,8 +11,8 @@ A body of more than a block is written from where it lies, as copying it to the 
 
 The alignment of the writes matters as much: a page of which a part is written is zeroed and looked up again for the
 rest, and what is asked for piecemeal comes in small folios. So a batch is followed by zeros up to the end of a block of
-BLOCK_BYTES, and what does not fit the buffer is written in whole blocks. Larger blocks cost more again
-(docs/performance.md), perhaps as the kernel has free folios of up to 32 KiB at hand for each core, and no larger ones.
+BLOCK_BYTES, and what does not fit the buffer is written in whole blocks. Larger blocks cost more again,
+perhaps as the kernel has free folios of up to 32 KiB at hand for each core, and no larger ones.
 
 The first word of the batch's first record is written by itself and last, when all the others are in the page cache: a
 kill in the middle of a write leaves nothing of the batch. Unlike a store through a mapping, a write that fails is an
