@@ -81,6 +81,9 @@ def test_an_option_is_shown_as_text_or_json(server: Daemon, option: str) -> None
     reply = server.http("GET", f"/config/{option}")
     assert reply.status == 200, reply
     value = VALUES[option]
+    if option == "tls_min_version" and server.implementation.name == "nsqd":
+        # pyqd takes TLS 1.2 by default, nsqd 1.0.
+        value = 769
     if value is None or isinstance(value, str):
         assert reply.headers.get("content-type") == (None if value == "" else TEXT)
         assert value is None or reply.body == value.encode()
