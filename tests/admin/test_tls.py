@@ -63,7 +63,7 @@ def test_a_renewed_certificate_is_served_after_a_hangup(
     served = ssl.get_server_certificate(("127.0.0.1", admin.port), timeout=WAIT_S)
     assert served.strip() in renewed.path.read_text()
     paths[1].write_text("no key")
-    reload("TLS: cannot reload certificates: failed to LoadX509KeyPair")
+    reload("TLS: cannot reload certificates: tls: failed to find any PEM data in key input")
     assert ssl.get_server_certificate(("127.0.0.1", admin.port), timeout=WAIT_S) == served
     assert admin.ask("GET", "/ping").body == b"OK"
 

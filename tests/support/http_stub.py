@@ -40,6 +40,8 @@ class HttpStub:
 
         class RequestHandler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Headers and body are two writes: else the second one waits 40 ms for a delayed acknowledgement.
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
