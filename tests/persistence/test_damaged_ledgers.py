@@ -192,17 +192,6 @@ def test_bits_that_are_newer_than_the_header_after_a_power_failure_are_no_damage
     assert ["header" in each.reason for each in broker_on(root).set_aside] == [True] * is_damage
 
 
-def test_bits_that_a_start_after_a_power_failure_believes_are_believed_after_a_kill_too(killed, tmp_path):
-    root = Path(shutil.copytree(killed, tmp_path / "data"))
-    flip(path_in(root), RING + 4, 8)
-    node = root / "node.json"
-    node.write_text(node.read_text().replace('"boot": "', '"boot": "x'))
-    broker = broker_on(root)
-    again = broker_on(Path(shutil.copytree(root, tmp_path / "killed")))
-    assert (broker.power_failed, again.power_failed) == (True, False)
-    assert again.set_aside == []
-
-
 def test_the_offline_reader_refuses_a_ledger_with_a_changed_byte(stopped, tmp_path):
     for offset in (24, 32, RING + 3):
         root = Path(shutil.copytree(stopped, tmp_path / str(offset)))
