@@ -37,7 +37,7 @@ count. The first change after that takes the seal off before it stores anything,
 file without one, which is believed as it is. To ask for the seal costs a FIN nothing: a sealed ledger reaches no record
 (`is_open_for`), so the first FIN comes in by the way of one beyond the ring, and the first delivery by that of a record
 near the ring's end (`roomy_below`). Each other change calls `unseal`. After a power failure the ring may be newer than
-the header; the header, in one page, is checked all the same.
+the header. Then the seal comes off, as the ring is believed; the header, in one page, is checked all the same.
 
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
@@ -244,9 +244,12 @@ cdef class Ledger:
             or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
         ):
             raise CorruptionError(path, 16, "the ledger's header contradicts itself")
-        if header.sealed != 0 and not self.power_failed and header.ring_checksum != crc32c(
+        if header.sealed != 0 and header.ring_checksum != crc32c(
                 0, mapping.base + LEDGER_HEADER_BYTES, header.capacity_bits // 8):
-            raise CorruptionError(path, LEDGER_HEADER_BYTES, "the checksum of the ledger's bits is wrong")
+            if not self.power_failed:
+                raise CorruptionError(path, LEDGER_HEADER_BYTES, "the checksum of the ledger's bits is wrong")
+            # The bits are believed now, so they must be after a kill too.
+            header.sealed = 0
         return 0
 
     def seal(self):

@@ -777,3 +777,22 @@ def test_each_of_several_power_cuts_may_bring_back_the_origins_of_a_deferred_mes
         ],
         features=["absent", "unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_ledgers_bits_that_a_power_cut_left_newer_than_its_header_are_believed_after_a_kill_too(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 0, 0),
+            ("pub", 1, 0),
+            ("sub", 1, 0, 0),
+            ("sync",),
+            ("mpub", 1, 0, 0),
+            ("die_at_store", 0, 3, 8),
+            ("jobs",),
+            ("cancel", 1, 1),
+            ("cut", 1, 3),
+            ("kill",),
+        ],
+        features=[*FEATURES, "spares"],
+    )

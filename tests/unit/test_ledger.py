@@ -527,3 +527,14 @@ def test_a_growth_whose_file_is_gone_is_cancelled_with_an_error(tmp_path):
     assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 10, 3, 0))
     ledger.note_finished(RING_BITS_MIN)
     assert (ledger.capacity_bits, state(ledger)) == (2 * RING_BITS_MIN, (0, 10, 4, 1))
+
+
+def test_bits_that_are_believed_after_a_power_failure_are_believed_after_a_kill_too(tmp_path):
+    path = str(tmp_path / "ledger")
+    handed_out(Ledger(Files(), path), 5).seal()
+    # The kernel has written the page of the bits and not that of the header.
+    store(path, HEADER_BYTES, 1 << 2)
+    assert Ledger(Files(), path, power_failed=True).has_finished(2)
+    again = Ledger(Files(), path)
+    assert not again.rebuilt
+    assert state(again) == (0, 5, 1, 0)
