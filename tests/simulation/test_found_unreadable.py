@@ -696,7 +696,6 @@ def test_a_segment_whose_name_was_lost_returns_where_node_json_that_was_set_asid
             ("spoil", 0, 0, 0),
             ("sync",),
             ("sub", 0, 0, 2),
-            ("jobs",),
             ("fin", 0, 0, 1),
             ("begin_sync",),
             ("pub", 1, 0),
