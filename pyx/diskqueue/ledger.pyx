@@ -37,7 +37,7 @@ count. The first change after that takes the seal off before it stores anything,
 file without one, which is believed as it is. To ask for the seal costs a FIN nothing: a sealed ledger reaches no record
 (`is_open_for`), so the first FIN comes in by the way of one beyond the ring, and the first delivery by that of a record
 near the ring's end (`roomy_below`). Each other change calls `unseal`. After a power failure the ring may be newer than
-the header. Then the seal comes off, as the ring is believed; the header, in one page, is checked all the same.
+the header. Then the ring is believed and the seal comes off; the header, in one page, is checked all the same.
 
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).

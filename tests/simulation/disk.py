@@ -147,6 +147,22 @@ class Disk:
         self.boot_count = 1
         self.used_pages = 0
         self.limit_pages = WITHOUT_LIMIT
+        # Files whose removal was not durable when the disk was filled.
+        self.removed: set[Inode] = set()
+
+    def fill(self, free_pages: int) -> None:
+        """Let others take all of the space but so many pages.
+
+        A file system gives blocks of a removed file to others only when the removal is durable. So where a power cut
+        undoes the removal, the others have not taken these.
+        """
+        self.limit_pages = self.used_pages + free_pages
+        self.removed = set(self.inodes(durable=True)) - set(self.inodes())
+
+    def free(self) -> None:
+        """Let others take no space."""
+        self.limit_pages = WITHOUT_LIMIT
+        self.removed.clear()
 
     @property
     def free_pages(self) -> int:
@@ -214,6 +230,8 @@ class Disk:
         self._restore(self.root)
         self.used_pages = 0
         self._count(self.root)
+        self.limit_pages += sum(inode.pages for inode in self.removed.intersection(self.inodes()))
+        self.removed.clear()
 
     def _restore(self, directory: Directory) -> None:
         directory.entries = dict(directory.durable)

@@ -17,7 +17,7 @@ from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client
-from tests.simulation.disk import AGAIN, BROKEN, MAP, NAMES, OPEN, REST, SPACE, SYNC, WITHOUT_LIMIT, Fault
+from tests.simulation.disk import AGAIN, BROKEN, MAP, NAMES, OPEN, REST, SPACE, SYNC, Fault
 from tests.simulation.features import FINS, UNMAPPING, kinds_of
 from tests.simulation.mirror import ROOT
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
@@ -130,10 +130,10 @@ class Operations(World):
             arena.configure(MAPPED_MIN + number % 16)
 
     def do_fill(self, free_pages: int) -> None:
-        self.disk.limit_pages = self.disk.used_pages + free_pages
+        self.disk.fill(free_pages)
 
     def do_free(self) -> None:
-        self.disk.limit_pages = WITHOUT_LIMIT
+        self.disk.free()
 
     # Background.
 

@@ -156,6 +156,22 @@ def test_the_space_of_a_removed_file_is_reclaimed(disk, files):
     assert disk.used_pages == 0
 
 
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_others_take_the_space_of_a_removed_file_when_the_removal_is_durable(disk, files, is_durable):
+    files.new_mapped(PATH, 2 * PAGE, False)
+    files.sync_directory(ROOT)
+    files.new_mapped(PATH + "2", 2 * PAGE, False)
+    files.remove(PATH)
+    if is_durable:
+        files.sync_directory(ROOT)
+    disk.fill(0)
+    files = cut(disk)
+    assert disk.paths() == [PATH + "2" if is_durable else PATH]
+    assert disk.free_pages == (0 if is_durable else 2)
+    disk.free()
+    files.new_mapped(PATH + "3", 4 * PAGE, False)
+
+
 def test_a_fault_is_of_the_calls_of_its_kind_and_passes(disk, files):
     files.fault = Fault(OPEN, 1)
     files.write(PATH, b"x")

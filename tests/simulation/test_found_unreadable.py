@@ -702,8 +702,7 @@ def test_a_segment_whose_name_was_lost_returns_where_node_json_that_was_set_asid
             ("pub", 0, 0),
             ("fill", 0),
             ("jobs",),
-            ("fill", 0),
-            ("spoil", 1, 0, 0),
+            ("spoil", 1, 0, 3),
         ],
         features=["absent", "unmapping", "unreadable", "writes"],
     )
