@@ -1,6 +1,6 @@
 """Binary heap of deadlines, which knows the place of each slot.
 
-The owner numbers what can wait (a message in flight, a parked one) by slots, small integers. The heap holds (deadline,
+The owner numbers what can wait (a parked message, a timer) by slots, small integers. The heap holds (deadline,
 slot) by value and, per slot, the place of its entry, so that a deadline can be removed or moved without a search:
 
     entries   [ due, slot | due, slot | ... ]      entries[i].due_ns <= entries[2i+1].due_ns, entries[2i+2].due_ns
@@ -11,9 +11,8 @@ Invariants
     2. count <= slot_count_max, as a slot waits at most once; both arrays have slot_count_max entries.
     3. index_of[entries[i].slot] == i for i < count, and exactly count places of index_of are not ABSENT.
 
-Among equal deadlines the order is unspecified. The usual load is kind to a heap: deadlines are now + a fixed timeout,
-so a push is the latest of all and ends after one comparison, and almost every entry leaves by `remove` before it is
-due.
+Among equal deadlines the order is unspecified. Deadlines of messages in flight come mostly in order, and have a ring
+before the heap: pyx/primitives/deadlines.pyx.
 
 Rejected: a pairing heap or a tree (a pointer chase per step); a timer wheel (deadlines go from milliseconds to an hour,
 and TOUCH wants them exact); marking removed entries and dropping them when due (at a million messages a second and a
