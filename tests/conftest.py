@@ -35,27 +35,39 @@ ON_DATABASES = "tests/trace/"
 ON_ONE_CLUSTER = "tests/admin/"
 BY_FILE = (
     "tests/api/",
+    "tests/broker/",
     "tests/client/",
+    "tests/config/",
+    "tests/debug/",
+    "tests/diskqueue/",
     "tests/durability/",
+    "tests/fallback/",
+    "tests/http/",
     "tests/lookupd/",
     "tests/meta/",
+    "tests/metrics/",
+    "tests/net/",
+    "tests/primitives/",
     "tests/property/",
-    "tests/protocol/",
+    "tests/tcp/",
     "tests/testing/",
     "tests/tools/",
-    "tests/unit/",
+    "tests/wire/",
 )
 # One failure of these is a message lost, or a state that must not be: it counts, even if they pass the next time.
 PROOFS = (
+    "tests/broker/",
     "tests/client/test_client_kills.py",
     "tests/client/test_dramatiq_kills.py",
+    "tests/diskqueue/",
     "tests/persistence/",
+    "tests/primitives/",
     "tests/property/",
     "tests/simulation/",
     "tests/spark/test_batch_kills.py",
     "tests/spark/test_source_kills.py",
     "tests/tools/test_to_file_kills.py",
-    "tests/unit/",
+    "tests/wire/",
 )
 REPEATED_MAX = 10
 FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")

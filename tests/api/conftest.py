@@ -15,6 +15,19 @@ import pytest
 
 from tests.support.preloaded import REPOSITORY, spawn
 from tests.support.server import Reply
+from tests.support.two_servers import (  # noqa: F401 -- pytest finds fixtures and hooks in the names of this module
+    _the_servers_stay_well,
+    client,
+    connect,
+    early_topics,
+    narrow_early_topics,
+    narrow_server,
+    own_server,
+    pytest_generate_tests,
+    server,
+    timed_topic,
+    topic,
+)
 
 WAIT_S = 10.0
 FLAGS = ("--max-msg-size=1000", "--max-body-size=3000", "--max-req-timeout=1m", "--broadcast-address=127.0.0.1")
