@@ -1,4 +1,4 @@
-"""Loads of bench.client, one per client library: `python -m bench.client_loads CLIENT ROW HOST:PORT TOPIC COUNT`.
+"""Loads of bench.clients, one per client library: `python -m bench.client_loads CLIENT ROW HOST:PORT TOPIC COUNT`.
 
 A process of its own for each run. It prints a line of JSON: messages, seconds, CPU seconds of the process. Every
 library has its fastest settings. Its import and its first WARM_UP publications are not measured.
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 CHANNEL = "bench"
@@ -95,31 +96,43 @@ class Countdown:
             self._done()
 
 
+def repeat(clock: Clock, act: Callable[[], object], count: int = 1) -> None:
+    """Run an act that publishes so many messages until the time is over."""
+    times = max(1, CHECK_EVERY // count)
+    while True:
+        for _ in range(times):
+            act()
+        if not clock.more(times * count):
+            return
+
+
+async def repeat_awaited(clock: Clock, act: Callable[[], Awaitable[object]], count: int = 1) -> None:
+    """Like `repeat`, but await each act."""
+    times = max(1, CHECK_EVERY // count)
+    while True:
+        for _ in range(times):
+            await act()
+        if not clock.more(times * count):
+            return
+
+
 # A bare socket, which shows the limit of the broker and the kernel: prepared bytes out, bytes in, no checks.
 
 
-def bare_publish(address: str, topic: str, clock: Clock) -> None:
-    bare_publishing(address, topic, clock, CHECK_EVERY, 1)
-
-
-def bare_pipelined(address: str, topic: str, clock: Clock) -> None:
-    bare_publishing(address, topic, clock, 1, ROUND)
-
-
-def bare_publishing(address: str, topic: str, clock: Clock, rounds: int, size: int) -> None:
+def bare_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     host, _, port = address.rpartition(":")
-    commands = b"PUB %s\n%s%s" % (topic.encode(), struct.pack(">i", len(BODY)), BODY) * size
+    commands = b"PUB %s\n%s%s" % (topic.encode(), struct.pack(">i", len(BODY)), BODY) * count
     with socket.create_connection((host, int(port))) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"  V2")
-        while True:
-            for _ in range(rounds):
-                connection.sendall(commands)
-                missing = size * OK_BYTES
-                while missing:
-                    missing -= len(connection.recv(missing))
-            if not clock.more(rounds * size):
-                return
+
+        def act() -> None:
+            connection.sendall(commands)
+            missing = count * OK_BYTES
+            while missing:
+                missing -= len(connection.recv(missing))
+
+        repeat(clock, act, count)
 
 
 # pyqd.client
@@ -129,24 +142,19 @@ def blocking_publish(address: str, topic: str, clock: Clock) -> None:
     from pyqd.client import Producer
 
     with Producer(address) as producer:
-        publish = producer.publish
-        while True:
-            for _ in range(CHECK_EVERY):
-                publish(topic, BODY)
-            if not clock.more(CHECK_EVERY):
-                return
+        repeat(clock, lambda: producer.publish(topic, BODY))
 
 
 def blocking_pipelined(address: str, topic: str, clock: Clock) -> None:
     from pyqd.client import Producer
 
     with Producer(address) as producer:
-        while True:
-            futures = [producer.submit(topic, BODY) for _ in range(ROUND)]
-            for future in futures:
+
+        def act() -> None:
+            for future in [producer.submit(topic, BODY) for _ in range(ROUND)]:
                 future.result()
-            if not clock.more(ROUND):
-                return
+
+        repeat(clock, act, ROUND)
 
 
 def blocking_consume(address: str, topic: str, clock: Clock, count: int) -> None:
@@ -166,27 +174,17 @@ def blocking_consume(address: str, topic: str, clock: Clock, count: int) -> None
     consumer.drain()
 
 
-def aio_publish(address: str, topic: str, clock: Clock) -> None:
+def aio_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     from pyqd.client.aio import Producer
 
     async def run() -> None:
         async with Producer(address) as producer:
-            await publish_awaited(lambda: producer.publish(topic, BODY), clock)
 
-    asyncio.run(run())
-
-
-def aio_pipelined(address: str, topic: str, clock: Clock) -> None:
-    from pyqd.client.aio import Producer
-
-    async def run() -> None:
-        async with Producer(address) as producer:
-            while True:
-                futures = [producer.submit(topic, BODY) for _ in range(ROUND)]
-                for future in futures:
+            async def act() -> None:
+                for future in [producer.submit(topic, BODY) for _ in range(ROUND)]:
                     await future
-                if not clock.more(ROUND):
-                    return
+
+            await repeat_awaited(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
     asyncio.run(run())
 
@@ -208,28 +206,11 @@ def aio_consume(address: str, topic: str, clock: Clock, count: int) -> None:
     asyncio.run(run())
 
 
-async def publish_awaited(publish: Callable[[], Awaitable[object]], clock: Clock) -> None:
-    """Publish one by one."""
-    while True:
-        for _ in range(CHECK_EVERY):
-            await publish()
-        if not clock.more(CHECK_EVERY):
-            return
-
-
 # pynsq: callbacks are called with the answer, on tornado's loop. The next command is sent by the callback of the one
 # before, without the future and the coroutine that would make it readable.
 
 
-def pynsq_publish(address: str, topic: str, clock: Clock) -> None:
-    pynsq_publishing(address, topic, clock, 1)
-
-
-def pynsq_pipelined(address: str, topic: str, clock: Clock) -> None:
-    pynsq_publishing(address, topic, clock, ROUND)
-
-
-def pynsq_publishing(address: str, topic: str, clock: Clock, size: int) -> None:
+def pynsq_publish(address: str, topic: str, clock: Clock, size: int = 1) -> None:
     import nsq
     from tornado.ioloop import IOLoop
 
@@ -288,31 +269,17 @@ def pynsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
 # gnsq: greenlets. It waits with gevent by itself, so that nothing needs to be patched.
 
 
-def gnsq_publish(address: str, topic: str, clock: Clock) -> None:
-    producer = gnsq_producer(address)
-    while True:
-        for _ in range(CHECK_EVERY):
-            producer.publish(topic, BODY)
-        if not clock.more(CHECK_EVERY):
-            return
-
-
-def gnsq_pipelined(address: str, topic: str, clock: Clock) -> None:
-    producer = gnsq_producer(address)
-    while True:
-        answers = [producer.publish(topic, BODY, raise_error=False) for _ in range(ROUND)]
-        for answer in answers:
-            answer.get()
-        if not clock.more(ROUND):
-            return
-
-
-def gnsq_producer(address: str) -> Any:
+def gnsq_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     import gnsq
 
     producer = gnsq.Producer(address)
     producer.start()
-    return producer
+
+    def act() -> None:
+        for answer in [producer.publish(topic, BODY, raise_error=False) for _ in range(ROUND)]:
+            answer.get()
+
+    repeat(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
 
 def gnsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
@@ -338,26 +305,16 @@ def gnsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
 # ansq: asyncio. Its reader knows only RDY 1; its connection takes another one.
 
 
-def ansq_publish(address: str, topic: str, clock: Clock) -> None:
+def ansq_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     import ansq
 
     async def run() -> None:
         writer = await ansq.create_writer([address])
-        await publish_awaited(lambda: writer.pub(topic, BODY), clock)
-        await writer.close()
 
-    asyncio.run(run())
+        async def act() -> None:
+            await asyncio.gather(*(writer.pub(topic, BODY) for _ in range(count)))
 
-
-def ansq_pipelined(address: str, topic: str, clock: Clock) -> None:
-    import ansq
-
-    async def run() -> None:
-        writer = await ansq.create_writer([address])
-        while True:
-            await asyncio.gather(*(writer.pub(topic, BODY) for _ in range(ROUND)))
-            if not clock.more(ROUND):
-                break
+        await repeat_awaited(clock, act if count > 1 else lambda: writer.pub(topic, BODY), count)
         await writer.close()
 
     asyncio.run(run())
@@ -385,16 +342,14 @@ def ansq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
 
 
 ROWS = ("publish", "pipelined", "consume")
-# The first two are this project's.
-OWN = ("pyqd.client", "pyqd.client.aio")
 BARE = "bare socket"
 LOADS: dict[str, tuple[Callable[..., None], ...]] = {
     "pyqd.client": (blocking_publish, blocking_pipelined, blocking_consume),
-    "pyqd.client.aio": (aio_publish, aio_pipelined, aio_consume),
-    "pynsq": (pynsq_publish, pynsq_pipelined, pynsq_consume),
-    "gnsq": (gnsq_publish, gnsq_pipelined, gnsq_consume),
-    "ansq": (ansq_publish, ansq_pipelined, ansq_consume),
-    BARE: (bare_publish, bare_pipelined),
+    "pyqd.client.aio": (aio_publish, partial(aio_publish, count=ROUND), aio_consume),
+    "pynsq": (pynsq_publish, partial(pynsq_publish, size=ROUND), pynsq_consume),
+    "gnsq": (gnsq_publish, partial(gnsq_publish, count=ROUND), gnsq_consume),
+    "ansq": (ansq_publish, partial(ansq_publish, count=ROUND), ansq_consume),
+    BARE: (bare_publish, partial(bare_publish, count=ROUND)),
 }
 
 

@@ -26,11 +26,11 @@ from pathlib import Path
 from statistics import median
 
 from bench import runner
-from bench.cli import choose_cores, positive
+from bench.cli import add_cores, at_least_one, choose_cores, positive
 from bench.counters import Counter, CounterError, find_call_counter, find_instruction_counter
-from bench.server import Target
-from bench.setting import Result, Setting
-from bench.shape import at_least_one
+from bench.server import Figures, Target
+from bench.setting import Setting
+from bench.study import FAILURES
 from bench.workloads import Workload
 from bench.workloads import find as find_workload
 from pyqd.primitives.command_line import CommandParser
@@ -106,15 +106,15 @@ class Measure:
 def find(name: str) -> Workload:
     """Return the workload of that name as it is measured here. Raises: KeyError."""
     workload = find_workload(name)
-    return replace(workload, unconsumed=UNCONSUMED) if workload.kind == "fan_out" else workload
+    return replace(workload, unconsumed=UNCONSUMED) if workload.channels > 1 else workload
 
 
-def run_whole(workload: Workload, target: Target, setting: Setting) -> Result:
+def run_whole(workload: Workload, target: Target, setting: Setting) -> Figures:
     """Run the workload on a fresh daemon, and return after it has ended. Raises: CostError."""
-    result = runner.run_once(workload, target, setting)
-    if result.problem:
-        raise CostError(result.problem)
-    return result
+    try:
+        return runner.run_once(workload, target, setting)
+    except FAILURES as error:
+        raise CostError(f"{type(error).__name__}: {error}") from error
 
 
 def log_pages(workload: Workload) -> float:
@@ -130,7 +130,7 @@ def time_run(target: Target, setting: Setting, workload: Workload) -> Spent:
     """
     # The sum over all ended children; no other child ends during the measurement.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    figures = run_whole(workload, target, setting).figures
+    figures = run_whole(workload, target, setting)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     user_ns, system_ns = (1e9 * (after[index] - before[index]) for index in (0, 1))
     faults, switches = (workload.messages * figures[key] for key in ("loop_faults", "loop_switches"))
@@ -200,9 +200,7 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="instructions and system calls: beside CPU time, if something counts them (auto); alone; or not",
     )
-    parser.add_argument("--server-core", type=int, help="core of the daemon (default: the first this process may use)")
-    parser.add_argument("--generator-core", type=int, help="core of the generator (default: the second)")
-    parser.add_argument("--unpinned", action="store_true", help="leave both to the kernel; figures are then rough")
+    add_cores(parser)
     return parser
 
 
@@ -247,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"--base: {error}", file=sys.stderr)
         return 2
-    runner.pin_generator(setting.cores)
+    setting.cores.pin_generator()
     measures, reasons = choose_measures(arguments)
     failed = print_table(arguments.workload or list(COUNTED_MESSAGES), measures, targets, setting) if measures else True
     for reason in reasons:

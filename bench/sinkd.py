@@ -34,17 +34,18 @@ def main() -> None:
     parser.add_argument("-http-address", required=True, metavar="HOST:PORT")
     parser.add_argument("-data-path", type=Path, help="where --store makes its file")
     parser.add_argument("--store", action="store_true", help="append all that is received to a file")
-    parser.add_argument("--sync", action="store_true", help="have a thread call fdatasync(2) on it four times a second")
+    parser.add_argument("--sync", action="store_true", help="call fdatasync(2) on it four times a second, in a thread")
     arguments = parser.parse_known_args()[0]
     with ExitStack() as stack:
         tcp = stack.enter_context(listen(arguments.tcp_address))
-        http = stack.enter_context(listen(arguments.http_address))
+        # Only accepts, which shows that the sink runs.
+        stack.enter_context(listen(arguments.http_address))
         store_fd = -1
         if arguments.store:
             store_fd = stack.enter_context((arguments.data_path / "received").open("wb", buffering=0)).fileno()
         if arguments.sync:
             threading.Thread(target=sync_for_ever, args=(store_fd,), daemon=True).start()
-        serve(tcp.fileno(), http.fileno(), store_fd)
+        serve(tcp.fileno(), store_fd)
 
 
 if __name__ == "__main__":
