@@ -28,7 +28,7 @@ STUDIES = {
     "lookup": "lookup daemons; NSQLOOKUPD names another",
     "admin": "web admins with many topics; NSQADMIN names another",
     "topics": "many topics: creation, memory, start; NSQD names another broker",
-    "trace_ship": "events of traces into databases, and with executemany",
+    "trace_ship": "events of traces into databases",
     "spark_read": 'Spark: format("pyqd") and a Python client',
     "spark_drain": "Spark: `pyq_spark drain` and Spark's own Parquet sink",
 }
@@ -80,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
     run.add_argument(
-        "--target", default="pyqd", help="pyqd (default), sink, sink-store, sink-sync, or an nsqd or a pyqd by its path"
+        "--target", default="pyqd", help="pyqd (default), sink, sink-store, or an nsqd or a pyqd by its path"
     )
     add_common(run, "--repeat", 1)
     compare = commands.add_parser("compare", help="measure pyqd, and an nsqd on one core and on two, in turn")

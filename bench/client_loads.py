@@ -33,19 +33,24 @@ OK_BYTES = 10
 
 
 class Clock:
-    """Time and CPU time of the measured part of a load. limit_s: seconds of a publishing load."""
+    """Time and CPU time of the measured part of a load.
 
-    def __init__(self, limit_s: float = 0.0) -> None:
-        self.limit_s = limit_s
-        self.count = 0
-        self.published = 0
+    limit_s: seconds of a publishing load. left: messages that a consuming load still has to handle.
+    """
+
+    def __init__(self, limit_s: float = 0.0, left: int = 0) -> None:
+        self.limit_s, self.left = limit_s, left
+        self.count, self.published = left, 0
         self._begin_s = NOT_WARM
-        self._begin_cpu_s = 0.0
-        self._elapsed_s = self._cpu_s = 0.0
+        self._begin_cpu_s = self._elapsed_s = self._cpu_s = 0.0
 
     def start(self) -> None:
         """Begin the measured part."""
         self._begin_cpu_s, self._begin_s = cpu_s(), time.perf_counter()
+
+    def stop(self) -> None:
+        """End the measured part."""
+        self._elapsed_s, self._cpu_s = time.perf_counter() - self._begin_s, cpu_s() - self._begin_cpu_s
 
     def more(self, count: int) -> bool:
         """Note publications; return whether to go on."""
@@ -60,40 +65,23 @@ class Clock:
         self.stop()
         return False
 
-    def stop(self) -> None:
-        """End the measured part."""
-        self._elapsed_s, self._cpu_s = time.perf_counter() - self._begin_s, cpu_s() - self._begin_cpu_s
+    def handled(self, done: Callable[[], object]) -> None:
+        """Note a consumed message; call `done` after the last one."""
+        self.left -= 1
+        if self.left == 0:
+            self.stop()
+            done()
 
     def result(self) -> dict[str, float]:
         """Return the figures."""
-        return {
-            "messages": self.count,
-            "published": self.published,
-            "seconds": self._elapsed_s,
-            "cpu_s": self._cpu_s,
-        }
+        names = {"seconds": self._elapsed_s, "cpu_s": self._cpu_s}
+        return {"messages": self.count, "published": self.published, **names}
 
 
 def cpu_s() -> float:
     """Return the CPU time of this process: all threads, user and system."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-class Countdown:
-    """Messages that a consuming load still has to handle; done() is called by the last one."""
-
-    def __init__(self, clock: Clock, count: int, done: Callable[[], object]) -> None:
-        self.clock = clock
-        self.left = clock.count = count
-        self._done = done
-
-    def handled(self) -> None:
-        """Note a message."""
-        self.left -= 1
-        if self.left == 0:
-            self.clock.stop()
-            self._done()
 
 
 def repeat(clock: Clock, act: Callable[[], object], count: int = 1) -> None:
@@ -157,16 +145,15 @@ def blocking_pipelined(address: str, topic: str, clock: Clock) -> None:
         repeat(clock, act, ROUND)
 
 
-def blocking_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def blocking_consume(address: str, topic: str, clock: Clock) -> None:
     from pyqd.client import Consumer
 
     is_done = threading.Event()
-    countdown = Countdown(clock, count, is_done.set)
     consumer = Consumer(topic, CHANNEL, nsqd=address, max_in_flight=MAX_IN_FLIGHT)
 
     @consumer.handler()
     def handle(_: Any) -> None:
-        countdown.handled()
+        clock.handled(is_done.set)
 
     clock.start()
     consumer.start()
@@ -189,16 +176,15 @@ def aio_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     asyncio.run(run())
 
 
-def aio_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def aio_consume(address: str, topic: str, clock: Clock) -> None:
     from pyqd.client.aio import Consumer
 
     async def run() -> None:
-        countdown = Countdown(clock, count, lambda: consumer.stop())
         consumer = Consumer(topic, CHANNEL, nsqd=address, max_in_flight=MAX_IN_FLIGHT)
 
         @consumer.handler()
         async def handle(_: Any) -> None:
-            countdown.handled()
+            clock.handled(consumer.stop)
 
         clock.start()
         await consumer.run()
@@ -245,7 +231,7 @@ def pynsq_publish(address: str, topic: str, clock: Clock, size: int = 1) -> None
     loop.start()
 
 
-def pynsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def pynsq_consume(address: str, topic: str, clock: Clock) -> None:
     import nsq
     from tornado.ioloop import IOLoop
 
@@ -255,10 +241,8 @@ def pynsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
         # Its last FINs are written by the loop; closing at once would discard them.
         loop.call_later(0.1, loop.stop)
 
-    countdown = Countdown(clock, count, done)
-
     def handle(_: Any) -> bool:
-        countdown.handled()
+        clock.handled(done)
         return True
 
     nsq.Reader(topic, CHANNEL, message_handler=handle, nsqd_tcp_addresses=[address], max_in_flight=MAX_IN_FLIGHT)
@@ -282,16 +266,15 @@ def gnsq_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None
     repeat(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
 
-def gnsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def gnsq_consume(address: str, topic: str, clock: Clock) -> None:
     import gevent
     import gnsq
     from gevent.event import Event
 
     is_done = Event()
-    countdown = Countdown(clock, count, is_done.set)
 
     def handle(consumer: Any, message: Any) -> None:  # noqa: ARG001 - blinker passes the message by this name
-        countdown.handled()
+        clock.handled(is_done.set)
 
     consumer = gnsq.Consumer(topic, CHANNEL, address, message_handler=handle, max_in_flight=MAX_IN_FLIGHT)
     clock.start()
@@ -320,18 +303,17 @@ def ansq_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None
     asyncio.run(run())
 
 
-def ansq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def ansq_consume(address: str, topic: str, clock: Clock) -> None:
     import ansq
 
     async def run() -> None:
         is_done = asyncio.Event()
-        countdown = Countdown(clock, count, is_done.set)
         clock.start()
         reader = await ansq.create_reader(topic, CHANNEL, [address])
         (connection,) = reader.connections
         await connection.rdy(MAX_IN_FLIGHT)
         async for message in reader.messages():
-            countdown.handled()
+            clock.handled(is_done.set)
             await message.fin()
             if is_done.is_set():
                 break
@@ -366,12 +348,8 @@ def main() -> None:
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
     load = LOADS[given.client][ROWS.index(given.row)]
-    if given.row == "consume":
-        clock = Clock()
-        load(given.address, given.topic, clock, int(given.count))
-    else:
-        clock = Clock(given.count)
-        load(given.address, given.topic, clock)
+    clock = Clock(left=int(given.count)) if given.row == "consume" else Clock(given.count)
+    load(given.address, given.topic, clock)
     print(json.dumps(clock.result()), flush=True)
     # The libraries' threads and connections end with the process: some have no orderly end.
     os._exit(0)

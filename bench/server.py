@@ -24,11 +24,7 @@ STOP_DEADLINE_S = 20.0
 NSQD_STOP_S = 0.5
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2000
-SINK_OPTIONS: dict[str, tuple[str, ...]] = {
-    "sink": (),
-    "sink-store": ("--store",),
-    "sink-sync": ("--store", "--sync"),
-}
+SINK_OPTIONS: dict[str, tuple[str, ...]] = {"sink": (), "sink-store": ("--store",)}
 # An executable of such a name is called by its path, or its runs would be mixed with those of this tree's.
 OWN_NAMES = ("pyqd", *SINK_OPTIONS)
 
@@ -89,7 +85,7 @@ class Target:
             return cls(name=text, command=command, program="sink", flags=tuple(flags))
         found = shutil.which(word)
         if found is None:
-            raise ValueError(f"neither pyqd, sink, sink-store, sink-sync, nor an executable: {word}")
+            raise ValueError(f"neither pyqd, sink, sink-store, nor an executable: {word}")
         path = Path(found).absolute()
         name = shlex.join([str(path) if path.name in OWN_NAMES else path.name, *flags])
         # More running threads than cores would only add switches.

@@ -74,12 +74,12 @@ class Bench:
         found: list[dict[str, Any]] = topics[0]["channels"] if topics else []
         return found
 
-    def until(self, figure: str, value: int = 0) -> None:
-        """Wait until a figure of all channels has a value. Raises: RunError."""
+    def until(self, figure: str) -> None:
+        """Wait until a figure of all channels is 0. Raises: RunError."""
         end_s = time.monotonic() + TIMEOUT_S
-        while not (found := self.channel_stats()) or any(each[figure] != value for each in found):
+        while not (found := self.channel_stats()) or any(each[figure] for each in found):
             if time.monotonic() > end_s:
-                raise RunError(f"{figure} was not {value} within {TIMEOUT_S} s")
+                raise RunError(f"{figure} was not 0 within {TIMEOUT_S} s")
             time.sleep(POLL_S)
 
     def make_channels(self, count: int, topic: str = TOPIC) -> None:
@@ -199,13 +199,11 @@ def ready(count: int, body_bytes: int = 1, paths: Sequence[str] = (), channel_co
     return set_up
 
 
-def deferred(count: int, ready_count: int = 0) -> SetUp:
+def deferred(count: int) -> SetUp:
     def set_up(bench: Bench) -> None:
         bench.make_channels(1)
         bench.defer(bench.count(count))
-        if ready_count:
-            bench.publish(bench.count(ready_count))
-        bench.until("depth", bench.count(ready_count) if ready_count else 0)
+        bench.until("depth")
 
     return set_up
 
@@ -221,18 +219,6 @@ def in_flight(timeout_ms: int = 0) -> Callable[[Bench], Consumers]:
         consumers.take(RDY)
         consumers.take(0)
         return consumers
-
-    return set_up
-
-
-def small_segments(*paths: str) -> SetUp:
-    """Return a set-up with many segments. paths: of POSTs before them."""
-
-    def set_up(bench: Bench) -> None:
-        bench.make_channels(1)
-        bench.act(*paths)
-        for _ in range(bench.count(200)):
-            bench.publish(100, body=b"x" * 10_000)
 
     return set_up
 
@@ -257,7 +243,7 @@ def acts(*paths: str, until: str = "") -> Callable[[Bench, Any], None]:
 def asks(*paths: str) -> Callable[[Bench, Any], None]:
     def act(bench: Bench, _found: Any) -> None:
         for path in paths:
-            bench.ask(path.replace("TOPIC", TOPIC))
+            bench.ask(path)
 
     return act
 
@@ -311,49 +297,10 @@ def by_id(bench: Bench, _found: Any) -> None:
         bench.act(f"{path}id={each['id']}")
 
 
-def publish_and_ask(bench: Bench, _found: Any) -> None:
-    asks("/stats?format=json", "/metrics")(bench, None)
-    bench.publish(100)
-    bench.rest(3)
-
-
-def identify_large(bench: Bench, _found: Any) -> None:
-    body = b'{"a":[' + b"0," * bench.count(2_600_000) + b"0]}"
-    connection = bench.connect()
-    connection.sendall(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
-    connection.recv(RECEIVED_BYTES)
-
-
 def connects(bench: Bench, _found: Any) -> None:
     handshake = Handshake(identify={"heartbeat_interval": 30_000})
     Connections.open(bench.server.tcp_address, bench.count(500), handshake, timeout_s=TIMEOUT_S).close()
     bench.rest()
-
-
-def timed_out(bench: Bench) -> None:
-    in_flight(timeout_ms=5_000)(bench)
-    bench.until("in_flight_count")
-
-
-def emptied(bench: Bench) -> None:
-    bench.act("/channel/empty")
-    bench.rest()
-
-
-def retain_less(bench: Bench, _found: Any) -> None:
-    bench.act("/topic/retention?bytes=1000")
-    bench.publish(1)
-    bench.rest(6)
-
-
-def options_change(bench: Bench, _found: Any) -> None:
-    options = (
-        *(("retention_bytes", b"1000000"), ("max_topic_bytes", b"1000000000"), ("max_topics", b"0")),
-        *(("trace_topics", b'["*"]'), ("trace_topics", b"[]")),
-    )
-    for option, value in options:
-        bench.ask(f"/config/{option}", "PUT", value)
-    bench.rest(3)
 
 
 def full_house(bench: Bench) -> None:
@@ -384,7 +331,6 @@ class Situation:
     ends: bool = False
 
 
-SEGMENTS_SMALL = ("--max-bytes-per-file=131072",)
 ALL_SERIES = ("--metrics-max-series=10000000",)
 TRACED = ("--trace-topic=*",)
 MAKE_TOPICS: SetUp = Bench.make_topics
@@ -468,16 +414,6 @@ SITUATIONS = {
     "by-id": Situation(
         "100 messages of 3,000,000 deferred ones are cancelled or rescheduled by id", deferred(3_000_000), by_id
     ),
-    "messages": Situation(
-        "`/channel/messages` of 3,000,000 messages",
-        deferred(2_000_000, 1_000_000),
-        asks(
-            *(
-                f"/channel/messages?topic=TOPIC&channel=c0&state={state}&limit=1000"
-                for state in ("ready", "deferred", "in_flight")
-            )
-        ),
-    ),
     "stats": Situation("`/stats` of 1,000 topics with 10 channels", MAKE_TOPICS, asks("/stats?format=json", "/stats")),
     "stats-consumers": Situation(
         "`/stats` with 5,000 consumers of one channel",
@@ -485,33 +421,11 @@ SITUATIONS = {
         asks("/stats?format=json", "/stats"),
     ),
     "metrics": Situation("`/metrics` of 1,000 topics with 10 channels", MAKE_TOPICS, asks("/metrics"), ALL_SERIES),
-    "wide": Situation(
-        "`/stats`, `/metrics`, publishing and syncs of a topic with 2,000 channels",
-        ready(10, channel_count=2000),
-        publish_and_ask,
-        ALL_SERIES,
-    ),
-    "empty-segments": Situation(
-        "a channel with 1,600 segments is emptied", small_segments(), acts("/channel/empty"), SEGMENTS_SMALL
-    ),
-    "identify": Situation("IDENTIFY with 5 MB of JSON", nothing, identify_large),
     "connects": Situation("500 connections with IDENTIFY", nothing, connects),
-    "limits": Situation(
-        "limits of a channel with 1,000,000 messages that wait for redelivery",
-        timed_out,
-        acts("/channel/limits?max_attempts=100&dead_letter_topic=dead"),
-    ),
-    "retention": Situation(
-        "retention lets go of 1,600 segments",
-        steps(small_segments("/topic/retention?bytes=10000000000"), emptied),
-        retain_less,
-        SEGMENTS_SMALL,
-    ),
     "rolls": Situation("2 GB of large messages fill segment after segment", channels(1), publishes(2_000, 1_000_000)),
     "make-topics": Situation(
         "1,000 topics with 10 channels are made", nothing, lambda bench, _found: bench.make_topics()
     ),
-    "options": Situation("options change that count for 1,000 topics with 10 channels", MAKE_TOPICS, options_change),
     "stop": Situation(
         "stop with 1,000 topics with 10 channels and 400 consumers, until it listens no more",
         full_house,

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ class Study:
     """A benchmark: rows, by name with their descriptions, and the contenders that take each row in turns.
 
     run: measures a contender in a row once; the first contender is compared with the others. can: whether it can take
-    the row at all. pairs_max: runs of each contender at most in a row.
+    the row at all. pairs_max: runs of each contender at most in a row. figures: further ones, as `FIGURES`.
     """
 
     rows: Mapping[str, str]
@@ -102,6 +103,7 @@ class Study:
     can: Callable[[str, str], bool] = lambda _row, _contender: True
     pairs_max: Mapping[str, int] = field(default_factory=dict)
     conditions: Sequence[str] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def turns(self, row: str, pairs: int) -> Iterator[tuple[int, str]]:
         """Yield pair and contender as A B A B ..., so that slow drifts of the machine meet all contenders alike."""
@@ -165,7 +167,7 @@ class Results:
         first, *others = self.study.contenders
         lines = []
         for key in keys[:most]:
-            figure = FIGURES.get(key, Figure(key))
+            figure = {**FIGURES, **self.study.figures}.get(key, Figure(key))
             cells = [spread(list(self.values(row, each, key).values()), figure.show) for each in (first, *others)]
             cells += [spread(self.ratios(row, each, key), show_ratio) if figure.better else "" for each in others]
             lines.append(f"| {row} | {figure.label} | {' | '.join(cells)} |")
@@ -201,6 +203,7 @@ class Results:
 
     def write(self, directory: Path, command: str, setting: Setting) -> None:
         """Write the tables as Markdown, and every run beside them as JSON; print their paths."""
+        directory.mkdir(parents=True, exist_ok=True)
         conditions = [command, *machine(setting), *self.study.conditions]
         lines = [*(f"- {each}" for each in (*conditions, *self.failures())), "", *self.head()]
         page = directory / time.strftime("%Y%m%d-%H%M%S.md")
@@ -218,7 +221,8 @@ def machine(setting: Setting) -> list[str]:
     cpus = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in cpus if line.startswith("model name")), "unknown")
     git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--tags"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    has_git = shutil.which("git") is not None
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() if has_git else ""
     place = setting.data_path()
     return [
         f"{model}, {os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}",

@@ -1,9 +1,7 @@
-"""Traces into databases: events per second of the shipper's writer and of SQLAlchemy's executemany, in turns.
+"""Traces into databases: events per second of the writer of `pyq_trace ship`, and the time of `pyq_trace show`.
 
 PostgreSQL and MariaDB of this machine run on empty directories, SQLite on a file. All events are decoded from blocks
-as brokers write them. `executemany` stores each event as a dict, in a table with the columns of an event, a key of node
-and position, and indexes by message and by time. `pyq_trace` is the way of `pyq_trace ship`; afterwards the queries of
-`pyq_trace show` tell the stories of some messages.
+as brokers write them. Afterwards the queries of `show` tell the stories of some messages.
 """
 
 from __future__ import annotations
@@ -14,21 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import sqlalchemy as sa
 
 from bench.server import Figures, RunError
 from bench.setting import Setting
 from bench.study import Study
-from pyqd.fallback import trace_rows
-from pyqd.fallback.trace_events import Decoded
 from pyqd.hot.wire.trace_events import decode
-from pyqd.trace.column_types import UtcTime
 from pyqd.trace.database import Database
-from pyqd.trace.stores.sqlite import SETTINGS
 from pyqd.trace.story import stories_of
 from tests.support import trace_blocks as blocks
 from tests.support.databases import Mariadb, Postgresql, program_of_mariadb, programs_of_postgresql, running
@@ -47,18 +37,6 @@ CONSUMERS = 50
 PASSES_OF_A_BLOCK = 20
 ANSWER_BYTES = 2 << 20
 SHOWN = 200
-COLUMNS = (
-    "position",
-    "message_id",
-    "topic",
-    "channel",
-    "client",
-    "user_agent",
-    "attempt",
-    "body",
-    "delay_ms",
-    "reason",
-)
 
 
 def answers(pass_count: int) -> Iterator[bytes]:
@@ -103,77 +81,15 @@ def ids(number: int) -> range:
     return range(first, first + AT_ONCE * ID_STEP, ID_STEP)
 
 
-class Plain:
-    """The table and the statement of the usual way."""
-
-    def __init__(self, url: sa.URL) -> None:
-        self.engine = sa.create_engine(url)
-        if url.get_backend_name() == "sqlite":
-            # The same settings as the shipper's, so that the statements are compared and not the syncs.
-            sa.event.listen(self.engine, "connect", set_up_sqlite)
-        metadata = sa.MetaData()
-        self.events = sa.Table(
-            "plain_events",
-            metadata,
-            sa.Column("nsqd", sa.String(128), primary_key=True),
-            sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
-            sa.Column("happened_at", UtcTime),
-            sa.Column("event", sa.String(16)),
-            sa.Column("message_id", sa.String(16), index=True),
-            *(sa.Column(name, sa.String(128)) for name in ("topic", "channel", "client", "user_agent", "reason")),
-            sa.Column("attempt", sa.Integer),
-            sa.Column("size", sa.Integer),
-            sa.Column("body", sa.LargeBinary),
-            sa.Column("due_at", UtcTime),
-            sa.Column("delay_ms", sa.BigInteger),
-            sa.Index("plain_events_time", "topic", "channel", "happened_at"),
-        )
-        metadata.create_all(self.engine)
-
-    def write(self, decoded: Decoded) -> None:
-        """Store events."""
-        columns = trace_rows.lists(decoded)
-        rows = [
-            {
-                **{name: columns[name][row] for name in COLUMNS},
-                "nsqd": "broker-1.example.org:4151",
-                "happened_at": datetime.fromtimestamp(columns["timestamp_ns"][row] / 1e9, timezone.utc),
-                "event": columns["kind"][row],
-                "size": columns["size_bytes"][row],
-                "due_at": None,
-            }
-            for row in range(decoded.rows)
-        ]
-        with self.engine.begin() as connection:
-            connection.execute(sa.insert(self.events), rows)
-
-
-def set_up_sqlite(connection: Any, _record: object) -> None:
-    for setting in SETTINGS:
-        connection.execute(setting)
-
-
-class Shipped:
-    """The shipper's writer."""
-
-    def __init__(self, url: str) -> None:
-        self.database = Database(url)
-        self.database.upgrade()
-        self.node = self.database.node("benchmark", "broker-1.example.org:4151")
-
-    def write(self, decoded: Decoded) -> None:
-        """Store events."""
-        self.node = self.database.write(self.node, decoded)
-
-
-def stored_per_s(write: Callable[[Decoded], None], pass_count: int) -> float:
-    """Return the events per second of a writer, decoding included."""
+def stored_per_s(database: Database, pass_count: int) -> float:
+    """Return the events per second of the shipper's writer, decoding included."""
     data = list(answers(pass_count))
+    node = database.node("benchmark", "broker-1.example.org:4151")
     expected = event_count = 0
     begun_s = time.perf_counter()
     for answer in data:
         decoded = decode(answer, expected)
-        write(decoded)
+        node = database.write(node, decoded)
         expected = decoded.following
         event_count += decoded.rows
     return event_count / (time.perf_counter() - begun_s)
@@ -202,15 +118,13 @@ def study(_setting: Setting, scale: float) -> Study:
     pass_count = max(1, round(EVENTS * scale / EVENTS_OF_A_MESSAGE / AT_ONCE))
     turns = iter(range(1 << 30))
 
-    def run(row: str, way: str) -> Figures:
-        url = new_url[row](f"events{next(turns)}")
-        if way == "executemany":
-            return {"rate_per_s": stored_per_s(Plain(Database(url).store.url).write, pass_count)}
-        shipped = Shipped(url)
-        rate = stored_per_s(shipped.write, pass_count)
-        found = {"rate_per_s": rate, "queries of `show`, ms": story_ms(shipped.database, pass_count)}
-        shipped.database.close()
+    def run(row: str, _contender: str) -> Figures:
+        database = Database(new_url[row](f"events{next(turns)}"))
+        database.upgrade()
+        rate = stored_per_s(database, pass_count)
+        found = {"rate_per_s": rate, "queries of `show`, ms": story_ms(database, pass_count)}
+        database.close()
         return found
 
     rows = {name: f"{name}, {pass_count * AT_ONCE * EVENTS_OF_A_MESSAGE:,} events" for name in new_url}
-    return Study(rows=rows, contenders=["pyq_trace", "executemany"], run=run)
+    return Study(rows=rows, contenders=["pyq_trace"], run=run)

@@ -10,7 +10,7 @@ pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import cli, runner
 from bench.server import ServerError, Target
-from bench.setting import Cores, Setting, read_file_system
+from bench.setting import IN_MEMORY, Cores, Setting, read_file_system
 from bench.workloads import WORKLOADS, find
 from tests.bench.brokers import broker
 
@@ -50,7 +50,7 @@ def speaking(path: Path, version: str) -> Path:
         (["compare", "--with", "sink", "--with", "sink"], "two servers are called sink"),
         (
             ["compare", "--with", "no-such-server"],
-            "neither pyqd, sink, sink-store, sink-sync, nor an executable: no-such-server",
+            "neither pyqd, sink, sink-store, nor an executable: no-such-server",
         ),
     ],
 )
@@ -125,6 +125,7 @@ def test_a_session_warns_of_a_file_system_in_memory(
 def test_the_file_system_of_a_path_is_that_of_the_mount_it_is_under() -> None:
     assert read_file_system(Path("/proc/self/fd")) == "proc"
     assert read_file_system(Path("/")) not in ("", "proc")
+    assert read_file_system(Path("/dev/shm")) in IN_MEMORY
 
 
 def test_sinks_are_left_out_of_workloads_that_they_cannot_take() -> None:

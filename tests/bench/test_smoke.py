@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
-from bench import runner, sinkd
+from bench import runner
 from bench.accounts import read_stock
 from bench.server import RunError, Server, ServerError, Target, running
 from bench.setting import Cores, Setting
@@ -175,28 +175,3 @@ def test_messages_published_over_http_have_the_requested_size(request: pytest.Fi
 def test_messages_must_be_whole_batches() -> None:
     with pytest.raises(ValueError, match="multiple"):
         Workload(name="w", kind="publish", what="", messages=201, batch=200)
-
-
-class EnoughError(Exception):
-    pass
-
-
-def test_stored_messages_are_synced_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = []
-
-    def sync(fd: int) -> None:
-        synced.append(fd)
-        if len(synced) == 3:
-            raise EnoughError
-
-    monkeypatch.setattr(sinkd, "SYNC_EVERY_S", 0.0)
-    monkeypatch.setattr("os.fdatasync", sync)
-    with pytest.raises(EnoughError):
-        sinkd.sync_for_ever(7)
-    assert synced == [7, 7, 7]
-
-
-def test_a_sink_that_syncs_accepts_published_messages() -> None:
-    target = Target.parse("sink-sync")
-    assert target.command[-2:] == ("--store", "--sync")
-    assert runner.run_once(replace(find("mpub"), messages=40_000), target, SETTING)["rate_per_s"] > 0
