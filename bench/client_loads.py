@@ -126,14 +126,7 @@ def bare_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None
 # pyqd.client
 
 
-def blocking_publish(address: str, topic: str, clock: Clock) -> None:
-    from pyqd.client import Producer
-
-    with Producer(address) as producer:
-        repeat(clock, lambda: producer.publish(topic, BODY))
-
-
-def blocking_pipelined(address: str, topic: str, clock: Clock) -> None:
+def blocking_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     from pyqd.client import Producer
 
     with Producer(address) as producer:
@@ -142,7 +135,7 @@ def blocking_pipelined(address: str, topic: str, clock: Clock) -> None:
             for future in [producer.submit(topic, BODY) for _ in range(ROUND)]:
                 future.result()
 
-        repeat(clock, act, ROUND)
+        repeat(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
 
 def blocking_consume(address: str, topic: str, clock: Clock) -> None:
@@ -326,7 +319,7 @@ def ansq_consume(address: str, topic: str, clock: Clock) -> None:
 ROWS = ("publish", "pipelined", "consume")
 BARE = "bare socket"
 LOADS: dict[str, tuple[Callable[..., None], ...]] = {
-    "pyqd.client": (blocking_publish, blocking_pipelined, blocking_consume),
+    "pyqd.client": (blocking_publish, partial(blocking_publish, count=ROUND), blocking_consume),
     "pyqd.client.aio": (aio_publish, partial(aio_publish, count=ROUND), aio_consume),
     "pynsq": (pynsq_publish, partial(pynsq_publish, size=ROUND), pynsq_consume),
     "gnsq": (gnsq_publish, partial(gnsq_publish, count=ROUND), gnsq_consume),
