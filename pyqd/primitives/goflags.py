@@ -225,7 +225,8 @@ def declare(
 ) -> Any:
     """Return a dataclass field that carries a flag; the parameters are those of Flag.
 
-    key: "" for the name with underscores, None for no key.
+    name: "" for the name of the field with dashes, without its unit. key: "" for the name with
+    underscores, None for no key.
     """
     declared = {
         "name": name,
@@ -247,6 +248,11 @@ def declare(
     return dataclasses.field(default=default, metadata={"flag": declared})
 
 
+def flag_name(attribute: str) -> str:
+    """Return the name of a flag that is named like its attribute, without the unit."""
+    return attribute.removesuffix("_ns").replace("_", "-")
+
+
 def declared_flags(options_class: type, groups: Mapping[str, str] | None = None) -> tuple[Flag, ...]:
     """Return the flags declared in a dataclass, in the order of its fields.
 
@@ -258,8 +264,10 @@ def declared_flags(options_class: type, groups: Mapping[str, str] | None = None)
     group = ""
     for field in dataclasses.fields(options_class):
         if "flag" in field.metadata:
-            group = headings.pop(field.metadata["flag"]["name"], group)
-            flags.append(Flag(attribute=field.name, group=group, **field.metadata["flag"]))
+            declared = dict(field.metadata["flag"])
+            declared["name"] = declared["name"] or flag_name(field.name)
+            group = headings.pop(declared["name"], group)
+            flags.append(Flag(attribute=field.name, group=group, **declared))
     if len({flag.name for flag in flags}) != len(flags):
         raise ValueError(f"a flag of {options_class.__name__} is declared twice")
     if headings:

@@ -29,12 +29,15 @@ from pyqd.primitives.goflags import (
     BOOL,
     DURATION,
     EXIT_HELP,
+    INT,
     STRING,
     FlagError,
+    FlagType,
     HelpRequested,
     declare,
     declared_flags,
     exit_with_mistake,
+    flag_name,
     parse,
     print_help,
     unexpected,
@@ -60,47 +63,46 @@ class StdoutClosedError(Exception):
     """The reader of standard output is gone."""
 
 
+KINDS: Final = {bool: BOOL, int: INT, str: STRING}
+
+
+def declare_flag(default: Any, text: str, *, kind: FlagType | None = None, **limits: Any) -> Any:
+    """Return a field of options that carries a flag with the name of the field. kind: by default that of `default`."""
+    return declare("", kind or KINDS[type(default)], default, text, key=None, **limits)
+
+
+def declare_repeated(text: str, kind: FlagType = STRING) -> Any:
+    """Return a field of options that carries a flag with several values."""
+    more = "" if "(may be" in text else " (may be given multiple times)"
+    return declare("", kind, (), text + more, key=None, repeatable=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
     """Flags of every tool."""
 
-    version: bool = declare("version", BOOL, False, "print version string", key=None)
+    version: bool = declare_flag(False, "print version string")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpTimeouts:
     """Flags for the timeouts of HTTP requests, in ns."""
 
-    http_client_connect_timeout_ns: int = declare(
-        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "timeout for HTTP connect", key=None
-    )
-    http_client_request_timeout_ns: int = declare(
-        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "timeout for HTTP request", key=None
-    )
+    http_client_connect_timeout_ns: int = declare_flag(2 * SECOND_NS, "timeout for HTTP connect", kind=DURATION)
+    http_client_request_timeout_ns: int = declare_flag(5 * SECOND_NS, "timeout for HTTP request", kind=DURATION)
+
+
+HTTP_TIMEOUTS: Final = ("http_client_connect_timeout_ns", "http_client_request_timeout_ns")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     """Flags for the brokers that a tool consumes from."""
 
-    nsqd_tcp_address: tuple[str, ...] = declare(
-        "nsqd-tcp-address", STRING, (), "nsqd TCP address (may be given multiple times)", key=None, repeatable=True
-    )
-    lookupd_http_address: tuple[str, ...] = declare(
-        "lookupd-http-address",
-        STRING,
-        (),
-        "lookupd HTTP address (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
-    consumer_opt: tuple[tuple[str, Any], ...] = declare(
-        "consumer-opt",
-        CLIENT_OPTION,
-        (),
-        "option of the consumer, as name,value (may be given multiple times)",
-        key=None,
-        repeatable=True,
+    nsqd_tcp_address: tuple[str, ...] = declare_repeated("nsqd TCP address")
+    lookupd_http_address: tuple[str, ...] = declare_repeated("lookupd HTTP address")
+    consumer_opt: tuple[tuple[str, Any], ...] = declare_repeated(
+        "option of the consumer, as name,value", kind=CLIENT_OPTION
     )
 
 
@@ -108,13 +110,8 @@ class Sources:
 class ProducerOpt:
     """Flag for options of producers."""
 
-    producer_opt: tuple[tuple[str, Any], ...] = declare(
-        "producer-opt",
-        CLIENT_OPTION,
-        (),
-        "option of the producer, as name,value (may be given multiple times)",
-        key=None,
-        repeatable=True,
+    producer_opt: tuple[tuple[str, Any], ...] = declare_repeated(
+        "option of the producer, as name,value", kind=CLIENT_OPTION
     )
 
 
@@ -126,6 +123,14 @@ def require_one_kind(
         raise Fatal(f"{nsqd_flag} or --lookupd-http-address required{end}")
     if nsqd and lookupd:
         raise Fatal(f"use {nsqd_flag} or --lookupd-http-address not both{end}")
+
+
+def require_positive(options: object, *attributes: str) -> None:
+    """Check that flags with numbers are above 0, if they are given. Raises: Fatal."""
+    for attribute in attributes:
+        value = getattr(options, attribute)
+        if value is not None and value <= 0:
+            raise Fatal(f"--{flag_name(attribute)} should be positive")
 
 
 def user_agent(tool: str) -> str:

@@ -17,9 +17,22 @@ from typing import Any, Final
 
 from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.goflags import DURATION, INT, STRING, declare
+from pyqd.primitives.goflags import DURATION, INT
 from pyqd.tools.cluster import Http
-from pyqd.tools.common import EXIT_OK, Fatal, HttpTimeouts, Stdout, ToolOptions, require_one_kind, run_tool, stop_on
+from pyqd.tools.common import (
+    EXIT_OK,
+    HTTP_TIMEOUTS,
+    Fatal,
+    HttpTimeouts,
+    Stdout,
+    ToolOptions,
+    declare_flag,
+    declare_repeated,
+    require_one_kind,
+    require_positive,
+    run_tool,
+    stop_on,
+)
 
 TOOL: Final = "pyq_stat"
 SYNOPSIS: Final = "Prints rates, depths and counters of one channel, over all brokers that have the topic."
@@ -34,21 +47,12 @@ HEADER: Final = (
 class Options(HttpTimeouts, ToolOptions):
     """Flags of pyq_stat."""
 
-    topic: str = declare("topic", STRING, "", "NSQ topic", key=None)
-    channel: str = declare("channel", STRING, "", "NSQ channel", key=None)
-    interval_ns: int = declare("interval", DURATION, 2 * SECOND_NS, "time between two lines", key=None)
-    count: int | None = declare("count", INT, None, "number of lines; without it there is no end", key=None)
-    nsqd_http_address: tuple[str, ...] = declare(
-        "nsqd-http-address", STRING, (), "nsqd HTTP address (may be given multiple times)", key=None, repeatable=True
-    )
-    lookupd_http_address: tuple[str, ...] = declare(
-        "lookupd-http-address",
-        STRING,
-        (),
-        "lookupd HTTP address (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
+    topic: str = declare_flag("", "NSQ topic")
+    channel: str = declare_flag("", "NSQ channel")
+    interval_ns: int = declare_flag(2 * SECOND_NS, "time between two lines", kind=DURATION)
+    count: int | None = declare_flag(None, "number of lines; without it there is no end", kind=INT)
+    nsqd_http_address: tuple[str, ...] = declare_repeated("nsqd HTTP address")
+    lookupd_http_address: tuple[str, ...] = declare_repeated("lookupd HTTP address")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,15 +64,7 @@ def check(options: Options) -> None:
     """Raise Fatal for a mistake in the options."""
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
-    positive = {
-        "interval": options.interval_ns,
-        "http-client-connect-timeout": options.http_client_connect_timeout_ns,
-        "http-client-request-timeout": options.http_client_request_timeout_ns,
-        "count": 1 if options.count is None else options.count,
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise Fatal(f"--{name} should be positive")
+    require_positive(options, "interval_ns", *HTTP_TIMEOUTS, "count")
     require_one_kind(options.nsqd_http_address, options.lookupd_http_address, "--nsqd-http-address")
     for flag, addresses in (("nsqd", options.nsqd_http_address), ("lookupd", options.lookupd_http_address)):
         if any("://" in address for address in addresses):

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from pyqd.client.aio import Consumer
 from pyqd.client.errors import ClientError
 from pyqd.primitives import loglines
 from pyqd.primitives.durations import SECOND_NS
@@ -31,6 +30,7 @@ from pyqd.tools.common import (
     run_tool,
     stop_on,
 )
+from pyqd.tools.intake import consumer_of
 from pyqd.tools.to_file.disk import StorageError, make_parent
 from pyqd.tools.to_file.naming import FileNames, NameFormatError, host_of
 from pyqd.tools.to_file.options import Options
@@ -55,7 +55,7 @@ class ToFile:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._keywords = client_options(NAME, options.consumer_opt).consumer_keywords()
+        self._client_options = client_options(NAME, options.consumer_opt)
         self._pattern = TopicPattern(options.topic_pattern)
         self._host = host_of(options.host_identifier, socket.gethostname())
         self._executor = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix=NAME)
@@ -107,7 +107,7 @@ class ToFile:
 
     async def _discover(self) -> None:
         options = self._options
-        http = Http.of(options, self._keywords.get("lookupd_token"))
+        http = Http.of(options, self._client_options.consumer_keywords().get("lookupd_token"))
         refresh_s = options.topic_refresh_ns / SECOND_NS
         async for topic in new_topics(http, options.lookupd_http_address, [self._pattern], refresh_s):
             self._add(topic)
@@ -137,14 +137,7 @@ class ToFile:
         subject = f"[{topic}/{options.channel}]"
         places = Places(names, encoding, options.final_dir, options.working_dir, subject)
         recorder = Recorder(Output(places, options.limits()), subject, skips_empty_files=options.skip_empty_files)
-        consumer = Consumer(
-            topic,
-            options.channel,
-            nsqd=options.nsqd_tcp_address,
-            lookupd=options.lookupd_http_address,
-            max_in_flight=options.max_in_flight,
-            **self._keywords,
-        )
+        consumer = consumer_of(options, self._client_options, topic, options.channel, options.max_in_flight)
         return TopicLog(consumer, recorder, self._executor, places.recover, options.sync_interval_ns / SECOND_NS)
 
     def _reap(self) -> bool:

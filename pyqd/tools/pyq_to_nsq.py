@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 from pyqd.client.aio import Consumer, Producer
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, RefusedError
 from pyqd.client.message import Message
-from pyqd.primitives.goflags import INT, STRING, declare
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.tools.common import (
     EXIT_OK,
@@ -26,6 +25,8 @@ from pyqd.tools.common import (
     Sources,
     ToolOptions,
     client_options,
+    declare_flag,
+    declare_repeated,
     log,
     require_one_kind,
     run_tool,
@@ -51,48 +52,20 @@ BATCH_CODES: Final = ("E_BAD_BODY", "E_BAD_MESSAGE")
 class Options(ProducerOpt, Sources, ToolOptions):
     """Flags of pyq_to_nsq."""
 
-    topic: tuple[str, ...] = declare(
-        "topic", STRING, (), "topic to consume (may be given multiple times)", key=None, repeatable=True
+    topic: tuple[str, ...] = declare_repeated("topic to consume")
+    channel: str = declare_flag("nsq_to_nsq", "channel to consume")
+    destination_nsqd_tcp_address: tuple[str, ...] = declare_repeated(
+        "nsqd TCP address to publish to (may be given multiple times: each message goes to one of them)"
     )
-    channel: str = declare("channel", STRING, "nsq_to_nsq", "channel to consume", key=None)
-    destination_nsqd_tcp_address: tuple[str, ...] = declare(
-        "destination-nsqd-tcp-address",
-        STRING,
-        (),
-        "nsqd TCP address to publish to (may be given multiple times: each message goes to one of them)",
-        key=None,
-        repeatable=True,
+    destination_topic: str = declare_flag("", "topic to publish to, by default that of the message")
+    max_in_flight: int = declare_flag(200, "max number of messages to allow in flight, for each topic")
+    mode: str = declare_flag("hostpool", "choice of the destination: round-robin, hostpool, epsilon-greedy")
+    require_json_field: str = declare_flag("", "for JSON messages: only pass messages that contain this field")
+    require_json_value: str = declare_flag(
+        "", "for JSON messages: only pass messages in which the required field has this value"
     )
-    destination_topic: str = declare(
-        "destination-topic", STRING, "", "topic to publish to, by default that of the message", key=None
-    )
-    max_in_flight: int = declare(
-        "max-in-flight", INT, 200, "max number of messages to allow in flight, for each topic", key=None
-    )
-    mode: str = declare(
-        "mode", STRING, "hostpool", "choice of the destination: round-robin, hostpool, epsilon-greedy", key=None
-    )
-    require_json_field: str = declare(
-        "require-json-field", STRING, "", "for JSON messages: only pass messages that contain this field", key=None
-    )
-    require_json_value: str = declare(
-        "require-json-value",
-        STRING,
-        "",
-        "for JSON messages: only pass messages in which the required field has this value",
-        key=None,
-    )
-    whitelist_json_field: tuple[str, ...] = declare(
-        "whitelist-json-field",
-        STRING,
-        (),
-        "for JSON messages: pass this field, and no others (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
-    status_every: int = declare(
-        "status-every", INT, 250, "number of messages between two status lines; 0 for none", key=None
-    )
+    whitelist_json_field: tuple[str, ...] = declare_repeated("for JSON messages: pass this field, and no others")
+    status_every: int = declare_flag(250, "number of messages between two status lines; 0 for none")
 
     def check(self) -> None:
         """Check all flags. Raises: Fatal."""

@@ -21,13 +21,14 @@ from typing import Final
 from pyqd.client.aio import Producer
 from pyqd.client.core.commands import check_topic
 from pyqd.client.errors import ClientError, TooBigError
-from pyqd.primitives.goflags import INT, STRING, declare
 from pyqd.tools.common import (
     EXIT_OK,
     Fatal,
     ProducerOpt,
     ToolOptions,
     client_options,
+    declare_flag,
+    declare_repeated,
     log,
     run_tool,
     set_done,
@@ -50,16 +51,11 @@ FLUSH_S: Final = 5.0
 class Options(ProducerOpt, ToolOptions):
     """Flags of to_pyq."""
 
-    topic: str = declare("topic", STRING, "", "topic to publish to", key=None)
-    delimiter: str = declare("delimiter", STRING, "\n", "byte at the end of each record of stdin", key=None)
-    rate: int = declare("rate", INT, 0, "most messages per second; 0 for no limit", key=None)
-    nsqd_tcp_address: tuple[str, ...] = declare(
-        "nsqd-tcp-address",
-        STRING,
-        (),
-        "destination nsqd TCP address (may be given multiple times: each gets every message)",
-        key=None,
-        repeatable=True,
+    topic: str = declare_flag("", "topic to publish to")
+    delimiter: str = declare_flag("\n", "byte at the end of each record of stdin")
+    rate: int = declare_flag(0, "most messages per second; 0 for no limit")
+    nsqd_tcp_address: tuple[str, ...] = declare_repeated(
+        "destination nsqd TCP address (may be given multiple times: each gets every message)"
     )
 
 
