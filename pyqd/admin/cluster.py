@@ -70,7 +70,6 @@ class Node:
         return join_host_port(self.broadcast_address, self.tcp_port)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object of nsqadmin's API."""
         shown: dict[str, Any] = {
             "remote_addresses": self.remote_addresses,
             "remote_address": self.remote_address,
@@ -114,7 +113,6 @@ class Cluster:
         self.nsqds = tuple(nsqds)
 
     def topics(self) -> Found:
-        """Return the names of all topics, sorted."""
         if not self.lookupds:
             nodes = self.nodes()
             return Found(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
@@ -158,7 +156,6 @@ class Cluster:
         return Found(answers, failures)
 
     def producers_of(self, topic: str) -> Found:
-        """Return the brokers that have a topic."""
         if self.lookupds:
             return self.lookup(topic)
         answers, failures = self._ask(NSQD, self.nsqds, lambda address: self._describe(address, topic))
@@ -212,12 +209,13 @@ class Cluster:
         processes = {address: process for address, _rows, process in answers}
         return Found(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
 
-    def post_to_lookupds(self, path: str, query: Mapping[str, str]) -> list[str]:
-        """Send a POST to each lookup daemon, in order. Returns: the failures."""
-        return self.post_to(self.lookupds, path, query)
+    def stats_of(self, topic: str, channel: str = "", *, clients: bool = False) -> Found:
+        """Return the `Stats` of the brokers that have a topic; parameters as for `stats`."""
+        producers = self.producers_of(topic)
+        stats = self.stats(producers.value, topic, channel, clients=clients)
+        return Found(stats.value, producers.failures + stats.failures)
 
     def post_to_nodes(self, nodes: Iterable[Node], path: str, query: Mapping[str, str]) -> list[str]:
-        """Send a POST to each broker, in order. Returns: the failures."""
         return self.post_to([node.http_address for node in nodes], path, query)
 
     def post_to(self, addresses: Iterable[str], path: str, query: Mapping[str, str]) -> list[str]:
@@ -271,12 +269,10 @@ class Cluster:
 
 
 def names_in(answer: Any, field: str) -> list[str]:
-    """Return the names in an answer of a lookup daemon."""
     return [str(name) for name in unwrapped_answer(answer).get(field) or ()]
 
 
 def producers_in(answer: Any) -> list[Node]:
-    """Return the brokers in an answer of a lookup daemon."""
     return [Node.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
 
 

@@ -95,7 +95,6 @@ class DeadLetters:
         self._calls = Calls(upstream, node)
 
     def place(self) -> Place:
-        """Return where the dead letters are."""
         limits = read_limits(self._calls, self._topic, self._channel)
         with answer_of(self._node, UpstreamError):
             check_shape(limits, LIMITS)

@@ -95,7 +95,6 @@ class DurabilityReader:
         self._absent: dict[str, int] = {}
 
     def read(self, nodes: Iterable[Node]) -> dict[str, Durability]:
-        """Return the state of each broker by its address."""
         nodes = list(nodes)
         self._poll_count += 1
         self._absent = {node: poll for node, poll in self._absent.items() if poll > self._poll_count}

@@ -210,7 +210,6 @@ def problems_of(options: AdminOptions) -> list[str]:
 
 
 def graph_problems(options: AdminOptions) -> list[str]:
-    """Return texts that say why URLs of graphs are invalid."""
     found = []
     if options.proxy_graphite and not urlsplit(options.graphite_url).netloc:
         found.append(f"failed to parse --graphite-url ({options.graphite_url}) - expected http://host:port")

@@ -67,7 +67,6 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
 
     def start(self) -> None:
-        """Begin to poll."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,7 +88,6 @@ class Poller:
             return self.snapshot
 
     def poll(self) -> Snapshot:
-        """Poll once. Returns: the snapshot."""
         started_s = time.monotonic()
         before = dict(self.cluster.upstream.spent_s)
         found = self._read(self.snapshot.number + 1, started_s)

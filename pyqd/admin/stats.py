@@ -77,7 +77,6 @@ class Latency:
 
     @classmethod
     def of_broker(cls, found: Mapping[str, Any] | None) -> Latency:
-        """Return the latencies in an answer of GET /stats."""
         found = found or {}
         count = int(found.get("count") or 0)
         rows = [
@@ -138,7 +137,6 @@ class ChannelStats:
 
     @classmethod
     def of_broker(cls, topic: str, node: str, hostname: str, found: Mapping[str, Any]) -> ChannelStats:
-        """Return the numbers in an answer of GET /stats."""
         clients = found.get("clients") or []
         sums = {name: int(found.get(name) or 0) for name in CHANNEL_SUMS}
         # Before nsqd 1.2.1 only the list told how many.
@@ -149,7 +147,6 @@ class ChannelStats:
 
     @classmethod
     def total(cls, parts: Iterable[ChannelStats]) -> ChannelStats:
-        """Return the sum over brokers. parts: at least one."""
         parts = sorted(parts, key=lambda part: part.hostname)
         whole = cls(parts[0].topic, parts[0].channel, ALL_NODES, nodes=parts)
         whole.sums = sum_of(CHANNEL_SUMS, parts)
@@ -194,7 +191,6 @@ class TopicStats:
 
     @classmethod
     def of_broker(cls, node: str, hostname: str, found: Mapping[str, Any]) -> TopicStats:
-        """Return the numbers in an answer of GET /stats."""
         topic = str(found["topic_name"])
         sums = {name: int(found.get(name) or 0) for name in TOPIC_SUMS}
         latency = Latency.of_broker(found.get("e2e_processing_latency"))
@@ -203,7 +199,6 @@ class TopicStats:
 
     @classmethod
     def total(cls, topic: str, parts: Iterable[TopicStats]) -> TopicStats:
-        """Return the sum over brokers."""
         parts = sorted(parts, key=lambda part: part.hostname)
         whole = cls(topic, ALL_NODES, nodes=parts, sums=sum_of(TOPIC_SUMS, parts))
         whole.paused = any(part.paused for part in parts)
@@ -221,7 +216,6 @@ class TopicStats:
         return self.whole("depth")
 
     def channel_sum(self, name: str) -> int:
-        """Return a sum over the channels."""
         return sum(channel.sums[name] for channel in self.channels)
 
     def whole(self, name: str) -> int:
@@ -259,7 +253,6 @@ class ProcessStats:
 
     @classmethod
     def of_broker(cls, found: Mapping[str, Any]) -> ProcessStats:
-        """Return the process in an answer of GET /stats."""
         memory = {name: int(value) for name, value in (found.get("memory") or {}).items()}
         return cls(str(found.get("health") or ""), int(found.get("start_time") or 0), memory)
 
@@ -277,7 +270,6 @@ def number(value: Any) -> int | float:
 
 
 def sum_of(names: Iterable[str], parts: Iterable[TopicStats] | Iterable[ChannelStats]) -> dict[str, int]:
-    """Return the sums by name."""
     sums = [part.sums for part in parts]
     return {name: sum(each[name] for each in sums) for name in names}
 

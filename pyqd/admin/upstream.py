@@ -5,6 +5,9 @@ Source: docs/nsq/admin-and-tools.md, "Errors and partial failures".
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import ipaddress
 import json
 import logging
 import ssl
@@ -16,7 +19,6 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from pyqd.admin.registered import RegisteredClient
 from pyqd.admin.shapes import parse_answer
 from pyqd.client.errors import ClientError, NotConnectedError, SettingError
 from pyqd.client.http import HttpClient, Reply, message_of
@@ -64,6 +66,44 @@ class Place(NamedTuple):
     url: str
     is_named: bool
     has_token: bool
+
+
+# Every process that reaches a lookup daemon may register an address, and the answer from there is shown. So services
+# that answer to local requests only, such as those with the credentials of a machine in a cloud, are not asked.
+
+
+def problem_of(host: str, *, may_be_local: bool) -> str:
+    """Return why no broker is asked at an IP address; empty for other addresses and for names."""
+    with contextlib.suppress(ValueError):
+        ip = ipaddress.ip_address(host)
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_reserved and not ip.is_loopback):
+            return "no broker listens there for other machines"
+        if ip.is_loopback and not may_be_local:
+            return "it is this machine, where no lookup daemon is"
+    return ""
+
+
+class RegisteredClient(HttpClient):
+    """HTTP client of a broker that a lookup daemon tells. may_be_local: whether it may be on this machine."""
+
+    def __init__(self, address: str, *, may_be_local: bool, **options: Any) -> None:
+        super().__init__(address, **options)
+        self._may_be_local = may_be_local
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        self._check(self.place.host)
+        super()._connect(connection)
+        # A name may lead anywhere, and elsewhere each time that it is resolved.
+        self._check(connection.sock.getpeername()[0])
+
+    def _check(self, host: str) -> None:
+        """Raise NotConnectedError for an address where no broker is asked."""
+        problem = problem_of(host, may_be_local=self._may_be_local)
+        if problem:
+            raise NotConnectedError(
+                f"{self.address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
+            )
 
 
 class Upstream:
@@ -123,7 +163,7 @@ class Upstream:
 
     def get(self, address: str, path: str, query: Mapping[str, object] | None = None) -> Any:
         """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
-        reply = self._request("GET", address, path, query, None)
+        reply = self.send("GET", address, path, query)
         try:
             found = parse_answer(reply.body)
         except (ValueError, RecursionError) as error:
@@ -133,17 +173,9 @@ class Upstream:
             raise UpstreamError(f"GET {url_of(address)}{path}: {text}")
         return found
 
-    def post(
-        self, address: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
-    ) -> bytes:
+    def post(self, address: str, path: str, query: Mapping[str, object] | None = None) -> bytes:
         """Send a POST and return the body of the answer. Raises: UpstreamError."""
-        return self._request("POST", address, path, query, body).body
-
-    def send(
-        self, method: str, address: str, path: str, query: Mapping[str, object], body: bytes | None = None
-    ) -> Reply:
-        """Return the answer to a request if it is a success. Raises: UpstreamError."""
-        return self._request(method, address, path, query, body)
+        return self.send("POST", address, path, query).body
 
     def for_each(self, addresses: Iterable[A], call: Callable[[A], R]) -> tuple[list[R], list[str]]:
         """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts.
@@ -174,9 +206,15 @@ class Upstream:
                     client.abort()
         return future.result()
 
-    def _request(
-        self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+    def send(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes | None = None,
     ) -> Reply:
+        """Return the answer to a request if it is a success. Raises: UpstreamError."""
         url = f"{url_of(address)}{path}" + (f"?{urlencode(query)}" if query else "")
         logger.debug("%s %s", method, url)
         place = self._place_of(address)

@@ -72,7 +72,6 @@ def _address_of(text: str) -> str:
 
 
 def _file_of(text: str) -> str:
-    """Return the path of a file that can be read."""
     try:
         with open(text, "rb"):
             return text

@@ -39,7 +39,6 @@ class Http:
 
     @classmethod
     def of(cls, timeouts: HttpTimeouts, token: str | None = None) -> Http:
-        """Return requests with the timeouts of a command line."""
         connect_ns, request_ns = timeouts.http_client_connect_timeout_ns, timeouts.http_client_request_timeout_ns
         return cls(connect_ns / SECOND_NS, request_ns / SECOND_NS, token)
 

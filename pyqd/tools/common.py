@@ -252,7 +252,6 @@ class ClientLog(logging.Handler):
     """Handler for the log of pyqd.client, in the form of Go's client: date, time, level, text."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text = f"{text}: {record.exc_info[1]!r}"
@@ -301,7 +300,6 @@ class Stdout:
 
 
 async def wait_writable(descriptor: int) -> None:
-    """Wait until a descriptor takes data."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if poll.poll(0):
@@ -316,7 +314,6 @@ async def wait_writable(descriptor: int) -> None:
 
 
 def set_done(future: asyncio.Future[None]) -> None:
-    """End the wait for a future."""
     if not future.done():
         future.set_result(None)
 

@@ -43,7 +43,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Put load on a broker. Returns: the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
@@ -62,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    """Run one of the commands. Returns: the exit code."""
     command = COMMANDS[name]
 
     async def run(options: Common) -> int:

@@ -56,12 +56,10 @@ class Options(HttpTimeouts, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print lines. Returns: the exit code."""
     return run_tool(TOOL, Options, argv, run, SYNOPSIS)
 
 
 def check(options: Options) -> None:
-    """Raise Fatal for a mistake in the options."""
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
     require_positive(options, "interval_ns", *HTTP_TIMEOUTS, "count")
@@ -85,7 +83,6 @@ class Totals:
     client_count: int = 0
 
     def plus(self, channel: Mapping[str, Any]) -> Totals:
-        """Return the sum with the channel of one more broker."""
         names = (field.name for field in dataclasses.fields(self))
         return Totals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
 
@@ -102,7 +99,6 @@ def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) ->
 
 
 def line_of(now: Totals, before: Totals, interval_s: float) -> str:
-    """Return the line for two polls."""
     received = now.message_count - before.message_count
     sent = received - (now.depth - before.depth)
     return (

@@ -64,12 +64,10 @@ class Options(Sources, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print messages. Returns: the exit code."""
     return run_tool(TOOL, Options, argv, run, SYNOPSIS)
 
 
 def check(options: Options) -> None:
-    """Raise Fatal for a mistake in the options."""
     require_one_kind(options.nsqd_tcp_address, options.lookupd_http_address)
     if not options.topic and not options.topic_pattern:
         raise Fatal("--topic required")

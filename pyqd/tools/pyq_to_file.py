@@ -190,7 +190,6 @@ async def run(options: Options) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; return its exit code."""
     return run_tool(NAME, Options, argv, run, SYNOPSIS, on_arguments=refuse_arguments)
 
 

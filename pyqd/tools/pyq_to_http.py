@@ -29,7 +29,6 @@ server took it, and comes again later if none did.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send messages. Returns: the exit code."""
     return run_tool(TOOL, Options, argv, run, SYNOPSIS)
 
 
@@ -69,7 +68,6 @@ class ToHttp:
         await tasks.end()
 
     async def _send(self, message: Message) -> None:
-        """Send a message, and answer it."""
         if self._options.sample < 1.0 and random.random() > self._options.sample:
             message.finish()
             return

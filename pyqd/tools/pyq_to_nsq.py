@@ -83,7 +83,6 @@ class Options(ProducerOpt, Sources, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pass messages on. Returns: the exit code."""
     return run_tool(TOOL, Options, argv, run, SYNOPSIS)
 
 
@@ -131,7 +130,6 @@ class Forwarder:
         await tasks.end()
 
     async def _forward(self, consumer: Consumer, messages: list[Message]) -> None:
-        """Pass messages on, and answer them."""
         messages = without_spent(consumer, messages, self._consumer_options)
         outgoing = (
             self._filtered(messages)
@@ -208,7 +206,6 @@ class Forwarder:
 
 
 def is_connected(producer: Producer) -> bool:
-    """Return whether a producer has a connection to its broker."""
     return any(broker["connected"] for broker in producer.stats()["brokers"].values())
 
 

@@ -60,7 +60,6 @@ class Options(ProducerOpt, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Publish standard input. Returns: the exit code."""
     return run_tool(TOOL, Options, argv, run, SYNOPSIS)
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from pyqd.admin.app import new_app
 from pyqd.admin.options import AdminOptions
-from pyqd.admin.registered import problem_of
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import UpstreamError
+from pyqd.admin.upstream import UpstreamError, problem_of
 from tests.admin.conftest import Admin
 from tests.support.certificates import Certificates
 from tests.support.http_stub import Answer, HttpStub, http_stub, json_answer, lookup_answers

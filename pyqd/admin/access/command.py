@@ -34,7 +34,6 @@ def user_command(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     whole = argparse.ArgumentParser(
         "pyqadmin user", description="Users of the web admin. A running one sees changes at once."
     )

@@ -16,7 +16,7 @@ from werkzeug.wrappers import Response
 
 from pyqd.admin.access.policy import Policy
 from pyqd.admin.access.roles import Role, User
-from pyqd.admin.audit import audit_logger
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.pages.language import translate as _
 from pyqd.primitives.errors import StartupError

@@ -22,7 +22,7 @@ from pyqd.admin.access.ended import EndedSessions
 from pyqd.admin.access.limiter import WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.roles import EVERYBODY, NOBODY, Role, User
 from pyqd.admin.access.users import Users
-from pyqd.admin.audit import audit_logger
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.primitives.durations import SECOND_NS
 
@@ -131,7 +131,7 @@ def basic_credentials(request: Request) -> tuple[str, str]:
     if kind.lower() != "basic":
         return "", ""
     try:
-        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        name, _, password = base64.b64decode(value, validate=True).decode(errors="replace").partition(":")
     except ValueError:
         return "", ""
     return name, password

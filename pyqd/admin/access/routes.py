@@ -11,11 +11,11 @@ from werkzeug.wrappers import Response as AnyResponse
 from pyqd.admin.access.oidc import NEXT
 from pyqd.admin.access.policy import Policy
 from pyqd.admin.access.roles import NOBODY, Role, User
-from pyqd.admin.addresses import address_here
-from pyqd.admin.audit import audit_logger
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
+from pyqd.admin.site import address_here
 from pyqd.primitives.sites import Sites
 
 # Endpoints that need no login.
@@ -127,7 +127,6 @@ def without_login() -> AnyResponse:
 
 
 def access(policy: Policy) -> Blueprint:
-    """Return the routes of login and logout."""
     routes = Blueprint("access", __name__)
 
     def login() -> str:

@@ -12,7 +12,6 @@ Source: docs/admin.md, "Access"; RFC 9106 for the hashes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -21,7 +20,6 @@ import logging
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -32,6 +30,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from pyqd.admin.access.roles import Role, User
 from pyqd.primitives.errors import StartupError
+from pyqd.primitives.private_files import replace_private
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -73,12 +72,10 @@ class Users:
         self._load()
 
     def entry(self, name: str) -> Entry | None:
-        """Return a user by name."""
         self._reload()
         return self._entries.get(name)
 
     def login(self, name: str, password: str) -> Entry | None:
-        """Return the user if the password is right."""
         entry = self.entry(name)
         proof = hmac.digest(self._key, f"{entry.password_hash if entry else ''}\0{password}".encode(), "sha256")
         if entry is not None and hmac.compare_digest(self._proofs.get(name, b""), proof):
@@ -164,28 +161,10 @@ def write_users(path: Path, entries: Mapping[str, Entry]) -> None:
             f"topics = {toml(list(entry.user.topics))}",
             "",
         ]
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            keep_owner(path, descriptor)
-            file.write("\n".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_private(path, "\n".join(lines))
 
 
 def toml(value: str | list[str]) -> str:
     """Return a string or a list of strings in TOML."""
     # JSON is TOML, except its pairs of escapes for characters beyond 16 bits, and a bare DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def keep_owner(path: Path, descriptor: int) -> None:
-    """Give a new file to the owner of the file that it replaces: root may change the file of a running pyqadmin."""
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        found = path.stat()
-        os.fchown(descriptor, found.st_uid, found.st_gid)

@@ -11,31 +11,21 @@ from werkzeug.wrappers import Response
 from pyqd.admin.access.roles import Role
 from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
-from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.browser import FORMS, absent, chosen, named, refused, tell
-from pyqd.admin.pages.forms import check_token, flash_errors
+from pyqd.admin.pages.browser import FORMS, chosen, named, tell
+from pyqd.admin.pages.forms import SiteViews, blueprint, check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import AbsentCallError, UpstreamError
+from pyqd.admin.upstream import UpstreamError
 
 
 def dead_letters(site: Site) -> Blueprint:
-    """Return the routes."""
-    routes = Blueprint("dead_letters", __name__)
     views = DeadLetterViews(site)
     path = "/topics/<topic>/<channel>/dead-letters"
-    routes.add_url_rule(path, "show", views.show)
-    routes.add_url_rule(path, "give_back", views.give_back, methods=["POST"])
-    routes.register_error_handler(UpstreamError, refused)
-    routes.register_error_handler(AbsentCallError, absent)
-    return routes
+    return blueprint("dead_letters", {path: views.show}, {path: views.give_back})
 
 
-class DeadLetterViews:
+class DeadLetterViews(SiteViews):
     """Views of dead letters. They are pyqd's own: an nsqd has none."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
 
     def show(self, topic: str, channel: str) -> str:
         self.site.require(Role.VIEW, topic)
@@ -100,9 +90,8 @@ class DeadLetterViews:
             flash(_("No message is chosen."), "warn")
         else:
             counts, errors = letters.give_back(holding.target, holder, rows)
-            self.site.notifier.notify(
+            self.site.notify(
                 "return_dead_letters",
-                caller(self.site),
                 topic=topic,
                 channel=channel,
                 node=node,
@@ -116,7 +105,3 @@ class DeadLetterViews:
 
     def of(self, node: str, topic: str, channel: str) -> DeadLetters:
         return DeadLetters(self.site.upstream, node, topic, channel)
-
-    def nodes(self, topic: str) -> list[str]:
-        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
-        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)

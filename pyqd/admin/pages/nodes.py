@@ -10,7 +10,7 @@ from flask import request
 from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node
 from pyqd.admin.health import mark
-from pyqd.admin.pages import clients
+from pyqd.admin.pages.consumers import CLIENT_COLUMNS_OF_NODE, client_text
 from pyqd.admin.pages.tables import Column, Filter, Table, sorted_by, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ProcessStats, TopicStats
@@ -92,7 +92,6 @@ class NodeViews:
 
 
 def filters_of(lookupds: Sequence[str]) -> list[Filter]:
-    """Return the filters of the list of brokers."""
     found = [
         Filter("older", "Older version", lambda row: row.out_of_date),
         Filter("tombstones", "With tombstones", lambda row: any(hidden for _topic, hidden in row.topics)),
@@ -106,14 +105,13 @@ def filters_of(lookupds: Sequence[str]) -> list[Filter]:
 
 
 def clients_of(topics: Sequence[TopicStats]) -> Table:
-    """Return the clients of all channels of one broker."""
     rows = [
         {**client, "topic": topic.topic, "channel": channel.channel}
         for topic in topics
         for channel in topic.channels
         for client in channel.clients
     ]
-    return table_of(rows, clients.COLUMNS_OF_NODE, text_of=clients.text_of, sort="channel")
+    return table_of(rows, CLIENT_COLUMNS_OF_NODE, text_of=client_text, sort="channel")
 
 
 def text_of(node: Node) -> str:

@@ -12,6 +12,7 @@ from werkzeug.wrappers import Response
 from pyqd.admin.access.roles import Role
 from pyqd.admin.health import mark
 from pyqd.admin.pages.browser import MESSAGE_ID
+from pyqd.admin.pages.forms import blueprint
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.primitives.names import is_valid_name_str
@@ -80,10 +81,8 @@ def named(name: str) -> str:
 
 def stories(site: Site, url: str) -> Blueprint:
     """Return the routes. url: of the trace database. Raises: TraceError if it is no URL of a database."""
-    routes = Blueprint("stories", __name__)
     views = Stories(site, Database(url))
-    routes.add_url_rule("/messages", "search", views.search)
-    routes.add_url_rule("/messages/<message_id>", "story", views.story)
+    routes = blueprint("stories", {"/messages": views.search, "/messages/<message_id>": views.story})
     routes.register_error_handler(TraceError, views.unreadable)
     return routes
 
@@ -154,5 +153,4 @@ class Stories:
         return render_template("story.html", id=message_id, stories=found, named=named), 200 if found else 404
 
     def unreadable(self, error: TraceError) -> tuple[str, int]:
-        """Show why the database does not answer."""
         return render_template("refused.html", error=str(error)), 502

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from flask import request
 
-from pyqd.admin.addresses import path_here
+from pyqd.admin.site import path_here
 
 PAGE_SIZES: Final = (25, 50, 100, 500)
 PAGE_SIZE: Final = 50
@@ -73,11 +73,9 @@ class Table:
         return changed_url(page=str(page) if page > 1 else "")
 
     def filter_url(self, name: str) -> str:
-        """Return the link that shows the rows of a filter; an empty name shows all."""
         return changed_url(show=name, page="")
 
     def everything_url(self) -> str:
-        """Return the link without search and filter."""
         return changed_url(q="", show="", page="")
 
     def sizes(self) -> list[tuple[int, str]]:

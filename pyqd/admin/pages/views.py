@@ -13,7 +13,7 @@ from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node, Stats
 from pyqd.admin.durability import full_in_s
 from pyqd.admin.health import Finding, findings_of, mark
-from pyqd.admin.pages import clients
+from pyqd.admin.pages.consumers import CLIENT_COLUMNS, client_text
 from pyqd.admin.pages.nodes import NodeViews
 from pyqd.admin.pages.tables import Column, Filter, sorted_by, table_of
 from pyqd.admin.site import Site
@@ -22,7 +22,6 @@ from pyqd.admin.upstream import Found, UpstreamError
 
 
 def pages(site: Site) -> Blueprint:
-    """Return the routes of the pages."""
     routes = Blueprint("pages", __name__)
     views = Views(site)
     nodes = NodeViews(site, views.show)
@@ -102,7 +101,6 @@ class Views:
         self.site = site
 
     def show(self, template: str, **values: Any) -> str:
-        """Return a page."""
         snapshot = self.site.poller.snapshot
         return render_template(
             template,
@@ -158,7 +156,7 @@ class Views:
         found = next((each for each in stats.value.channels() if each.channel == channel), None)
         if found is None:
             return self.show("missing.html", topic=topic, channel=channel), 404
-        table = table_of(found.clients, clients.COLUMNS, text_of=clients.text_of, sort="node")
+        table = table_of(found.clients, CLIENT_COLUMNS, text_of=client_text, sort="node")
         failures = producers.failures + stats.failures
         return self.show(
             "channel.html",
@@ -228,7 +226,6 @@ class Views:
         return Response(events(), content_type="text/event-stream", headers=headers)
 
     def unreachable(self, error: UpstreamError) -> tuple[str, int]:
-        """Show that no broker or lookup daemon answers."""
         return self.show("unreachable.html", error=str(error)), 502
 
     def _producers_of(self, topic: str) -> Found | None:

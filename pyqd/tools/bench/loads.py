@@ -14,7 +14,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.bench.options import ConsumeOptions, Consuming, LatencyOptions, PublishOptions
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import settled
-from pyqd.tools.bench.progress import Progress
+from pyqd.tools.bench.progress import LoadProgress
 from pyqd.tools.bench.run import Course, Run, carry_out
 from pyqd.tools.bench.summary import Figures, busy_percent, cpu_between, warnings_of
 from pyqd.tools.bench.target import Target, with_remedy
@@ -48,7 +48,7 @@ class Bench:
         """Publish, and count the answers."""
         load = Load(messages=options.count or None, body_bytes=options.size)
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
-        progress = Progress("publishing", options.count, whole_s(course), options.size, options.quiet)
+        progress = LoadProgress("publishing", options.count, whole_s(course), options.size, options.quiet)
         with self.target.open(options.connections) as connections:
             load.add_publishers(
                 connections.fds(),
@@ -76,7 +76,7 @@ class Bench:
         # Messages that others publish bear no numbers.
         load = Load(messages=messages or None, body_bytes=options.size, tallied=is_new)
         course = course_of(options, 0.0 if messages else RUNFOR_S)
-        progress = Progress("consuming", messages, whole_s(course), options.size, options.quiet)
+        progress = LoadProgress("consuming", messages, whole_s(course), options.size, options.quiet)
         with self.target.open(options.connections, self.topic.name, channel) as connections:
             load.add_consumers(connections.fds(), rdy=options.rdy)
             run = Run(load, course, self.target.process, publishes=False, consumes=True)
@@ -96,7 +96,7 @@ class Bench:
         with self.target.open(options.connections) as connections:
             load.add_publishers(connections.fds(), topic=self.topic.name, batch=batch, outstanding=STOCK_OUTSTANDING)
             run = Run(load, Course(0.0, 0.0, options.timeout_s), None, publishes=True, consumes=False)
-            progress = Progress("filling the topic", messages, 0.0, options.size, options.quiet)
+            progress = LoadProgress("filling the topic", messages, 0.0, options.size, options.quiet)
             await carry_out(run, progress, confirmed, options.timeout_s)
         if run.error:
             raise Fatal(f"cannot fill topic {self.topic.name}: {self.target.name}: {with_remedy(run.error)}")
@@ -113,7 +113,7 @@ class Bench:
         batches = -(-int(options.rate * whole_s(course)) // options.batch_size)
         messages = options.count or max(1, batches) * options.batch_size
         load = Load(messages=messages, body_bytes=options.size)
-        progress = Progress("measuring", messages, whole_s(course), options.size, options.quiet)
+        progress = LoadProgress("measuring", messages, whole_s(course), options.size, options.quiet)
         with (
             self.target.open(options.connections, self.topic.name, channel) as consumers,
             self.target.open(options.connections) as publishers,

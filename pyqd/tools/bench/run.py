@@ -12,7 +12,7 @@ from typing import Final
 from pyqd.hot.tools.loadgen import Load, LoadError
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import CpuTime, read_cpu_time
-from pyqd.tools.bench.progress import Progress
+from pyqd.tools.bench.progress import LoadProgress
 from pyqd.tools.cluster import in_thread
 from pyqd.tools.common import stop_on
 
@@ -123,7 +123,7 @@ class Run:
 
 
 async def carry_out(
-    run: Run, progress: Progress, done: Callable[[LoadCounts], int], stall_s: float = 0.0, source: str = ""
+    run: Run, progress: LoadProgress, done: Callable[[LoadCounts], int], stall_s: float = 0.0, source: str = ""
 ) -> None:
     """Run a load to its end, with progress; SIGINT and SIGTERM end the measurement.
 

@@ -57,7 +57,6 @@ class Figures:
         return (self.cpu_s or 0.0) * 1e9 / self.messages if self.messages else 0.0
 
     def to_json(self) -> str:
-        """Return one line with an object."""
         broker = None
         if self.cpu_s is not None:
             percent, message_ns = round(self.cpu_percent, 1), round(self.cpu_ns)
@@ -82,7 +81,6 @@ class Figures:
         )
 
     def to_text(self) -> str:
-        """Return lines for people."""
         ended = ", ended by a signal" if self.is_interrupted else ""
         rows = [
             ("messages", f"{self.messages:,} in {self.seconds:.2f} s{ended}"),
@@ -114,7 +112,6 @@ def quantiles(histogram: LatencyHistogram) -> dict[str, int]:
 
 
 def cpu_between(run: Run) -> float | None:
-    """Return the CPU time of the broker during a measurement, in s."""
     if run.begin.cpu is None or run.end.cpu is None:
         return None
     # Two roundings to ticks can leave less than nothing.
@@ -122,7 +119,6 @@ def cpu_between(run: Run) -> float | None:
 
 
 def busy_percent(run: Run) -> float:
-    """Return how much of its time the generator worked."""
     seconds = run.end.counts.elapsed_s - run.begin.counts.elapsed_s
     return 100 * (run.end.counts.worked_s - run.begin.counts.worked_s) / seconds if seconds else 0.0
 

@@ -9,7 +9,6 @@ import click
 
 from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, SettingError
-from pyqd.tools.ctl import views
 from pyqd.tools.ctl.cluster import Answers, ask
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.counters import HELD, NodeStats, read_stats
@@ -17,32 +16,22 @@ from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.frame import command, yes_option
 from pyqd.tools.ctl.nodes import Broker, Node
 from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import messages
-
-Row = dict[str, Any]
+from pyqd.tools.ctl.table import Fitted, Row, messages_text, plain_columns
 
 DONE: Final = "done"
 NOT_FOUND: Final = "not found"
 FAILED: Final = "failed"
-COLUMNS: Final = (
-    ("Node", "node"),
-    ("Action", "action"),
-    ("Topic", "topic"),
-    ("Channel", "channel"),
-    ("State", "state"),
-)
+COLUMNS: Final = plain_columns(Node="node", Action="action", Topic="topic", Channel="channel", State="state")
 
 topic_argument = click.argument("topic", shell_complete=complete_topics)
 channel_argument = click.argument("channel", required=False, shell_complete=complete_channels)
 
 
 def path_of(action: str, channel: str | None) -> str:
-    """Return the path of an action on a topic, or on a channel."""
     return f"/topic/{action}" if channel is None else f"/channel/{action}"
 
 
 def wire_of(action: str) -> str:
-    """Return the line of help for the calls of an action."""
     return (
         f"POST /topic/{action}?topic=, or POST /channel/{action}?topic=&channel= with CHANNEL, at each broker. With"
         " lookup daemons, GET /nodes at each of them, before."
@@ -90,8 +79,7 @@ def change(
 
 
 def show(session: Session, rows: list[Row]) -> None:
-    """Print the results of an action."""
-    session.output.show({"results": rows}, lambda: views.outcomes(COLUMNS, rows))
+    session.output.show({"results": rows}, lambda: Fitted(COLUMNS, rows))
 
 
 @command(
@@ -179,7 +167,7 @@ def empty(session: Session, topic: str, channel: str | None, yes: bool) -> None:
     brokers = session.brokers()
     if not yes:
         held = held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=channel is not None)
-        session.confirm(f"Drop {messages(held)} of {subject(topic, channel)}{places(brokers)}?", yes)
+        session.confirm(f"Drop {messages_text(held)} of {subject(topic, channel)}{places(brokers)}?", yes)
     show(session, change(session, brokers, "empty", topic, channel))
 
 
@@ -201,7 +189,7 @@ def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None
     brokers = session.brokers(may_be_none=True)
     if not yes:
         held = deleted_messages(session, brokers, topic, channel)
-        session.confirm(f"Delete {subject(topic, channel)} with {messages(held)}{places(brokers)}?", yes)
+        session.confirm(f"Delete {subject(topic, channel)} with {messages_text(held)}{places(brokers)}?", yes)
     registered = registrations_deleted(session, topic, channel)
     try:
         rows = change(session, brokers, "delete", topic, channel)
@@ -265,17 +253,14 @@ def held_messages(read: list[NodeStats], topic: str, channel: str | None, *, of_
 
 
 def not_found(topic: str, channel: str | None) -> NotFoundError:
-    """Return the error for a topic or a channel that no daemon has."""
     return NotFoundError("TOPIC_NOT_FOUND" if channel is None else "CHANNEL_NOT_FOUND", doing=subject(topic, channel))
 
 
 def subject(topic: str, channel: str | None) -> str:
-    """Return the words for a topic or a channel."""
     return f"topic {topic}" if channel is None else f"channel {channel} of topic {topic}"
 
 
 def places(brokers: list[Broker]) -> str:
-    """Return the words for the brokers of a question."""
     if not brokers:
         return " on no broker"
     addresses = ", ".join(broker.address for broker in brokers)

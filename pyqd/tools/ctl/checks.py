@@ -67,6 +67,11 @@ def finding(check: str, state: str, text: str, fix: str | None = None) -> Callab
     return lambda node: Finding(node, check, state, text, fix)
 
 
+def limit_finding(check: str, is_scarce: bool, text: str, fix: str) -> Callable[[str], Finding]:
+    """Return a function that makes the finding about a limit, with a fix if the limit is scarce."""
+    return finding(check, WARNING, text, fix) if is_scarce else finding(check, OK, text)
+
+
 Made = Iterator[Callable[[str], Finding]]
 
 
@@ -132,14 +137,12 @@ def limits(facts: Facts) -> Made:
         limit, used = metrics["process_max_fds"], metrics["process_open_fds"]
         text = f"{count(used)} of {count(limit)} open files"
         scarce = limit < DESCRIPTORS_MIN or used > DESCRIPTORS_SHARE * limit
-        fix = f"{LIMITS['descriptors']}: each connection needs one"
-        yield finding("descriptors", WARNING if scarce else OK, text, fix if scarce else None)
+        yield limit_finding("descriptors", scarce, text, f"{LIMITS['descriptors']}: each connection needs one")
     if "pyqd_files" in metrics and not metrics.get("pyqd_machine_limit_reached:mappings"):
         files, mapped_max = metrics["pyqd_files"], metrics["pyqd_mapped_files_max"]
         text = f"{count(files)} files of topics and channels, of which {count(mapped_max)} can be mapped at a time"
-        scarce = files > mapped_max
         fix = f"{LIMITS['mappings']}, or raise --max-mapped-files: idle topics answer faster then"
-        yield finding("mappings", WARNING if scarce else OK, text, fix if scarce else None)
+        yield limit_finding("mappings", files > mapped_max, text, fix)
 
 
 def disk(facts: Facts) -> Made:
@@ -152,10 +155,9 @@ def disk(facts: Facts) -> Made:
             "free space, lower `pyqctl retention`, or delete topics, which loses their messages; `pyqctl topics"
             " --sort=depth` shows queues"
         )
-        if free < floor:
-            yield finding("disk", FAILURE, f"{text}; below {format_size(floor)} publishing is refused", fix)
-        elif free < max(DISK_FLOORS * floor, DISK_BYTES_MIN):
-            yield finding("disk", WARNING, f"{text}; below {format_size(floor)} publishing is refused", fix)
+        if free < max(DISK_FLOORS * floor, DISK_BYTES_MIN):
+            state = FAILURE if free < floor else WARNING
+            yield finding("disk", state, f"{text}; below {format_size(floor)} publishing is refused", fix)
         else:
             yield finding("disk", OK, text)
     if refusing := metrics.get("pyqd_topics_refusing"):
@@ -170,7 +172,6 @@ def disk(facts: Facts) -> Made:
 
 
 def file_system(kind: str, text: str) -> Callable[[str], Finding]:
-    """Return the finding for a type of file system."""
     fix = "set --data-path to a directory on a local disk"
     if kind in MEMORY_FILE_SYSTEMS:
         return finding("file system", WARNING, f"{text}: a restart of the machine loses all messages", fix)
@@ -217,7 +218,6 @@ def registration(facts: Facts, lookups: Sequence[LookupFacts]) -> Made:
 
 
 def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
-    """Check the entry of a broker at a lookup daemon."""
     entry = entry_of(facts, lookup)
     if entry is None:
         fix = "add the lookup daemon's TCP address to the broker's --lookupd-tcp-address"
@@ -238,7 +238,6 @@ def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
 
 
 def entry_of(facts: Facts, lookup: LookupFacts) -> dict[str, Any] | None:
-    """Return the entry of a broker at a lookup daemon."""
     place = (facts.info.get("broadcast_address"), facts.info.get("tcp_port"))
     for entry in lookup.nodes:
         named = f"{bracketed(entry['broadcast_address'])}:{entry['http_port']}"
@@ -262,7 +261,6 @@ def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[Loo
 
 
 def lookup_findings(facts: LookupFacts) -> list[Finding]:
-    """Return the findings for one lookup daemon."""
     if facts.error is not None:
         fix = "is it running, and is this its HTTP address, 4161 by default?"
         return [Finding(facts.address, "answer", FAILURE, str(facts.error), fix)]

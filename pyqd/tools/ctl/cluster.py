@@ -58,7 +58,6 @@ class Cluster:
         self._lookup_daemons: dict[str, LookupDaemon] = {}
 
     def close(self) -> None:
-        """Close all connections."""
         for node in (*self._brokers.values(), *self._lookup_daemons.values()):
             node.close()
 

@@ -19,7 +19,6 @@ TIMEOUT_NS: Final = 1000 * MILLISECOND_NS
 
 
 def complete_contexts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin so."""
     with contextlib.suppress(ClientError):
         _, contexts = Session({}).context_file.read()
         return [name for name in contexts if name.startswith(incomplete)]
@@ -27,12 +26,10 @@ def complete_contexts(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of topics that begin so."""
     return [name for name in _channels_by_topic(ctx, None) if name.startswith(incomplete)]
 
 
 def complete_channels(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the topic's channels that begin so."""
     topic = ctx.params.get("topic") or ctx.params.get("topic_pattern")
     found = _channels_by_topic(ctx, topic).get(topic, ()) if isinstance(topic, str) else ()
     return [name for name in found if name.startswith(incomplete)]

@@ -6,8 +6,8 @@ Source: docs/http.md, "Dead letters".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import click
 
@@ -21,7 +21,7 @@ from pyqd.client.dead_letters import (
     select_dead_letters,
 )
 from pyqd.client.errors import NotFoundError, SettingError
-from pyqd.tools.ctl import views
+from pyqd.primitives.quantities import format_size
 from pyqd.tools.ctl.administration import check_names, topic_argument
 from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.counters import read_stats
@@ -31,13 +31,11 @@ from pyqd.tools.ctl.messages import ids_of
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import messages
-
-Row = dict[str, Any]
+from pyqd.tools.ctl.table import Column, Fitted, Row, messages_text, plain_columns, timestamp
 
 # Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 CHANNEL: Final = "pyqctl"
-COLUMNS: Final = (("Node", "node"), ("Dead letter", "id"), ("New ID", "new_id"), ("State", "state"))
+COLUMNS: Final = plain_columns(Node="node", Dead_letter="id", New_ID="new_id", State="state")
 
 channel_argument = click.argument("channel", shell_complete=complete_channels)
 
@@ -77,7 +75,7 @@ def list_letters(session: Session, topic: str, channel: str, limit: int, body: s
     found = session.ask_holders(call)
     rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value]
     shown = {"topic": topic, "channel": channel, "messages": rows}
-    session.output.show(shown, lambda: views.dead_letters(rows))
+    session.output.show(shown, lambda: letters_table(rows))
 
 
 def holders(broker: Broker, topic: str) -> list[str | None]:
@@ -149,18 +147,35 @@ def return_letters(
     results: list[Row] = []
     try:
         for answer in batches:
-            for result in results_of(answer.node, answer.value, topic):
+            batch = answer.value
+            returned = return_dead_letters(answer.node, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
+            for result in returned:
                 results.append({"node": answer.node.address, **result})
                 if result["error"] is not None:
                     say(result["error"])
     finally:
         # After Ctrl-C too: these messages have returned.
         shown = {"topic": topic, "channel": channel, "results": results}
-        session.output.show(shown, lambda: views.outcomes(COLUMNS, results))
+        session.output.show(shown, lambda: Fitted(COLUMNS, results))
     missing = (wanted or frozenset()) - {row["id"] for row in results}
     if missing:
         raise NotFoundError("MESSAGE_NOT_FOUND", doing=f"dead letters {', '.join(sorted(missing))}")
     return OK if all(row["state"] == RETURNED for row in results) else FAILED
+
+
+def letters_table(rows: Sequence[Row]) -> Fitted:
+    columns = [
+        Column("Node", "node"),
+        Column("Held by", "held_by", style="bold"),
+        Column("ID", "id", style="bold"),
+        Column("State", "state", rank=2),
+        Column("Published", "timestamp", timestamp, is_number=True, rank=1),
+        Column("Size", "size", format_size, is_number=True, rank=3),
+    ]
+    if any("body" in row for row in rows):
+        columns.append(Column("Body", "body"))
+    held = [{**row, "held_by": "/".join(name for name in (row["topic"], row["channel"]) if name)} for row in rows]
+    return Fitted(columns, held)
 
 
 class Choice(NamedTuple):
@@ -215,18 +230,12 @@ def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None
 
 
 def question(topic: str, batches: Sequence[Batch], total: int) -> str:
-    """Return the question before dead letters return."""
     receivers = sorted({name for batch in batches for name in batch.receivers})
     sources = ", ".join(dict.fromkeys(batch.topic for batch in batches))
     return (
-        f"Publish {messages(total)} of topic {sources} in topic {topic}, and cancel them there? These channels receive"
-        f" them: {', '.join(receivers) or 'none yet'}."
+        f"Publish {messages_text(total)} of topic {sources} in topic {topic}, and cancel them there? These channels"
+        f" receive them: {', '.join(receivers) or 'none yet'}."
     )
-
-
-def results_of(broker: Broker, batch: Batch, topic: str) -> Iterator[Row]:
-    """Publish dead letters in their topic again, and yield the result of each; end after a failure of the broker."""
-    return return_dead_letters(broker, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
 
 
 for each_command in (list_letters, return_letters):

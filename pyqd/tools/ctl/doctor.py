@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from pyqd.client.errors import ClientError
 from pyqd.primitives.machine import MAPPING_COUNT_DEFAULT, mapping_max
-from pyqd.tools.ctl import checks, views
-from pyqd.tools.ctl.checks import FAILURE, Finding
+from pyqd.tools.ctl import checks
+from pyqd.tools.ctl.checks import FAILURE, Finding, limit_finding
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, UNHEALTHY
@@ -19,7 +20,10 @@ from pyqd.tools.ctl.facts import LookupFacts, broker_facts, lookup_facts
 from pyqd.tools.ctl.frame import command
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import count
+from pyqd.tools.ctl.table import STATE, Row, cell, count, new_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 MACHINE: Final = "this machine"
 
@@ -51,7 +55,7 @@ def doctor(session: Session, quiet: bool) -> int:
     states = Counter(each.state for each in found)
     summary = {"failures": states[FAILURE], "warnings": states[checks.WARNING]}
     rows = [each._asdict() for each in shown]
-    session.output.show({"checks": rows, **summary}, lambda: views.findings(rows, summary))
+    session.output.show({"checks": rows, **summary}, lambda: findings_table(rows, summary))
     return UNHEALTHY if states[FAILURE] else OK
 
 
@@ -76,31 +80,21 @@ def find_brokers(session: Session, lookups: list[LookupFacts]) -> tuple[list[Bro
 
 def machine_findings(file: ContextFile) -> list[Finding]:
     """Return the findings for this machine and this shell: those that a broker started here would have."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    found = []
-    scarce = hard < checks.DESCRIPTORS_MIN
-    found.append(
-        Finding(
-            MACHINE,
+    hard, mappings = resource.getrlimit(resource.RLIMIT_NOFILE)[1], mapping_max()
+    found = [
+        limit_finding(
             "descriptors",
-            checks.WARNING if scarce else checks.OK,
+            hard < checks.DESCRIPTORS_MIN,
             f"a broker started here may have {count(hard)} open files",
-            "raise the hard limit: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of systemd"
-            if scarce
-            else None,
-        )
-    )
-    mappings = mapping_max()
-    scarce = mappings < MAPPING_COUNT_DEFAULT
-    found.append(
-        Finding(
-            MACHINE,
+            "raise the hard limit: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of systemd",
+        )(MACHINE),
+        limit_finding(
             "mappings",
-            checks.WARNING if scarce else checks.OK,
+            mappings < MAPPING_COUNT_DEFAULT,
             f"vm.max_map_count is {count(mappings)}",
-            checks.LIMITS["mappings"] if scarce else None,
-        )
-    )
+            checks.LIMITS["mappings"],
+        )(MACHINE),
+    ]
     try:
         file.read()
     except ClientError as error:
@@ -110,3 +104,19 @@ def machine_findings(file: ContextFile) -> list[Finding]:
             text = f"other users can read the tokens in {file.path}"
             found.append(Finding(MACHINE, "contexts", checks.WARNING, text, f"chmod 600 {file.path}"))
     return found
+
+
+def findings_table(rows: Sequence[Row], summary: Row) -> RenderableType:
+    """Return the table of doctor's findings, each with its fix on a line of its own."""
+    from rich.console import Group
+
+    made = new_table()
+    for title in ("Node", "Check", "State"):
+        made.add_column(title, no_wrap=True)
+    made.add_column("Finding", overflow="fold")
+    for row in rows:
+        made.add_row(cell(row["node"], "bold"), cell(row["check"]), STATE.cell(row), cell(row["finding"]))
+        if row["fix"] is not None:
+            made.add_row("", "", "", cell(f"→ {row['fix']}", "cyan"))
+    counts = ", ".join(f"{number} {name if number != 1 else name[:-1]}" for name, number in summary.items())
+    return Group(made, cell(counts))

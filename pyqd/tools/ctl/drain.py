@@ -14,7 +14,7 @@ from pyqd.tools.ctl.exits import PartlyDoneError
 from pyqd.tools.ctl.frame import command, duration, yes_option
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import messages
+from pyqd.tools.ctl.table import messages_text
 
 POLL_S: Final = 0.2
 # After its deadline the broker writes everything to disk, and gives up after two minutes without progress.
@@ -45,7 +45,7 @@ def drain(session: Session, node: str | None, for_ns: int | None, no_wait: bool,
     broker = broker_of(session, node)
     state = broker.get("/drain")
     session.confirm(
-        f"Drain and stop the broker {broker.address}, with {messages(state['in_flight'])} in flight and"
+        f"Drain and stop the broker {broker.address}, with {messages_text(state['in_flight'])} in flight and"
         f" {state['consumers']:,} consumers?",
         yes,
     )
@@ -89,7 +89,6 @@ def progress_of(broker: Broker, before: dict[str, Any]) -> dict[str, Any] | None
 
 
 def is_listening(broker: Broker) -> bool:
-    """Return whether the broker's address accepts connections."""
     place = broker.place
     try:
         if place.path:
@@ -113,4 +112,4 @@ def show(session: Session, broker: Broker, progress: dict[str, Any] | None, stat
         session.output.line(f"{broker.address}: {state}")
     else:
         consumers = f"{progress['consumers']:,} consumers"
-        session.output.line(f"{broker.address}: {messages(progress['in_flight'])} in flight with {consumers}")
+        session.output.line(f"{broker.address}: {messages_text(progress['in_flight'])} in flight with {consumers}")

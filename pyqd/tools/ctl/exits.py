@@ -55,5 +55,4 @@ _CODES: Final[tuple[tuple[type[ClientError], int], ...]] = (
 
 
 def code_of(error: ClientError) -> int:
-    """Return the exit code for an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)

@@ -84,7 +84,6 @@ class LookupFacts:
 
 
 def broker_facts(broker: Broker) -> Facts:
-    """Return the facts about a broker."""
     facts = Facts(broker.address)
     try:
         reply, facts.answer_s, facts.offset = timed_ping(broker)
@@ -108,7 +107,6 @@ def broker_facts(broker: Broker) -> Facts:
 
 
 def lookup_facts(daemon: LookupDaemon) -> LookupFacts:
-    """Return the facts about a lookup daemon."""
     facts = LookupFacts(daemon.address)
     try:
         _, _, facts.offset = timed_ping(daemon)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ import click
 from pyqd.client.dead_letters import ID_HEADER, read_messages
 from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import MILLISECOND_NS
+from pyqd.primitives.quantities import format_size
 from pyqd.primitives.timestamps import parse_timestamp
-from pyqd.tools.ctl import table, views
 from pyqd.tools.ctl.administration import check_names, require_pyqd, topic_argument
 from pyqd.tools.ctl.cluster import Failure
 from pyqd.tools.ctl.completion import complete_channels
@@ -22,13 +23,13 @@ from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import command, duration, yes_option
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.session import Session
-
-Row = dict[str, Any]
+from pyqd.tools.ctl.table import Column, Fitted, Row, messages_text, number, plain_columns, timestamp
 
 COUNT_HEADER: Final = "x-nsq-message-count"
-RESULT_COLUMNS: Final = (("Node", "node"), ("ID", "id"), ("Channel", "channel"), ("Status", "status"), ("Was", "was"))
-PUBLISHED_COLUMNS: Final = (("Node", "node"), ("Topic", "topic"), ("ID", "id"), ("Messages", "count"))
+RESULT_COLUMNS: Final = plain_columns(Node="node", ID="id", Channel="channel", Status="status", Was="was")
+PUBLISHED_COLUMNS: Final = plain_columns(Node="node", Topic="topic", ID="id", Messages="count")
 
+STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
 MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{16}", re.ASCII)
 
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
@@ -40,7 +41,7 @@ channel_option = click.option(
 @command("GET /channel/messages?topic=&channel=&state=&limit=&after=&body= at each broker, page by page.")
 @topic_argument
 @click.argument("channel", required=False, shell_complete=complete_channels)
-@click.option("--state", type=click.Choice(views.MESSAGE_STATES), default="ready", show_default=True)
+@click.option("--state", type=click.Choice(STATES), default="ready", show_default=True)
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each broker"
 )
@@ -65,7 +66,7 @@ def peek(
     rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value[0]]
     following = {answer.node.address: answer.value[1] for answer in found if answer.value[1] is not None}
     shown = {"topic": topic, "channel": channel, "state": state, "messages": rows, "next": following}
-    session.output.show(shown, lambda: views.messages(rows, state, len(found) > 1))
+    session.output.show(shown, lambda: messages_table(rows, state, len(found) > 1))
 
 
 def ids_of(ids: tuple[str, ...]) -> list[str]:
@@ -89,7 +90,7 @@ def change(session: Session, verb: str, topic: str, ids: list[str], channel: str
     for message_id in ids:
         found = find_and_change(session, brokers, verb, {"topic": topic, "id": message_id, "channel": channel, **query})
         rows += [{"id": message_id, "was": None, **row} for row in found]
-    session.output.show({"topic": topic, "results": rows}, lambda: views.outcomes(RESULT_COLUMNS, rows))
+    session.output.show({"topic": topic, "results": rows}, lambda: Fitted(RESULT_COLUMNS, rows))
     return OK if all(row["status"] == "done" for row in rows) else FAILED
 
 
@@ -132,7 +133,7 @@ def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | No
     check_names(topic, channel)
     wanted = ids_of(ids)
     on = "all channels" if channel is None else f"channel {channel}"
-    session.confirm(f"Cancel {table.messages(len(wanted))} of topic {topic} on {on}?", yes)
+    session.confirm(f"Cancel {messages_text(len(wanted))} of topic {topic} on {on}?", yes)
     return change(session, "cancel", topic, wanted, channel)
 
 
@@ -225,7 +226,7 @@ def publish(
         "id": reply.headers.get(ID_HEADER),
         "count": int(reply.headers.get(COUNT_HEADER) or (len(lines_of(data)) if lines else 1)),
     }
-    session.output.show(row, lambda: views.outcomes(PUBLISHED_COLUMNS, [row]))
+    session.output.show(row, lambda: Fitted(PUBLISHED_COLUMNS, [row]))
 
 
 def body_of(body: str | None, file: str | None) -> bytes:
@@ -271,3 +272,25 @@ def healthy(session: Session) -> Broker:
             return broker
         reasons.append(f"{broker.address}: {reply.body[:200].decode(errors='replace')}")
     raise NotConnectedError("; ".join(reasons))
+
+
+def messages_table(rows: Sequence[Row], state: str, several_nodes: bool) -> Fitted:
+    columns = [
+        *([Column("Node", "node")] if several_nodes else []),
+        Column("ID", "id", style="bold"),
+        Column("Published", "timestamp", timestamp, is_number=True, rank=3),
+        number("Attempts", "attempts", 4),
+        Column("Size", "size", format_size, is_number=True, rank=2),
+    ]
+    if state == "in_flight":
+        columns.append(Column("Deadline", "deadline", timestamp, is_number=True, rank=1))
+        columns.append(Column("Client", "client", client_text))
+    else:
+        columns.append(Column("Due", "due", timestamp, is_number=True, rank=1))
+    if any("body" in row for row in rows):
+        columns.append(Column("Body", "body"))
+    return Fitted(columns, rows)
+
+
+def client_text(client: Row) -> str:
+    return f"{client['client_id']} {client['remote_address']}"

@@ -60,7 +60,6 @@ class Node(HttpClient):
         return unwrapped_answer(found)
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
-        """Return the error for an answer that is no success."""
         code = message_of(reply)
         if code in UNKNOWN_PATHS:
             return UnsupportedError(

@@ -24,14 +24,12 @@ class Output:
         self.is_json = not sys.stdout.isatty() if as_json is None else as_json
 
     def console(self) -> Console:
-        """Return the console for tables."""
         from rich.console import Console
 
         class PipeConsole(Console):
             """Console that leaves it to the caller to end the program."""
 
             def on_broken_pipe(self) -> None:
-                """Raise the BrokenPipeError that is being handled."""
                 raise
 
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_CHARS
@@ -49,10 +47,8 @@ class Output:
         self.line(json.dumps(value))
 
     def line(self, text: str) -> None:
-        """Print a line of text."""
         print(text, flush=True)
 
 
 def say(text: str) -> None:
-    """Print a message on standard error."""
     print(f"pyqctl: {printable(text)}", file=sys.stderr, flush=True)

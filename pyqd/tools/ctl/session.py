@@ -16,21 +16,10 @@ from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, code_of
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.output import Output, say
-from pyqd.tools.ctl.target import Target, find_target
+from pyqd.tools.ctl.target import VARIABLES, Target, find_target
 
 FLAGS_KEY: Final = "pyqd.tools.ctl.flags"
 TIMEOUT_NS: Final = 10 * SECOND_NS
-SETTINGS: Final = (
-    "nsqd_http_addresses",
-    "lookupd_http_addresses",
-    "trusted_brokers",
-    "token",
-    "token_file",
-    "lookupd_token",
-    "ca",
-    "cert",
-    "key",
-)
 
 
 class Session:
@@ -49,7 +38,7 @@ class Session:
     @property
     def target(self) -> Target:
         """Settings in force. Raises: SettingError."""
-        given: dict[str, Any] = {name: self.flags[name] for name in SETTINGS if name in self.flags}
+        given: dict[str, Any] = {name: self.flags[name] for name in VARIABLES if name in self.flags}
         file = self.context_file
         found = find_target(given, self.flags.get("context"), os.environ, file)
         if found.context is not None and file.readable_by_others():
@@ -77,7 +66,6 @@ class Session:
         return self._cluster
 
     def close(self) -> None:
-        """Close all connections."""
         if self._cluster is not None:
             self._cluster.close()
 

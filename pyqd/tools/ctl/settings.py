@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from pyqd.primitives.durations import parse_duration
-from pyqd.tools.ctl import views
+from pyqd.primitives.quantities import format_size, parse_size
 from pyqd.tools.ctl.administration import check_names, places, topic_argument
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.frame import command, yes_option
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import count, messages
+from pyqd.tools.ctl.table import NODE, STATE, Column, Fitted, Row, count, messages_text, number, per_second
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Row = dict[str, Any]
-
 DEFAULT: Final = "default"
 POSITION: Final = re.compile("[0-9]+", re.ASCII)
-SIZE: Final = re.compile(r"([0-9]+)([KMGT]i?B?)?", re.ASCII | re.IGNORECASE)
-POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 RETENTION: Final = ("bytes", "time")
 
 channel_argument = click.argument("channel", shell_complete=complete_channels)
 
 
 def show(session: Session, rows: Sequence[Row], view: Callable[[Sequence[Row]], RenderableType]) -> None:
-    """Print the answers of brokers."""
     session.output.show({"nodes": rows}, lambda: view(rows))
 
 
@@ -73,13 +68,13 @@ def seek(session: Session, topic: str, channel: str, place: str, dry_run: bool, 
     if dry_run or not yes:
         rows = ask_each(session, brokers, lambda broker: call(broker, True))
         if dry_run:
-            show(session, rows, views.seeks)
+            show(session, rows, seeks_table)
             return
         again, skipped = (sum(row[key] for row in rows) for key in ("redeliver", "skip"))
         brokers = holders(brokers, rows)
-        effect = f"{messages(again)} delivered again, {messages(skipped)} skipped"
+        effect = f"{messages_text(again)} delivered again, {messages_text(skipped)} skipped"
         session.confirm(f"Move channel {channel} of topic {topic} to {place}{places(brokers)}: {effect}?", yes)
-    show(session, ask_each(session, brokers, lambda broker: call(broker, False)), views.seeks)
+    show(session, ask_each(session, brokers, lambda broker: call(broker, False)), seeks_table)
 
 
 @command(
@@ -116,17 +111,18 @@ def limits(
             return broker.post("/channel/limits", **names, **changes)
         return broker.get("/channel/limits", **names)
 
-    show(session, ask_each(session, session.brokers(), call), views.limits)
+    show(session, ask_each(session, session.brokers(), call), limits_table)
 
 
 def retained_bytes(text: str) -> int | str:
     """Return the number of bytes in a text such as 512MiB, or "default", as the type of an option."""
     if text == DEFAULT:
         return text
-    match = SIZE.fullmatch(text)
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no size such as 1073741824, 512MiB or 1GiB, nor {DEFAULT!r}")
-    return int(match[1]) << (10 * POWERS[(match[2] or "")[:1].lower()])
+    try:
+        return parse_size(text)
+    except ValueError:
+        text = f"{text!r} is no size such as 1073741824, 512MiB or 1GiB, nor {DEFAULT!r}"
+        raise click.BadParameter(text) from None
 
 
 def retained_time(text: str) -> str:
@@ -165,7 +161,7 @@ def retention(session: Session, topic: str, bytes_: int | str | None, time_: str
             session.confirm(f"Topic {topic} keeps finished messages as follows: {now}. Keep fewer?", yes)
         held_by = holders(brokers, rows)
         rows = ask_each(session, held_by, lambda broker: broker.post("/topic/retention", topic=topic, **changes))
-    show(session, rows, views.retentions)
+    show(session, rows, retentions_table)
 
 
 def keeps_less(row: Row, changes: Row) -> bool:
@@ -180,3 +176,51 @@ def keeps_less(row: Row, changes: Row) -> bool:
 def number_of(value: int | str) -> int:
     """Return a number of bytes as it is, and a duration in nanoseconds."""
     return value if isinstance(value, int) else parse_duration(value)
+
+
+def seeks_table(rows: Sequence[Row]) -> Fitted:
+    columns = (
+        NODE,
+        number("From", "from", 3),
+        number("To", "to", 2),
+        number("Delivered again", "redeliver"),
+        number("Of these finished", "finished", 5),
+        number("Skipped", "skip"),
+        number("In flight", "in_flight", 6),
+        number("Parked", "parked", 7),
+        number("Depth", "depth", 1),
+        STATE,
+    )
+    return Fitted(columns, [{**row, "state": "dry run" if row["dry_run"] else "done"} for row in rows])
+
+
+def limits_table(rows: Sequence[Row]) -> Fitted:
+    columns = (
+        NODE,
+        per_second("Rate/s", "rate"),
+        per_second("Burst", "burst", 2),
+        number("Attempts", "max_attempts"),
+        Column("Dead-letter topic", "dead_letter_topic"),
+        number("Dead letters", "dead_letter_count"),
+        number("Waiting", "dead_letters_waiting", 1),
+        Column("Waiting for", "waiting_for"),
+    )
+    return Fitted(columns, rows)
+
+
+def retentions_table(rows: Sequence[Row]) -> Fitted:
+    columns = (
+        NODE,
+        Column("Bytes", "bytes", format_size, is_number=True),
+        Column("Time", "time", is_number=True),
+        Column("Bytes from", "bytes_origin"),
+        Column("Time from", "time_origin"),
+    )
+    origins = ("flag of the broker", "topic")
+    return Fitted(
+        columns,
+        [
+            {**row, **{f"{key}_origin": origins[row[f"own_{key}"] is not None] for key in ("bytes", "time")}}
+            for row in rows
+        ],
+    )

@@ -12,8 +12,9 @@ from pyqd.tools.ctl.completion import SHELLS, complete_contexts
 from pyqd.tools.ctl.contexts import SECRETS, Context, unknown_context
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import SETTINGS, Session
+from pyqd.tools.ctl.session import Session
 from pyqd.tools.ctl.table import Column, Fitted, names
+from pyqd.tools.ctl.target import VARIABLES
 
 NOTHING: Final = "Nothing."
 FILES: Final = ("token_file", "ca", "cert", "key")
@@ -48,7 +49,7 @@ def add(session: Session, name: str, yes: bool) -> None:
     The options are those that every command has: addresses, tokens, certificates. The first context becomes the
     current one. A context of that name is replaced, after a question.
     """
-    given = {key: session.flags[key] for key in SETTINGS if key in session.flags}
+    given = {key: session.flags[key] for key in VARIABLES if key in session.flags}
     # The context is used from any directory.
     made = Context(**{key: os.path.abspath(value) if key in FILES else value for key, value in given.items()})
     if not made.nsqd_http_addresses and not made.lookupd_http_addresses:
@@ -90,7 +91,6 @@ def list_contexts(session: Session) -> None:
 
 
 def shown(each: Context) -> dict[str, Any]:
-    """Return the values of a context, with stars for its secrets."""
     return {key: HIDDEN if key in SECRETS else value for key, value in each.given().items()}
 
 

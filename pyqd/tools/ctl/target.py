@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyqd.client.errors import SettingError
-from pyqd.tools.ctl.contexts import Context, ContextFile, unknown_context
+from pyqd.tools.ctl.contexts import LISTS, Context, ContextFile, unknown_context
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:4151"
 CONTEXT_VARIABLE: Final = "PYQD_CONTEXT"
@@ -24,8 +24,7 @@ VARIABLES: Final = {
     "cert": "PYQD_CERT",
     "key": "PYQD_KEY",
 }
-ADDRESSES: Final = ("nsqd_http_addresses", "lookupd_http_addresses")
-LISTS: Final = (*ADDRESSES, "trusted_brokers")
+ADDRESSES: Final = LISTS[:2]
 TOKENS: Final = ("token", "token_file")
 
 
@@ -68,7 +67,6 @@ class Target:
 
 
 def environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in environment variables."""
     found: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if text := environment.get(variable):
@@ -77,7 +75,6 @@ def environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Return the parts of a list with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

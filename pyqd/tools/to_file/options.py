@@ -111,7 +111,6 @@ class Options(HttpTimeouts, Sources, ToolOptions):
         return self.gzip or self.zstd or self.parquet or is_limited or self.working_dir != self.final_dir
 
     def limits(self) -> Limits:
-        """Return the limits of a file."""
         return Limits(max(0, self.rotate_size), max(0, self.rotate_interval_ns) / SECOND_NS)
 
     def encoding(self, topic: str) -> Lines:

@@ -29,11 +29,9 @@ class Places:
     subject: str
 
     def target(self, name: str, revision: int) -> str:
-        """Return the path of a finished file."""
         return os.path.join(self.output_dir, self.names.revised(name, revision))
 
     def working(self, name: str, revision: int) -> str:
-        """Return the path of a file that is written."""
         return os.path.join(self.work_dir, self.encoding.working_name(self.names.revised(name, revision)))
 
     def is_taken(self, name: str, revision: int) -> bool:

@@ -55,7 +55,6 @@ class Recorder:
         return safe
 
     def flush(self) -> list[Message]:
-        """Make all messages safe."""
         if not self.held:
             return []
         logger.info("%s syncing %d records to disk", self._subject, len(self.held))

@@ -52,7 +52,6 @@ class TopicLog:
             await self._work(self._recorder.close)
 
     async def run(self) -> None:
-        """Consume until stop()."""
         async with self._consumer:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._recover)
             ticking = asyncio.create_task(self._tick())
@@ -81,7 +80,6 @@ class TopicLog:
                 raise
 
     async def _tick(self) -> None:
-        """Sync at intervals."""
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._is_done.wait(), self._sync_interval_s)

@@ -110,7 +110,6 @@ class Options(HttpTimeouts, Sources, ToolOptions):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """URLs of the requests."""
         return self.post or self.get
 
     def headers(self) -> dict[str, str]:

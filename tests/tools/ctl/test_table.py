@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from pyqd.tools.ctl import views
-from pyqd.tools.ctl.counters import channel_rows
+from pyqd.tools.ctl.counters import channel_rows, channels_table
+from pyqd.tools.ctl.listing import span
 from pyqd.tools.ctl.table import Column, Fitted, count, rate
+from pyqd.tools.ctl.watch import reading_table
 from tests.tools.ctl.pictures import STATS
 
 
@@ -22,7 +23,7 @@ def printed(view: RenderableType, width: int) -> list[str]:
 @pytest.mark.parametrize("width", range(60, 181, 10))
 def test_numbers_are_never_cut(width: int) -> None:
     rows = channel_rows(STATS)
-    lines = printed(views.channels(rows), width)
+    lines = printed(channels_table(rows), width)
     assert max(len(line) for line in lines) <= width
     shown = next(line for line in lines if line.startswith("orders") and "billing" in line)
     left_out = "".join(lines).partition("left out for lack of width: ")[2]
@@ -58,7 +59,7 @@ def test_markup_in_a_cell_is_text() -> None:
 def test_a_watch_shows_as_many_rows_as_fit() -> None:
     rows = [{**row, "in_per_s": None} for row in channel_rows(STATS)]
     reading = {"time_ns": 0, "rows": rows, "errors": ["a:4151: gone"]}
-    lines = printed(views.watch(reading, "every 2s", height_lines=9), 160)
+    lines = printed(reading_table(reading, "every 2s", height_lines=9), 160)
     assert len(lines) <= 9
     assert lines[-2:] == [f"{len(rows) - 2} more lines do not fit", "a:4151: gone"]
 
@@ -75,4 +76,4 @@ def test_a_rate_has_a_decimal_where_it_tells_something(number: float, text: str)
     [(-5, "0s"), (0, "0s"), (59, "59s"), (60, "1m 0s"), (3600, "1h 0m"), (90_061, "1d 1h"), (1e7, "115d 17h")],
 )
 def test_a_span_has_its_two_greatest_units(seconds: float, text: str) -> None:
-    assert views.span(seconds) == text
+    assert span(seconds) == text
