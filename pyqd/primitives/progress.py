@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 if TYPE_CHECKING:
     import rich.progress
+
+Self = TypeVar("Self", bound="Progress")
 
 # A refresh costs some milliseconds of CPU time.
 REFRESH_S: Final = 0.25
@@ -104,7 +106,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(
