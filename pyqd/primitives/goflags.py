@@ -233,7 +233,7 @@ def declare(
         "type": flag_type,
         "default": default,
         "help": help_text,
-        "config_key": name.replace("-", "_") if key == "" else key,
+        "config_key": key,
         "repeatable": repeatable,
         "minimum": minimum,
         "maximum": maximum,
@@ -246,6 +246,18 @@ def declare(
     if callable(default):
         return dataclasses.field(default_factory=default, metadata={"flag": declared})
     return dataclasses.field(default=default, metadata={"flag": declared})
+
+
+_KINDS = {bool: BOOL, int: INT, str: STRING, tuple: STRING}
+
+
+def declare_field(default: Any, help_text: str, *, kind: FlagType | None = None, **more: Any) -> Any:
+    """Return a dataclass field that carries a flag with the name of the field. more: other parameters of `declare`.
+
+    kind: by default that of a text, a whole number or a truth value, by `default`. A tuple makes the flag repeatable.
+    """
+    more.setdefault("repeatable", isinstance(default, tuple))
+    return declare("", kind or _KINDS[type(default)], default, help_text, **more)
 
 
 def flag_name(attribute: str) -> str:
@@ -266,6 +278,8 @@ def declared_flags(options_class: type, groups: Mapping[str, str] | None = None)
         if "flag" in field.metadata:
             declared = dict(field.metadata["flag"])
             declared["name"] = declared["name"] or flag_name(field.name)
+            if declared["config_key"] == "":
+                declared["config_key"] = declared["name"].replace("-", "_")
             group = headings.pop(declared["name"], group)
             flags.append(Flag(attribute=field.name, group=group, **declared))
     if len({flag.name for flag in flags}) != len(flags):

@@ -20,21 +20,20 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from pyqd import __version__
 from pyqd.client.errors import ClientError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goflags import (
-    BOOL,
     DURATION,
     EXIT_HELP,
-    INT,
     STRING,
     FlagError,
     FlagType,
     HelpRequested,
-    declare,
+    declare_field,
     declared_flags,
     exit_with_mistake,
     flag_name,
@@ -63,18 +62,13 @@ class StdoutClosedError(Exception):
     """The reader of standard output is gone."""
 
 
-KINDS: Final = {bool: BOOL, int: INT, str: STRING}
-
-
-def declare_flag(default: Any, text: str, *, kind: FlagType | None = None, **limits: Any) -> Any:
-    """Return a field of options that carries a flag with the name of the field. kind: by default that of `default`."""
-    return declare("", kind or KINDS[type(default)], default, text, key=None, **limits)
+# Tools have no configuration file.
+declare_flag: Final = partial(declare_field, key=None)
 
 
 def declare_repeated(text: str, kind: FlagType = STRING) -> Any:
     """Return a field of options that carries a flag with several values."""
-    more = "" if "(may be" in text else " (may be given multiple times)"
-    return declare("", kind, (), text + more, key=None, repeatable=True)
+    return declare_flag((), text if "(may be" in text else f"{text} (may be given multiple times)", kind=kind)
 
 
 @dataclass(frozen=True, kw_only=True)
