@@ -63,9 +63,7 @@ def make_site() -> Iterator[Callable[..., Site]]:
 
         yield make
         for site in made:
-            site.notifier.close()
-            site.upstream.close()
-            site.poller.cluster.upstream.close()
+            site.close()
 
 
 @pytest.mark.parametrize("base", ["", "/nsq admin", "/a/ü b"])

@@ -80,9 +80,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     audit_logger.addHandler(handler)
     yield found
     audit_logger.removeHandler(handler)
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 Change = Callable[[Fleet], list[str]]

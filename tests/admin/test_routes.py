@@ -46,9 +46,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
         add_user(users, name, "long enough", role, (topics,))
     site = Site(options(users, directory))
     yield new_app(site)
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 def options(users: Path, directory: Path) -> AdminOptions:
@@ -118,9 +116,7 @@ def test_each_change_needs_a_role_in_every_mode_of_access(tmp_path: Path, name: 
         answer = client.open(path, method=method, headers=headers, data=data)
         assert answer.status_code == 403, (rule, method)
     assert site.cluster.lookupds == ("127.0.0.1:1",)
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 def test_each_change_needs_more_than_the_role_of_a_viewer(app: Flask) -> None:
@@ -170,8 +166,7 @@ def test_passwords_in_urls_of_options_are_hidden(app: Flask) -> None:
     site = Site(AdminOptions(nsqd_http_address=("127.0.0.1:1",), graphite_url="http://me:secret@graphite:80/x"))
     answer = new_app(site).test_client().get("/config/graphite_url")
     assert answer.text == "http://me:***@graphite:80/x"
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 def test_an_unknown_path_is_a_page_for_browsers_only(app: Flask) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import re
 import signal
 import subprocess
 import threading
@@ -42,42 +41,6 @@ def channel(broker, topic) -> Iterator[Client]:
         client.req(first, 60_000)
         broker.wait_for_channel(topic, "c", in_flight_count=1, deferred_count=1, requeue_count=1)
         yield client
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        ((NSQD,), "--topic and --channel are required"),
-        (("--topic=t", NSQD), "--topic and --channel are required"),
-        ((*NAMES, "--interval=0s", NSQD), "--interval should be positive"),
-        ((*NAMES, "--count=0", NSQD), "--count should be positive"),
-        ((*NAMES, "--http-client-connect-timeout=0s", NSQD), "--http-client-connect-timeout should be positive"),
-        ((*NAMES, "--http-client-request-timeout=-1s", NSQD), "--http-client-request-timeout should be positive"),
-        (NAMES, "--nsqd-http-address or --lookupd-http-address required"),
-        ((*NAMES, NSQD, LOOKUPD), "use --nsqd-http-address or --lookupd-http-address not both"),
-        (
-            (*NAMES, "--nsqd-http-address=http://127.0.0.1:1"),
-            "--nsqd-http-address error - address should not contain scheme",
-        ),
-        (
-            (*NAMES, "--lookupd-http-address=https://127.0.0.1:1"),
-            "--lookupd-http-address error - address should not contain scheme",
-        ),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-@pytest.mark.parametrize("arguments", [("--count=x",), ("--interval=1",), ("--bogus",)])
-def test_a_mistake_in_the_syntax_exits_with_2(run, arguments) -> None:
-    assert run(TOOL, *arguments).code == 2
-
-
-def test_it_prints_its_version(run) -> None:
-    assert re.fullmatch(rb"(pyq|nsq)_stat v[0-9.]+\n", run(TOOL, "--version").out)
 
 
 @pytest.mark.slow

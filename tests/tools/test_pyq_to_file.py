@@ -68,48 +68,6 @@ def finished(broker, topic):
     broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, message_count=count)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--topic=t", "x", "y"), "unknown arguments: [x y]"),
-        (("--topic=t", "--log-level=loud", NSQD), "--log-level is invalid"),
-        (("--topic=t", "--channel=", NSQD), "--channel is required"),
-        (
-            ("--topic=t", NSQD, "--http-client-connect-timeout=0"),
-            "--http-client-connect-timeout should be positive",
-        ),
-        (("--topic=t",), "--nsqd-tcp-address or --lookupd-http-address required."),
-        (("--topic=t", NSQD, LOOKUPD), "use --nsqd-tcp-address or --lookupd-http-address not both"),
-        (("--topic=t", NSQD, "--gzip-level=0"), "invalid --gzip-level value (0), should be 1-9"),
-        ((NSQD,), "--topic or --topic-pattern required"),
-        ((NSQD, "--topic-pattern=."), "--lookupd-http-address must be specified when no --topic specified"),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--bogus",), "flag provided but not defined: -bogus"),
-        (("--gzip=x",), 'invalid boolean value "x" for -gzip: '),
-    ],
-)
-def test_a_mistake_in_the_syntax_exits_with_2(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert result.code == 2
-    assert mistake in result.err
-
-
-def test_it_prints_its_version(run) -> None:
-    result = run(TOOL, "--version")
-    assert result.code == 0
-    assert re.fullmatch(rb"(pyq|nsq)_to_file v[0-9.]+\n", result.out)
-
-
 class TestFiles:
     def test_messages_become_lines_and_are_finished_at_the_end(self, to_file, publish, broker, topic, out) -> None:
         running = to_file("--datetime-format=%Y-%m-%d")
