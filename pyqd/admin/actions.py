@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyqd.admin.cluster import Cluster, Node
+from pyqd.admin.cluster import Cluster, ClusterNode
 from pyqd.admin.notifications import failed
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import UpstreamError
@@ -66,5 +66,5 @@ def tombstone(cluster: Cluster, topic: str, node: str) -> list[str]:
     """Hide a broker's topic in the lookup daemons, and delete the topic there."""
     query = {"topic": topic}
     failures = cluster.post_to(cluster.lookupds, "/topic/tombstone", {**query, "node": node})
-    nodes: list[Node] = cluster.describe(node).value
+    nodes: list[ClusterNode] = cluster.describe(node).value
     return failures + cluster.post_to_nodes(nodes, "/topic/delete", query)

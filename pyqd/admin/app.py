@@ -20,7 +20,7 @@ from werkzeug.wrappers import Response as AnyResponse
 from pyqd import __version__
 from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.proxies import behind_proxy
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.graphs import Graphs
 from pyqd.admin.nsqadmin_api import CONFIG_BODY_MAX, TEXT_TYPE, api, json_reply, text_reply
@@ -99,7 +99,7 @@ def new_app(site: Site) -> Flask:
     return app
 
 
-class Received(Protocol):
+class ReceivedHead(Protocol):
     """Request whose headers are known. headers: by lower-case name."""
 
     @property
@@ -122,7 +122,7 @@ class Sessions(SecureCookieSessionInterface):
         return request.is_secure
 
 
-def body_max(app: Flask, site: Site, received: Received) -> int:
+def body_max(app: Flask, site: Site, received: ReceivedHead) -> int:
     """Return the limit of a request's body: large ones are for users who may publish, by their cookie."""
     if received.method != "POST" or not received.path.endswith("/-/publish"):
         return OTHER_BODY_MAX
@@ -174,7 +174,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
             "theme": request.cookies.get("theme", ""),
             "user": site.user,
             "needs_login": site.policy.needs_login,
-            "may": lambda role, topic=None: site.may(Role.parse(role), topic),
+            "may": lambda role, topic=None: site.may(UserRole.parse(role), topic),
         }
     )
 

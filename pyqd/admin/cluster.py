@@ -1,6 +1,6 @@
 """The cluster as its lookup daemons or its brokers describe it, and calls to all of its members.
 
-Each method that reads returns a `Found`: the value, and a text for each member that failed. All methods raise
+Each method that reads returns a `Collected`: the value, and a text for each member that failed. All methods raise
 UpstreamError if no member answered.
 
 Source: docs/nsq/admin-and-tools.md.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pyqd.admin.stats import ChannelStats, ProcessStats, TopicStats, client_row
-from pyqd.admin.upstream import Found, Upstream, UpstreamError
+from pyqd.admin.upstream import Collected, Upstream, UpstreamError
 from pyqd.primitives.nsq_compat import unwrapped_answer
 
 VERSION_PART: Final = re.compile(r"\d+")
@@ -23,7 +23,7 @@ NSQD: Final = "nsqd"
 
 
 @dataclasses.dataclass(slots=True)
-class Node:
+class ClusterNode:
     """A broker. remote_addresses: one for each lookup daemon that knows it, None without lookup daemons.
 
     topics: names, and whether the lookup daemon hides this broker for the topic.
@@ -42,7 +42,7 @@ class Node:
     out_of_date: bool = False
 
     @classmethod
-    def of_answer(cls, found: Mapping[str, Any]) -> Node:
+    def of_answer(cls, found: Mapping[str, Any]) -> ClusterNode:
         """Return the broker in an answer of GET /nodes, /lookup or /info."""
         tombstones = found.get("tombstones") or ()
         topics = found.get("topics") or ()
@@ -112,22 +112,22 @@ class Cluster:
         self.lookupds = tuple(lookupds)
         self.nsqds = tuple(nsqds)
 
-    def topics(self) -> Found:
+    def topics(self) -> Collected:
         if not self.lookupds:
             nodes = self.nodes()
-            return Found(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
+            return Collected(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
         answers, failures = self._ask(
             LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/topics"), "topics")
         )
-        return Found(sorted({topic for names in answers for topic in names}), failures)
+        return Collected(sorted({topic for names in answers for topic in names}), failures)
 
-    def inactive_topics(self, active: Collection[str] = ()) -> Found:
+    def inactive_topics(self, active: Collection[str] = ()) -> Collected:
         """Return topics that no broker has, by name, with the channels that lookup daemons know.
 
         active: topics that a broker is known to have; each other one costs a request.
         """
         if not self.lookupds:
-            return Found({}, [])
+            return Collected({}, [])
         topics = self.topics()
         failures = list(topics.failures)
         inactive: dict[str, list[str]] = {}
@@ -138,49 +138,51 @@ class Cluster:
                 failures += channels.failures
                 inactive[topic] = channels.value
             failures += producers.failures
-        return Found(inactive, list(dict.fromkeys(failures)))
+        return Collected(inactive, list(dict.fromkeys(failures)))
 
-    def channels_of(self, topic: str) -> Found:
+    def channels_of(self, topic: str) -> Collected:
         """Return the names of the channels of a topic that the lookup daemons know, sorted."""
         query = {"topic": topic}
         answers, failures = self._ask(
             LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/channels", query), "channels")
         )
-        return Found(sorted({channel for names in answers for channel in names}), failures)
+        return Collected(sorted({channel for names in answers for channel in names}), failures)
 
-    def nodes(self) -> Found:
+    def nodes(self) -> Collected:
         """Return the brokers; those of lookup daemons are sorted by hostname."""
         if self.lookupds:
             return self._registered_nodes()
         answers, failures = self._ask(NSQD, self.nsqds, self._describe)
-        return Found(answers, failures)
+        return Collected(answers, failures)
 
-    def producers_of(self, topic: str) -> Found:
+    def producers_of(self, topic: str) -> Collected:
         if self.lookupds:
             return self.lookup(topic)
         answers, failures = self._ask(NSQD, self.nsqds, lambda address: self._describe(address, topic))
-        return Found([node for node in answers if any(name == topic for name, _ in node.topics)], failures)
+        return Collected([node for node in answers if any(name == topic for name, _ in node.topics)], failures)
 
-    def lookup(self, topic: str) -> Found:
+    def lookup(self, topic: str) -> Collected:
         """Return the brokers that have a topic, by the lookup daemons."""
         query = {"topic": topic}
 
-        def ask(address: str) -> list[Node]:
+        def ask(address: str) -> list[ClusterNode]:
             return producers_in(self.upstream.get(address, "/lookup", query))
 
         answers, failures = self._ask(LOOKUPD, self.lookupds, ask)
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, ClusterNode] = {}
         for found in answers:
             for node in found:
                 nodes.setdefault(node.http_address, node)
-        return Found(list(nodes.values()), failures)
+        return Collected(list(nodes.values()), failures)
 
-    def describe(self, address: str) -> Found:
+    def describe(self, address: str) -> Collected:
         """Return the one broker at an HTTP address, in a list."""
         answers, failures = self._ask(NSQD, [address], self._describe)
-        return Found(answers, failures)
+        return Collected(answers, failures)
 
-    def stats(self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False) -> Found:
+    def stats(
+        self, nodes: Sequence[ClusterNode], topic: str = "", channel: str = "", *, clients: bool = False
+    ) -> Collected:
         """Return the `Stats` of brokers. topic, channel: only these. clients: with the clients of each channel."""
         query = {"format": "json"}
         if topic:
@@ -190,7 +192,7 @@ class Cluster:
         if not clients:
             query["include_clients"] = "false"
 
-        def ask(node: Node) -> tuple[str, list[TopicStats], ProcessStats]:
+        def ask(node: ClusterNode) -> tuple[str, list[TopicStats], ProcessStats]:
             answer = unwrapped_answer(self.upstream.get(node.http_address, "/stats", query))
             rows = [
                 TopicStats.of_broker(node.http_address, node.hostname, row)
@@ -207,15 +209,15 @@ class Cluster:
         answers, failures = self._ask(NSQD, nodes, ask)
         topics = [row for _address, rows, _process in answers for row in rows]
         processes = {address: process for address, _rows, process in answers}
-        return Found(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
+        return Collected(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
 
-    def stats_of(self, topic: str, channel: str = "", *, clients: bool = False) -> Found:
+    def stats_of(self, topic: str, channel: str = "", *, clients: bool = False) -> Collected:
         """Return the `Stats` of the brokers that have a topic; parameters as for `stats`."""
         producers = self.producers_of(topic)
         stats = self.stats(producers.value, topic, channel, clients=clients)
-        return Found(stats.value, producers.failures + stats.failures)
+        return Collected(stats.value, producers.failures + stats.failures)
 
-    def post_to_nodes(self, nodes: Iterable[Node], path: str, query: Mapping[str, str]) -> list[str]:
+    def post_to_nodes(self, nodes: Iterable[ClusterNode], path: str, query: Mapping[str, str]) -> list[str]:
         return self.post_to([node.http_address for node in nodes], path, query)
 
     def post_to(self, addresses: Iterable[str], path: str, query: Mapping[str, str]) -> list[str]:
@@ -235,13 +237,13 @@ class Cluster:
             raise UpstreamError(f"failed to query any {kind}: " + "\n".join(failures))
         return answers, failures
 
-    def _describe(self, address: str, topic: str = "") -> Node:
+    def _describe(self, address: str, topic: str = "") -> ClusterNode:
         """Return the broker at an address, with the names of its topics; of one topic only, if it is given."""
         info = self.upstream.get(address, "/info")
         query = {"format": "json", "include_clients": "false"} | ({"topic": topic} if topic else {})
         answer = self.upstream.get(address, "/stats", query)
         topics = [row["topic_name"] for row in unwrapped_answer(answer).get("topics") or ()]
-        node = Node.of_answer({**info, "topics": topics})
+        node = ClusterNode.of_answer({**info, "topics": topics})
         host, _, port = address.rpartition("://")[2].rpartition(":")
         # Old brokers do not tell their address.
         if not node.broadcast_address:
@@ -252,11 +254,11 @@ class Cluster:
             self.upstream.note_given(node.http_address, address)
         return node
 
-    def _registered_nodes(self) -> Found:
+    def _registered_nodes(self) -> Collected:
         answers, failures = self._ask(
             LOOKUPD, self.lookupds, lambda address: (address, producers_in(self.upstream.get(address, "/nodes")))
         )
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, ClusterNode] = {}
         for address, found in answers:
             for each in found:
                 node = nodes.setdefault(each.tcp_address, each)
@@ -265,15 +267,15 @@ class Cluster:
         newest = max((version_key(node.version) for node in nodes.values()), default=((), True))
         for node in nodes.values():
             node.out_of_date = version_key(node.version) < newest
-        return Found(sorted(nodes.values(), key=lambda node: node.hostname), failures)
+        return Collected(sorted(nodes.values(), key=lambda node: node.hostname), failures)
 
 
 def names_in(answer: Any, field: str) -> list[str]:
     return [str(name) for name in unwrapped_answer(answer).get(field) or ()]
 
 
-def producers_in(answer: Any) -> list[Node]:
-    return [Node.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
+def producers_in(answer: Any) -> list[ClusterNode]:
+    return [ClusterNode.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
 
 
 def join_host_port(host: str, port: int) -> str:

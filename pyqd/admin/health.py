@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pyqd.admin.durability import Durability, full_in_s
+from pyqd.admin.durability import DurabilityState, full_in_s
 
 if TYPE_CHECKING:
     from pyqd.admin.poller import Snapshot
@@ -113,7 +113,7 @@ def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
     return found
 
 
-def failures_of(state: Durability, left_s: float | None) -> list[Finding]:
+def failures_of(state: DurabilityState, left_s: float | None) -> list[Finding]:
     """Return the findings about one broker. left_s: seconds until its disk is full."""
     found = []
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from flask import Blueprint, Response, request
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.actions import ACTIONS, perform
 from pyqd.admin.notifications import ANONYMOUS, audit_logger
 from pyqd.admin.site import Site
@@ -109,21 +109,23 @@ class Handlers:
         cluster = self.site.cluster
         if request.args.get("inactive") == "true":
             inactive = cluster.inactive_topics()
-            shown = {topic: channels for topic, channels in inactive.value.items() if self.site.may(Role.VIEW, topic)}
+            shown = {
+                topic: channels for topic, channels in inactive.value.items() if self.site.may(UserRole.VIEW, topic)
+            }
             return json_reply({"topics": shown, "message": warning(inactive.failures)})
         found = cluster.topics()
-        visible = [topic for topic in found.value if self.site.may(Role.VIEW, topic)]
+        visible = [topic for topic in found.value if self.site.may(UserRole.VIEW, topic)]
         names = visible if visible or cluster.lookupds else None
         return json_reply({"topics": names, "message": warning(found.failures)})
 
     def topic(self, topic: str) -> Response:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         stats = self.site.cluster.stats_of(topic)
         shown = TopicStats.total(topic, stats.value.topics).to_dict()
         return json_reply({**shown, "message": warning(stats.failures)})
 
     def channel(self, topic: str, channel: str) -> Response:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         stats = self.site.cluster.stats_of(topic, channel, clients=True)
         for found in stats.value.channels():
             if found.channel == channel:
@@ -134,7 +136,7 @@ class Handlers:
     def nodes(self) -> Response:
         found = self.site.cluster.nodes()
         for node in found.value:
-            node.topics = [topic for topic in node.topics if self.site.may(Role.VIEW, topic[0])]
+            node.topics = [topic for topic in node.topics if self.site.may(UserRole.VIEW, topic[0])]
         return json_reply({"nodes": [node.to_dict() for node in found.value], "message": warning(found.failures)})
 
     def node(self, node: str) -> Response:
@@ -144,7 +146,7 @@ class Handlers:
         if producer is None:
             raise ApiError(404, "NODE_NOT_FOUND")
         stats = cluster.stats([producer], clients=True)
-        topics = [topic for topic in stats.value.topics if self.site.may(Role.VIEW, topic.topic)]
+        topics = [topic for topic in stats.value.topics if self.site.may(UserRole.VIEW, topic.topic)]
         clients = sum(len(channel.clients) for topic in topics for channel in topic.channels)
         shown = {
             "node": node,
@@ -166,7 +168,7 @@ class Handlers:
                 "message_count": channel.sums["message_count"],
             }
             for topic in stats.value.topics
-            if self.site.may(Role.VIEW, topic.topic)
+            if self.site.may(UserRole.VIEW, topic.topic)
             for channel in topic.channels
         }
         return json_reply({"stats": counts, "message": warning(nodes.failures + stats.failures)})
@@ -213,15 +215,15 @@ class Handlers:
             raise ApiError(400, "INVALID_TOPIC")
         if channel and not is_valid_name_str(channel):
             raise ApiError(400, "INVALID_CHANNEL")
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         return self.done("create", topic, channel)
 
     def delete(self, topic: str, channel: str = "") -> Response:
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         return self.done("delete", topic, channel)
 
     def change(self, topic: str, channel: str = "") -> Response:
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         action = self.body().get("action")
         if action not in ACTIONS:
             raise ApiError(400, "INVALID_ACTION")
@@ -231,7 +233,7 @@ class Handlers:
         topic = text_in(self.body("INVALID_BODY"), "topic", "INVALID_BODY")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         if not self.site.is_broker(node):
             raise ApiError(404, "NODE_NOT_FOUND")
         return self.done("tombstone", topic, node=node)
@@ -276,7 +278,7 @@ class Handlers:
 
     def check_config_access(self) -> None:
         """Refuse users who are no administrators of all topics, and addresses out of --allow-config-from-cidr."""
-        self.site.require(Role.ADMIN)
+        self.site.require(UserRole.ADMIN)
         network = self.site.options.allow_config_from_cidr
         if not network:
             return

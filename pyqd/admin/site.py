@@ -20,11 +20,11 @@ from flask import g, request
 from werkzeug.exceptions import Forbidden
 
 from pyqd.admin.access.policy import Policy, basic_credentials
-from pyqd.admin.access.roles import Role, User
+from pyqd.admin.access.roles import User, UserRole
 from pyqd.admin.cluster import Cluster
 from pyqd.admin.notifications import Caller, Notifier
 from pyqd.admin.options import ADMIN, AdminOptions
-from pyqd.admin.poller import Poller
+from pyqd.admin.poller import ClusterPoller
 from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.client.errors import SettingError
 from pyqd.client.http import parse_http_address
@@ -66,7 +66,7 @@ class Site:
         polled = Cluster(
             new_upstream(worker_count=POLLED_AT_ONCE), options.lookupd_http_address, options.nsqd_http_address
         )
-        self.poller = Poller(polled)
+        self.poller = ClusterPoller(polled)
         self.is_closing = False
         self.notifier = Notifier(options.notification_http_endpoint, options.http_client_request_timeout_ns / SECOND_NS)
 
@@ -100,11 +100,11 @@ class Site:
         """Log an action of the current request. place: as for `notify`."""
         self.notifier.audit(action, self.caller(), **place)
 
-    def may(self, role: Role, topic: str | None = None) -> bool:
+    def may(self, role: UserRole, topic: str | None = None) -> bool:
         """Return whether the user of this request has a role for a topic. topic: None for no topic, or for all."""
         return self.user.may(role, topic)
 
-    def require(self, role: Role, topic: str | None = None) -> None:
+    def require(self, role: UserRole, topic: str | None = None) -> None:
         """Refuse the current request if its user does not have a role. Raises: Forbidden."""
         if not self.may(role, topic):
             raise Forbidden

@@ -66,7 +66,7 @@ ALL_NODES: Final = "*"
 Json = dict[str, Any]
 
 
-class Latency:
+class EndToEndLatency:
     """Percentiles of the latency from publishing to FIN, of one broker or combined from several. Values in ns."""
 
     __slots__ = ("count", "percentiles")
@@ -76,7 +76,7 @@ class Latency:
         self.percentiles = list(percentiles)
 
     @classmethod
-    def of_broker(cls, found: Mapping[str, Any] | None) -> Latency:
+    def of_broker(cls, found: Mapping[str, Any] | None) -> EndToEndLatency:
         found = found or {}
         count = int(found.get("count") or 0)
         rows = [
@@ -92,7 +92,7 @@ class Latency:
         ]
         return cls(count, rows)
 
-    def add(self, other: Latency) -> None:
+    def add(self, other: EndToEndLatency) -> None:
         """Add the latencies of another broker: least and greatest value, and average weighted by count."""
         self.count += other.count
         by_quantile = {row["quantile"]: row for row in self.percentiles}
@@ -131,7 +131,7 @@ class ChannelStats:
     hostname: str = ""
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
     paused: bool = False
-    latency: Latency = dataclasses.field(default_factory=Latency)
+    latency: EndToEndLatency = dataclasses.field(default_factory=EndToEndLatency)
     nodes: list[ChannelStats] = dataclasses.field(default_factory=list)
     clients: list[Json] = dataclasses.field(default_factory=list)
 
@@ -141,7 +141,7 @@ class ChannelStats:
         sums = {name: int(found.get(name) or 0) for name in CHANNEL_SUMS}
         # Before nsqd 1.2.1 only the list told how many.
         sums["client_count"] = int(found.get("client_count", len(clients)))
-        latency = Latency.of_broker(found.get("e2e_processing_latency"))
+        latency = EndToEndLatency.of_broker(found.get("e2e_processing_latency"))
         paused = bool(found.get("paused"))
         return cls(topic, str(found["channel_name"]), node, hostname, sums, paused, latency, [], list(clients))
 
@@ -185,7 +185,7 @@ class TopicStats:
     hostname: str = ""
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
     paused: bool = False
-    latency: Latency = dataclasses.field(default_factory=Latency)
+    latency: EndToEndLatency = dataclasses.field(default_factory=EndToEndLatency)
     nodes: list[TopicStats] = dataclasses.field(default_factory=list)
     channels: list[ChannelStats] = dataclasses.field(default_factory=list)
 
@@ -193,7 +193,7 @@ class TopicStats:
     def of_broker(cls, node: str, hostname: str, found: Mapping[str, Any]) -> TopicStats:
         topic = str(found["topic_name"])
         sums = {name: int(found.get(name) or 0) for name in TOPIC_SUMS}
-        latency = Latency.of_broker(found.get("e2e_processing_latency"))
+        latency = EndToEndLatency.of_broker(found.get("e2e_processing_latency"))
         channels = [ChannelStats.of_broker(topic, node, hostname, channel) for channel in found.get("channels") or ()]
         return cls(topic, node, hostname, sums, bool(found.get("paused")), latency, [], channels)
 

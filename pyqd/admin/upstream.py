@@ -50,14 +50,14 @@ class AbsentCallError(UpstreamError):
     """The broker does not have the call: it is an nsqd, or an older pyqd."""
 
 
-class Found(NamedTuple):
+class Collected(NamedTuple):
     """Result of a query: items found, and one text for each broker or lookup daemon that failed."""
 
     value: Any
     failures: list[str]
 
 
-class Place(NamedTuple):
+class UpstreamServer(NamedTuple):
     """Server that answers the requests to an address. url: host:port, or https:// before it.
 
     is_named: the operator has named the address. has_token: requests carry the token.
@@ -144,9 +144,9 @@ class Upstream:
         # GET requests under way, with their deadlines; those of them that were ended.
         self._reading: dict[HttpClient, float] = {}
         self._ended: set[HttpClient] = set()
-        self._idle: dict[Place, list[HttpClient]] = {}
+        self._idle: dict[UpstreamServer, list[HttpClient]] = {}
         self._lock = Lock()
-        self._used_s: dict[Place, float] = {}
+        self._used_s: dict[UpstreamServer, float] = {}
         self._swept_s = time.monotonic()
         # Time that each address has taken for its answers so far.
         self.spent_s: dict[str, float] = {}
@@ -254,7 +254,7 @@ class Upstream:
             return "no --trusted-broker names it"
         return "it is not asked over HTTPS, and flags of TLS are given"
 
-    def _place_of(self, address: str) -> Place:
+    def _place_of(self, address: str) -> UpstreamServer:
         """Return the server that answers for an address, as far as it is known now."""
         with self._lock:
             given, url = self._given.get(address, address), self._url_of(address)
@@ -264,10 +264,16 @@ class Upstream:
             # Every process may register a text that is no address; the request fails for it.
             is_named = False
         may_have_token = is_named and (url.startswith("https://") or not self._is_token_secure)
-        return Place(url, is_named, bool(self._token) and may_have_token)
+        return UpstreamServer(url, is_named, bool(self._token) and may_have_token)
 
     def _exchange(
-        self, method: str, address: str, place: Place, path: str, query: Mapping[str, object] | None, body: bytes | None
+        self,
+        method: str,
+        address: str,
+        place: UpstreamServer,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: bytes | None,
     ) -> Reply:
         client = self._take(place)
         started_s = time.monotonic()
@@ -305,7 +311,7 @@ class Upstream:
                 raise
             return client.request(method, path, query, body, retry=False)
 
-    def _take(self, place: Place) -> HttpClient:
+    def _take(self, place: UpstreamServer) -> HttpClient:
         with self._lock:
             idle = self._idle.get(place)
             if idle:
@@ -315,7 +321,7 @@ class Upstream:
             return HttpClient(place.url, token=token, **self._options)
         return RegisteredClient(place.url, may_be_local=self._may_be_local, token=token, **self._options)
 
-    def _give_back(self, place: Place, client: HttpClient) -> None:
+    def _give_back(self, place: UpstreamServer, client: HttpClient) -> None:
         now_s = time.monotonic()
         with self._lock:
             self._used_s[place] = now_s

@@ -21,7 +21,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.nsq_compat import https_port_in, status_line, unwrapped_answer
-from pyqd.tools.common import Fatal, HttpTimeouts, log
+from pyqd.tools.common import Fatal, HttpTimeoutFlags, log
 
 TIMEOUT_S: Final = 5.0
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -38,7 +38,7 @@ class Http:
     token: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, timeouts: HttpTimeouts, token: str | None = None) -> Http:
+    def of(cls, timeouts: HttpTimeoutFlags, token: str | None = None) -> Http:
         connect_ns, request_ns = timeouts.http_client_connect_timeout_ns, timeouts.http_client_request_timeout_ns
         return cls(connect_ns / SECOND_NS, request_ns / SECOND_NS, token)
 

@@ -79,7 +79,7 @@ class ToolOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpTimeouts:
+class HttpTimeoutFlags:
     """Flags for the timeouts of HTTP requests, in ns."""
 
     http_client_connect_timeout_ns: int = declare_flag(2 * SECOND_NS, "timeout for HTTP connect", kind=DURATION)

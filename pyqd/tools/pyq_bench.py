@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from pyqd.primitives.goflags import exit_with_mistake, suggestion
 from pyqd.tools.bench.loads import Bench, StoppedError
 from pyqd.tools.bench.options import AllOptions, Common, ConsumeOptions, LatencyOptions, PublishOptions
-from pyqd.tools.bench.summary import Figures
+from pyqd.tools.bench.summary import BenchFigures
 from pyqd.tools.bench.target import TOOL, probe
 from pyqd.tools.bench.topic import prepare
 from pyqd.tools.common import EXIT_FATAL, EXIT_OK, Stdout, ToolOptions, log, refuse_arguments, run_tool
@@ -29,7 +29,7 @@ class Command(NamedTuple):
     """A command: its flags, its load, and a sentence for --help."""
 
     options: type[Common]
-    load: Callable[[Bench, Any], Awaitable[Figures]]
+    load: Callable[[Bench, Any], Awaitable[BenchFigures]]
     help: str
 
 

@@ -23,7 +23,7 @@ from pyqd.tools.common import (
     EXIT_OK,
     HTTP_TIMEOUTS,
     Fatal,
-    HttpTimeouts,
+    HttpTimeoutFlags,
     Stdout,
     ToolOptions,
     declare_flag,
@@ -44,7 +44,7 @@ HEADER: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(HttpTimeouts, ToolOptions):
+class StatOptions(HttpTimeoutFlags, ToolOptions):
     """Flags of pyq_stat."""
 
     topic: str = declare_flag("", "NSQ topic")
@@ -56,10 +56,10 @@ class Options(HttpTimeouts, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, StatOptions, argv, run, SYNOPSIS)
 
 
-def check(options: Options) -> None:
+def check(options: StatOptions) -> None:
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
     require_positive(options, "interval_ns", *HTTP_TIMEOUTS, "count")
@@ -70,7 +70,7 @@ def check(options: Options) -> None:
 
 
 @dataclass(frozen=True)
-class Totals:
+class ChannelTotals:
     """Numbers of a channel, summed over brokers. The names are those of /stats."""
 
     depth: int = 0
@@ -82,23 +82,23 @@ class Totals:
     message_count: int = 0
     client_count: int = 0
 
-    def plus(self, channel: Mapping[str, Any]) -> Totals:
+    def plus(self, channel: Mapping[str, Any]) -> ChannelTotals:
         names = (field.name for field in dataclasses.fields(self))
-        return Totals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
+        return ChannelTotals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
 
 
-def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> Totals | None:
+def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> ChannelTotals | None:
     """Return the numbers of a channel in answers to /stats; None if no broker has it."""
     totals = None
     for answer in answers:
         for each in answer.get("topics") or ():
             for found in each.get("channels") or ():
                 if (each.get("topic_name"), found.get("channel_name")) == (topic, channel):
-                    totals = (totals or Totals()).plus(found)
+                    totals = (totals or ChannelTotals()).plus(found)
     return totals
 
 
-def line_of(now: Totals, before: Totals, interval_s: float) -> str:
+def line_of(now: ChannelTotals, before: ChannelTotals, interval_s: float) -> str:
     received = now.message_count - before.message_count
     sent = received - (now.depth - before.depth)
     return (
@@ -112,11 +112,11 @@ def line_of(now: Totals, before: Totals, interval_s: float) -> str:
 class Poll:
     """Asks the brokers for the numbers of the channel."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StatOptions) -> None:
         self._options = options
         self._http = Http.of(options)
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> ChannelTotals:
         """Return the numbers now. Raises: Fatal if one of the brokers or lookup daemons gives no answer."""
         options = self._options
         brokers, subject = await self._brokers()
@@ -160,11 +160,11 @@ def require_answers(subject: str, program: str, answers: Collection[object], err
         raise Fatal(f"ERROR: failed to get {subject} - {text}")
 
 
-async def print_lines(options: Options) -> None:
+async def print_lines(options: StatOptions) -> None:
     """Print a line per interval, and the header from time to time. The first poll has no line."""
     stdout, poll = Stdout(), Poll(options)
     interval_s = options.interval_ns / SECOND_NS
-    before: Totals | None = None
+    before: ChannelTotals | None = None
     for number in count():
         now = await poll.totals()
         text = HEADER if number % HEADER_EVERY == 0 else ""
@@ -177,7 +177,7 @@ async def print_lines(options: Options) -> None:
         await asyncio.sleep(interval_s)
 
 
-async def run(options: Options) -> int:
+async def run(options: StatOptions) -> int:
     """Print lines until there are enough, or until a signal. Returns: the exit code."""
     check(options)
     task = asyncio.create_task(print_lines(options))

@@ -46,7 +46,7 @@ END_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Sources, ToolOptions):
+class TailOptions(Sources, ToolOptions):
     """Flags of pyq_tail."""
 
     topic: tuple[str, ...] = declare_repeated("NSQ topic")
@@ -64,10 +64,10 @@ class Options(Sources, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, TailOptions, argv, run, SYNOPSIS)
 
 
-def check(options: Options) -> None:
+def check(options: TailOptions) -> None:
     require_one_kind(options.nsqd_tcp_address, options.lookupd_http_address)
     if not options.topic and not options.topic_pattern:
         raise Fatal("--topic required")
@@ -83,7 +83,7 @@ def check(options: Options) -> None:
 class Tail:
     """Consumers of all topics. ended: set when enough messages are printed, after an error, and by a signal."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: TailOptions) -> None:
         self.ended = asyncio.Event()
         self._options = options
         self._client_options = client_options(TOOL, options.consumer_opt)
@@ -163,7 +163,7 @@ class Tail:
                 raise result
 
 
-async def run(options: Options) -> int:
+async def run(options: TailOptions) -> int:
     """Print messages until enough are printed, or until a signal. Returns: the exit code."""
     check(options)
     tail = Tail(options)

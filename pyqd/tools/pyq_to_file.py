@@ -31,10 +31,10 @@ from pyqd.tools.common import (
     stop_on,
 )
 from pyqd.tools.intake import consumer_of
-from pyqd.tools.to_file.disk import StorageError, make_parent
+from pyqd.tools.to_file.disk import FileStorageError, make_parent
 from pyqd.tools.to_file.naming import FileNames, NameFormatError, host_of
-from pyqd.tools.to_file.options import Options
-from pyqd.tools.to_file.output import Output
+from pyqd.tools.to_file.options import ToFileOptions
+from pyqd.tools.to_file.output import FileOutput
 from pyqd.tools.to_file.places import Places
 from pyqd.tools.to_file.recorder import Recorder
 from pyqd.tools.to_file.topic_log import TopicLog
@@ -53,7 +53,7 @@ logger = logging.getLogger("pyqd.tools.to_file")
 class ToFile:
     """All topics of one process."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ToFileOptions) -> None:
         self._options = options
         self._client_options = client_options(NAME, options.consumer_opt)
         self._pattern = TopicPattern(options.topic_pattern)
@@ -136,7 +136,7 @@ class ToFile:
         )
         subject = f"[{topic}/{options.channel}]"
         places = Places(names, encoding, options.final_dir, options.working_dir, subject)
-        recorder = Recorder(Output(places, options.limits()), subject, skips_empty_files=options.skip_empty_files)
+        recorder = Recorder(FileOutput(places, options.limits()), subject, skips_empty_files=options.skip_empty_files)
         consumer = consumer_of(options, self._client_options, topic, options.channel, options.max_in_flight)
         return TopicLog(consumer, recorder, self._executor, places.recover, options.sync_interval_ns / SECOND_NS)
 
@@ -147,7 +147,7 @@ class ToFile:
             del self._logs[task]
             subject = f"[{task.get_name()}/{self._options.channel}]"
             error = task.exception()
-            if isinstance(error, StorageError):
+            if isinstance(error, FileStorageError):
                 logger.critical("%s %s; its messages are not finished", subject, error)
                 is_fine = False
             elif isinstance(error, ClientError):
@@ -175,13 +175,13 @@ def check_directory(path: str) -> None:
     """Check that files can be created in a directory, before a message is taken. Raises: Fatal."""
     try:
         make_parent(os.path.join(path, "file"))
-    except StorageError as error:
+    except FileStorageError as error:
         raise Fatal(str(error)) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise Fatal(f"cannot create files in directory {path}: no permission, or the file system is read-only")
 
 
-async def run(options: Options) -> int:
+async def run(options: ToFileOptions) -> int:
     """Run the tool. Returns: the exit code. Raises: Fatal."""
     options.check()
     loglines.configure(options.log_prefix, options.level())
@@ -190,7 +190,7 @@ async def run(options: Options) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_tool(NAME, Options, argv, run, SYNOPSIS, on_arguments=refuse_arguments)
+    return run_tool(NAME, ToFileOptions, argv, run, SYNOPSIS, on_arguments=refuse_arguments)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ BATCH_CODES: Final = ("E_BAD_BODY", "E_BAD_MESSAGE")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ProducerOpt, Sources, ToolOptions):
+class ToNsqOptions(ProducerOpt, Sources, ToolOptions):
     """Flags of pyq_to_nsq."""
 
     topic: tuple[str, ...] = declare_repeated("topic to consume")
@@ -83,10 +83,10 @@ class Options(ProducerOpt, Sources, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, ToNsqOptions, argv, run, SYNOPSIS)
 
 
-class Outgoing(NamedTuple):
+class ForwardedMessage(NamedTuple):
     """Message, and the body to publish for it."""
 
     message: Message
@@ -96,7 +96,7 @@ class Outgoing(NamedTuple):
 class Forwarder:
     """Publishes messages to destinations, and answers them to their consumers."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ToNsqOptions) -> None:
         self._options = options
         addresses = options.destination_nsqd_tcp_address
         keywords = client_options(TOOL, options.producer_opt).producer_keywords()
@@ -134,9 +134,9 @@ class Forwarder:
         outgoing = (
             self._filtered(messages)
             if self._filter.is_active
-            else [Outgoing(message, message.body) for message in messages]
+            else [ForwardedMessage(message, message.body) for message in messages]
         )
-        shares: list[list[Outgoing]] = [[] for _ in self._producers]
+        shares: list[list[ForwardedMessage]] = [[] for _ in self._producers]
         now_s = time.monotonic()
         if len(shares) == 1:
             shares[0] = outgoing
@@ -148,9 +148,9 @@ class Forwarder:
         ]
         await asyncio.gather(*publishing)
 
-    def _filtered(self, messages: Sequence[Message]) -> list[Outgoing]:
+    def _filtered(self, messages: Sequence[Message]) -> list[ForwardedMessage]:
         """Return the messages that pass the filter, and answer the others."""
-        passed: list[Outgoing] = []
+        passed: list[ForwardedMessage] = []
         for message in messages:
             try:
                 verdict, body = self._filter.apply(message.body)
@@ -159,7 +159,7 @@ class Forwarder:
                 message.finish()
                 continue
             if verdict is Verdict.PASS:
-                passed.append(Outgoing(message, body))
+                passed.append(ForwardedMessage(message, body))
             elif verdict is Verdict.DROP:
                 message.finish()
             else:
@@ -167,7 +167,7 @@ class Forwarder:
                 message.requeue()
         return passed
 
-    async def _publish(self, consumer: Consumer, target: int, batch: Sequence[Outgoing]) -> None:
+    async def _publish(self, consumer: Consumer, target: int, batch: Sequence[ForwardedMessage]) -> None:
         """Publish messages to a destination; finish or requeue them."""
         began_s = time.monotonic()
         error = await self._error_of(target, self._options.destination_topic or consumer.topic, batch)
@@ -190,7 +190,7 @@ class Forwarder:
         self._status[target].note(now_s - began_s, len(batch))
         self._all_status.note(now_s - began_s, len(batch))
 
-    async def _error_of(self, target: int, topic: str, batch: Sequence[Outgoing]) -> ClientError | None:
+    async def _error_of(self, target: int, topic: str, batch: Sequence[ForwardedMessage]) -> ClientError | None:
         """Publish messages to a destination; return the error."""
         producer = self._producers[target]
         publishing: Coroutine[Any, Any, object] = (
@@ -223,7 +223,7 @@ async def if_connected(producer: Producer, publishing: Coroutine[Any, Any, objec
     raise NotConnectedError(f"no connection: {'; '.join(reasons)}")
 
 
-def batches_of(share: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+def batches_of(share: Sequence[ForwardedMessage]) -> Iterator[Sequence[ForwardedMessage]]:
     """Yield messages in batches that brokers take."""
     start = size_bytes = 0
     for index, each in enumerate(share):
@@ -235,7 +235,7 @@ def batches_of(share: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
         yield share[start:]
 
 
-async def run(options: Options) -> int:
+async def run(options: ToNsqOptions) -> int:
     """Run the tool. Returns: the exit code. Raises: Fatal, ClientError."""
     options.check()
     await Forwarder(options).run()

@@ -48,7 +48,7 @@ FLUSH_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ProducerOpt, ToolOptions):
+class ToPyqOptions(ProducerOpt, ToolOptions):
     """Flags of to_pyq."""
 
     topic: str = declare_flag("", "topic to publish to")
@@ -60,10 +60,10 @@ class Options(ProducerOpt, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, ToPyqOptions, argv, run, SYNOPSIS)
 
 
-def check(options: Options) -> bytes:
+def check(options: ToPyqOptions) -> bytes:
     """Return the delimiter. Raises: Fatal for a mistake in the options, InvalidNameError for the topic."""
     if not options.topic:
         raise Fatal("--topic required")
@@ -168,7 +168,7 @@ class Credit:
             await asyncio.sleep((1 - self._count) / self._rate)
 
 
-class Publisher:
+class RecordPublisher:
     """Publishes batches of records to all brokers, many at a time. on_failure: called at the first error."""
 
     def __init__(self, topic: str, producers: Sequence[Producer], on_failure: Callable[[], object]) -> None:
@@ -220,7 +220,7 @@ class Publisher:
         return len(self._tasks)
 
 
-async def pump(options: Options, delimiter: bytes, publish: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
+async def pump(options: ToPyqOptions, delimiter: bytes, publish: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
     """Publish the records of standard input. Raises: Fatal, NotConnectedError."""
     stdin, records = Stdin(), Records(delimiter)
     credit = Credit(options.rate) if options.rate >= 1 else None
@@ -235,7 +235,7 @@ async def pump(options: Options, delimiter: bytes, publish: Callable[[Sequence[b
             found = found[count:]
 
 
-async def run(options: Options) -> int:
+async def run(options: ToPyqOptions) -> int:
     """Publish until the end of standard input, or until a signal. Returns: the exit code."""
     delimiter = check(options)
     keywords = client_options(TOOL, options.producer_opt).producer_keywords()
@@ -253,7 +253,7 @@ async def run(options: Options) -> int:
             if task is not None:
                 task.cancel()
 
-        publisher = Publisher(options.topic, producers, cancel)
+        publisher = RecordPublisher(options.topic, producers, cancel)
         with stop_on(signal.SIGINT, signal.SIGTERM, on_signal=cancel) as stopped:
             task = asyncio.create_task(pump(options, delimiter, publisher.publish))
             with contextlib.suppress(asyncio.CancelledError):

@@ -19,7 +19,7 @@ import pytest
 from pyqd.admin.access.limiter import OF_ADDRESS, OF_USER, WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.oidc import user_of_claims
 from pyqd.admin.access.proxies import behind_proxy
-from pyqd.admin.access.roles import EVERYBODY, Role, User
+from pyqd.admin.access.roles import EVERYBODY, User, UserRole
 from pyqd.admin.access.routes import local_path
 from pyqd.admin.access.users import add_user, entries_of, remove_user
 from pyqd.admin.options import AdminOptions
@@ -114,11 +114,11 @@ class TestLogin:
         self, world: World, start_admin: Callable[..., Admin], tmp_path: Path
     ) -> None:
         path = tmp_path / "users.toml"
-        add_user(path, "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
+        add_user(path, "ada", PASSWORDS["ada"], UserRole.ADMIN, ("*",))
         admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
         browser = Browser(admin)
         browser.log_in("ada")
-        add_user(path, "ada", "another one", Role.ADMIN, ("*",))
+        add_user(path, "ada", "another one", UserRole.ADMIN, ("*",))
         assert browser.get("/").status == 303
 
     def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(self, browser: Browser) -> None:
@@ -230,7 +230,7 @@ class TestRoles:
     ) -> None:
         world.publish(f"orders_{topic}", {0: 0}, channel="c")
         path = tmp_path / "users"
-        add_user(path, "anna", "long enough", Role.ADMIN, ("orders*",))
+        add_user(path, "anna", "long enough", UserRole.ADMIN, ("orders*",))
         admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
         PASSWORDS["anna"] = "long enough"
         browser = Browser(admin)
@@ -444,7 +444,7 @@ class TestUsersFile:
     def test_bad_names_and_short_passwords_are_refused(self, tmp_path: Path, name: str, password: str) -> None:
         path = tmp_path / "users"
         with pytest.raises(ValueError, match=r"no name of a user|at least 8 characters"):
-            add_user(path, name, password, Role.VIEW, ("*",))
+            add_user(path, name, password, UserRole.VIEW, ("*",))
         assert not path.exists()
 
     @pytest.mark.slow
@@ -452,7 +452,7 @@ class TestUsersFile:
         path = tmp_path / "users"
         names = ['ä"b c.d', "\U0001f600"]
         for name in names:
-            add_user(path, name, "long enough", Role.VIEW, ("*",))
+            add_user(path, name, "long enough", UserRole.VIEW, ("*",))
         assert list(entries_of(path.read_text("utf-8"))) == names
         for name in names:
             remove_user(path, name)
@@ -463,22 +463,26 @@ class TestUsersFile:
         path = tmp_path / "users"
         path.write_text("")
         os.chown(path, 1234, 2345)
-        add_user(path, "ada", "long enough", Role.VIEW, ("*",))
+        add_user(path, "ada", "long enough", UserRole.VIEW, ("*",))
         found = path.stat()
         assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (1234, 2345, 0o600)
 
 
 class TestParts:
     def test_a_role_holds_for_its_topics(self) -> None:
-        user = User("u", Role.OPERATE, ("orders*", "mail"))
-        assert [user.may(Role.OPERATE, topic) for topic in ("orders", "orders.eu", "mail", "mail2")] == [
+        user = User("u", UserRole.OPERATE, ("orders*", "mail"))
+        assert [user.may(UserRole.OPERATE, topic) for topic in ("orders", "orders.eu", "mail", "mail2")] == [
             True,
             True,
             True,
             False,
         ]
-        assert (user.may(Role.ADMIN, "mail"), user.may(Role.VIEW), user.may(Role.OPERATE)) == (False, True, False)
-        assert EVERYBODY.may(Role.ADMIN)
+        assert (user.may(UserRole.ADMIN, "mail"), user.may(UserRole.VIEW), user.may(UserRole.OPERATE)) == (
+            False,
+            True,
+            False,
+        )
+        assert EVERYBODY.may(UserRole.ADMIN)
 
     def test_failures_of_a_user_at_an_address_make_no_other_one_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = [0.0]
@@ -547,7 +551,7 @@ class TestParts:
         rules = ("staff=view", "ops=operate:a*", "oncall=operate:b*", "boss=admin")
         options = AdminOptions(oidc_role=rules)
         claims = {"sub": "1", "email": "u@example.org", "groups": ["staff", "ops", "oncall"]}
-        assert user_of_claims(options, claims) == User("u@example.org", Role.OPERATE, ("a*", "b*"))
+        assert user_of_claims(options, claims) == User("u@example.org", UserRole.OPERATE, ("a*", "b*"))
         assert user_of_claims(options, {"sub": "1", "groups": ["guests"]}) is None
         assert user_of_claims(options, {"sub": "1"}) is None
 

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
 from tests.admin.test_stories import ID, fill
@@ -400,7 +400,7 @@ def test_a_viewer_logs_in_and_gets_no_buttons(
     chromium: Browser, world: World, load: None, start_admin: Callable[..., Admin], tmp_path: Path
 ) -> None:
     path = tmp_path / "users"
-    add_user(path, "vera", "only looking", Role.VIEW, ("*",))
+    add_user(path, "vera", "only looking", UserRole.VIEW, ("*",))
     admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
     visit = Visit(chromium, admin)
     page = visit.open(f"/topics/{TOPIC}")

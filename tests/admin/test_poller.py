@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyqd.admin.cluster import Cluster
-from pyqd.admin.poller import INTERVAL_S, Poller
+from pyqd.admin.poller import INTERVAL_S, ClusterPoller
 from pyqd.admin.upstream import Upstream
 from tests.support.http_stub import Answer, HttpStub, http_stub, json_answer, lookup_answers
 
@@ -25,12 +25,12 @@ def broker(stats: Any) -> AbstractContextManager[HttpStub]:
 
 
 @contextmanager
-def poller_of(*brokers: str, others: tuple[str, ...] = (), **options: Any) -> Iterator[Poller]:
+def poller_of(*brokers: str, others: tuple[str, ...] = (), **options: Any) -> Iterator[ClusterPoller]:
     """Make a poller of brokers that a lookup daemon knows. others: more lookup daemons. options: of the `Upstream`."""
     upstream = Upstream(**options)
     try:
         with http_stub(lookup_answers({"t": list(brokers)})) as lookupd:
-            yield Poller(Cluster(upstream, (lookupd.address, *others)))
+            yield ClusterPoller(Cluster(upstream, (lookupd.address, *others)))
     finally:
         upstream.close()
 

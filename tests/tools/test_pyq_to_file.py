@@ -19,7 +19,7 @@ import pytest
 from pyqd.tools import pyq_to_file
 from pyqd.tools.common import Fatal
 from pyqd.tools.pyq_to_file import ToFile
-from pyqd.tools.to_file.options import Options
+from pyqd.tools.to_file.options import ToFileOptions
 from tests.support import small_disk
 from tests.support.http_stub import http_stub
 from tests.support.server import free_port, wait_until
@@ -370,6 +370,6 @@ def test_an_error_in_the_search_for_topics_ends_the_tool(monkeypatch, out) -> No
         yield ""
 
     monkeypatch.setattr(pyq_to_file, "new_topics", fail)
-    options = Options(topic_pattern=".", lookupd_http_address=("127.0.0.1:1",), output_dir=str(out))
+    options = ToFileOptions(topic_pattern=".", lookupd_http_address=("127.0.0.1:1",), output_dir=str(out))
     with pytest.raises(Fatal, match="no more topics"):
         asyncio.run(asyncio.wait_for(ToFile(options).run(), 5))

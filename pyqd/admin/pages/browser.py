@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 from flask import Blueprint, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.health import mark
-from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, Messages, shown_as
+from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, MessageList, shown_as
 from pyqd.admin.notifications import failed
 from pyqd.admin.pages.forms import SiteViews, blueprint, check_token, flash_errors
 from pyqd.admin.pages.language import translate as _
@@ -60,7 +60,7 @@ class Browser(SiteViews):
 
     def messages(self, topic: str, channel: str) -> str | Response:
         """Show messages in one state; dead letters have a page of their own."""
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         if request.args.get("state") == "dead_letter":
             fields: dict[str, Any] = {
                 name: request.args[name] for name in ("node", "body", "text") if request.args.get(name)
@@ -100,7 +100,7 @@ class Browser(SiteViews):
     def change(self, topic: str, channel: str) -> Response | str:
         """Change the chosen messages, or all that match the filter."""
         check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         fields = request.form
         state, change = fields.get("state", ""), fields.get("change", "")
         if state not in STATES or change not in CHANGES:
@@ -137,7 +137,7 @@ class Browser(SiteViews):
 
     def change_each(
         self,
-        messages: Messages,
+        messages: MessageList,
         change: str,
         ids: Sequence[str],
         when: Mapping[str, str],
@@ -163,7 +163,7 @@ class Browser(SiteViews):
         tell(counts)
 
     def publish(self, topic: str) -> str:
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         nodes = self.nodes(topic) or self.all_nodes()
         published = request.args.get("id", "")
         return render_template(
@@ -173,7 +173,7 @@ class Browser(SiteViews):
     def do_publish(self, topic: str) -> Response:
         """Publish one message, or one for each line."""
         check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         node = named(request.form.get("node", ""), self.nodes(topic) or self.all_nodes())
         text = request.form.get("body", "").replace("\r\n", "\n")
         query = {"topic": topic}
@@ -199,7 +199,7 @@ class Browser(SiteViews):
 
     def seek(self, topic: str, channel: str) -> str:
         """Show the form, and the effect of seeking to a given place, broker by broker."""
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         to = request.args.get("to", "").strip()
         previews = []
         for node in self.nodes(topic) if to else []:
@@ -218,7 +218,7 @@ class Browser(SiteViews):
 
     def do_seek(self, topic: str, channel: str) -> Response:
         check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         to = request.form.get("to", "").strip()
         query = {"topic": topic, "channel": channel, "to": to}
         chosen_nodes = request.form.getlist("node")
@@ -262,8 +262,8 @@ class Browser(SiteViews):
             ]
         return sorted(found, key=lambda each: (each[1], each[0]))
 
-    def of(self, node: str, topic: str, channel: str, state: str) -> Messages:
-        return Messages(self.site.upstream, node, topic, channel, state)
+    def of(self, node: str, topic: str, channel: str, state: str) -> MessageList:
+        return MessageList(self.site.upstream, node, topic, channel, state)
 
     def all_nodes(self) -> list[str]:
         return sorted(node.http_address for node in self.site.cluster.nodes().value)

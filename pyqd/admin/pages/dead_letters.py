@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
 from pyqd.admin.pages.browser import FORMS, chosen, named, tell
@@ -28,7 +28,7 @@ class DeadLetterViews(SiteViews):
     """Views of dead letters. They are pyqd's own: an nsqd has none."""
 
     def show(self, topic: str, channel: str) -> str:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         fields = request.args
         nodes = self.nodes(topic)
         node = chosen(fields.get("node"), nodes)
@@ -36,7 +36,7 @@ class DeadLetterViews(SiteViews):
         place = letters.place()
         if place.target:
             # Dead letters are messages of their dead-letter topic.
-            self.site.require(Role.VIEW, place.target)
+            self.site.require(UserRole.VIEW, place.target)
         holder = place.chosen(fields.get("holder"))
         text = fields.get("text", "")
         return render_template(
@@ -63,14 +63,14 @@ class DeadLetterViews(SiteViews):
     def give_back(self, topic: str, channel: str) -> Response | str:
         """Return the chosen dead letters, or all that match the filter."""
         check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         fields = request.form
         node, text = named(fields.get("node", ""), self.nodes(topic)), fields.get("text", "")
         letters = self.of(node, topic, channel)
         holding = letters.holding()
         if holding is None:
             raise UpstreamError(f"{node}: the channel has no dead-letter topic any more")
-        self.site.require(Role.OPERATE, holding.target)
+        self.site.require(UserRole.OPERATE, holding.target)
         holder = fields.get("holder", "")
         if holder not in (holding.held_by or [""]):
             raise UpstreamError(f"{node}: topic {holding.target} has no channel {holder} any more")

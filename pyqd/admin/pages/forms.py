@@ -11,7 +11,7 @@ from typing import Any, Final
 from flask import Blueprint, abort, flash, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.actions import ACTIONS, perform
 from pyqd.admin.health import mark
 from pyqd.admin.pages.language import translate as _
@@ -106,7 +106,7 @@ class Forms(SiteViews):
             if (name or kind == "topic") and not is_valid_name_str(name):
                 flash(_("Names have 1 to 64 letters, digits and .-_, and may end with #ephemeral."), "bad")
                 return redirect(url_for("pages.lookup"), 303)
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         if request.form.get("confirmed") != "yes":
             return confirmation("create", topic, channel)
         self.run("create", topic, channel)
@@ -119,7 +119,7 @@ class Forms(SiteViews):
             abort(404)
         form = request.form
         topic, channel, node = form.get("topic", ""), form.get("channel", ""), form.get("node", "")
-        self.site.require(Role.OPERATE if action in ACTIONS else Role.ADMIN, topic)
+        self.site.require(UserRole.OPERATE if action in ACTIONS else UserRole.ADMIN, topic)
         if action == "tombstone" and not self.site.is_broker(node):
             flash(_("There is no broker %(node)s.") % {"node": node}, "bad")
             return redirect(url_for("pages.topic", topic=topic), 303)

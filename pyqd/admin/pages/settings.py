@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.notifications import failed
 from pyqd.admin.pages.forms import SiteViews, blueprint, check_token, tell_failures
 from pyqd.admin.pages.language import translate as _
@@ -42,7 +42,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def settings(site: Site) -> Blueprint:
-    views = Settings(site)
+    views = SettingsViews(site)
     channel, topic = "/topics/<topic>/<channel>/limits", "/topics/<topic>/-/settings"
     return blueprint(
         "settings",
@@ -51,22 +51,22 @@ def settings(site: Site) -> Blueprint:
     )
 
 
-class Settings(SiteViews):
+class SettingsViews(SiteViews):
     """Views of settings. The calls are pyqd's own: an nsqd answers them with NOT_FOUND."""
 
     def channel(self, topic: str, channel: str) -> str:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         rows = self.of_nodes(topic, ("/channel/limits",), {"topic": topic, "channel": channel})
         return render_template("limits.html", topic=topic, channel=channel, rows=rows)
 
     def set_channel(self, topic: str, channel: str) -> Response | str:
         """Set limits of a channel at all brokers."""
         check_token()
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         given = given_fields(LIMIT_FIELDS)
         if "dead_letter_topic" in given:
             # Messages will be published there.
-            self.site.require(Role.ADMIN, given["dead_letter_topic"])
+            self.site.require(UserRole.ADMIN, given["dead_letter_topic"])
         here = url_for("settings.channel", topic=topic, channel=channel)
         if not given:
             flash(_("No value is given."), "warn")
@@ -79,14 +79,14 @@ class Settings(SiteViews):
         return redirect(here, 303)
 
     def topic(self, topic: str) -> str:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         paths = tuple(f"/topic/{name}" for name in TOPIC_FIELDS)
         return render_template("settings.html", topic=topic, rows=self.of_nodes(topic, paths, {"topic": topic}))
 
     def set_topic(self, topic: str) -> Response | str:
         """Set retention, quota or trace of a topic at all brokers."""
         check_token()
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         change = request.form.get("change", "")
         given = given_fields(TOPIC_FIELDS.get(change, ()))
         here = url_for("settings.topic", topic=topic)

@@ -52,7 +52,7 @@ NO_ANSWER: Final = (
 NO_LOGIN: Final = "give a token with the right `status`: --token-file, PYQD_TOKEN, or `pyqctl context add`"
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """Result of one check. node: address of a daemon, or "this machine". fix: advice to the operator."""
 
     node: str
@@ -62,17 +62,17 @@ class Finding(NamedTuple):
     fix: str | None = None
 
 
-def finding(check: str, state: str, text: str, fix: str | None = None) -> Callable[[str], Finding]:
+def finding(check: str, state: str, text: str, fix: str | None = None) -> Callable[[str], DoctorFinding]:
     """Return a function that makes the finding of a check for a node."""
-    return lambda node: Finding(node, check, state, text, fix)
+    return lambda node: DoctorFinding(node, check, state, text, fix)
 
 
-def limit_finding(check: str, is_scarce: bool, text: str, fix: str) -> Callable[[str], Finding]:
+def limit_finding(check: str, is_scarce: bool, text: str, fix: str) -> Callable[[str], DoctorFinding]:
     """Return a function that makes the finding about a limit, with a fix if the limit is scarce."""
     return finding(check, WARNING, text, fix) if is_scarce else finding(check, OK, text)
 
 
-Made = Iterator[Callable[[str], Finding]]
+Made = Iterator[Callable[[str], DoctorFinding]]
 
 
 def answers(facts: Facts) -> Made:
@@ -171,7 +171,7 @@ def disk(facts: Facts) -> Made:
         yield finding("file system", SKIPPED, "not to be seen from here: another machine, container or user")
 
 
-def file_system(kind: str, text: str) -> Callable[[str], Finding]:
+def file_system(kind: str, text: str) -> Callable[[str], DoctorFinding]:
     fix = "set --data-path to a directory on a local disk"
     if kind in MEMORY_FILE_SYSTEMS:
         return finding("file system", WARNING, f"{text}: a restart of the machine loses all messages", fix)
@@ -247,7 +247,7 @@ def entry_of(facts: Facts, lookup: LookupFacts) -> dict[str, Any] | None:
     return None
 
 
-def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[LookupFacts]) -> list[Finding]:
+def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[LookupFacts]) -> list[DoctorFinding]:
     """Return the findings for one broker. others: the facts about all brokers."""
     made = list(answers(facts))
     if facts.error is None:
@@ -260,9 +260,9 @@ def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[Loo
     return [make(facts.address) for make in made]
 
 
-def lookup_findings(facts: LookupFacts) -> list[Finding]:
+def lookup_findings(facts: LookupFacts) -> list[DoctorFinding]:
     if facts.error is not None:
         fix = "is it running, and is this its HTTP address, 4161 by default?"
-        return [Finding(facts.address, "answer", FAILURE, str(facts.error), fix)]
-    named = Finding(facts.address, "answer", OK, f"names {count(len(facts.nodes))} brokers")
+        return [DoctorFinding(facts.address, "answer", FAILURE, str(facts.error), fix)]
+    named = DoctorFinding(facts.address, "answer", OK, f"names {count(len(facts.nodes))} brokers")
     return [named, *(make(facts.address) for make in clock(facts))]

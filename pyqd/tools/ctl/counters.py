@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from pyqd.client.errors import ProtocolError
 from pyqd.primitives.quantities import format_size
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.table import STATE, Column, Fitted, Row, names, number, per_second
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.table import STATE, Fitted, Row, TableColumn, names, number, per_second
 
 TOPIC_SUMS: Final = ("depth", "message_count", "message_bytes")
 CHANNEL_SUMS: Final = (
@@ -37,7 +37,7 @@ class NodeStats(NamedTuple):
     head: Mapping[str, Any]
 
 
-def read_stats(broker: Broker, topic: str | None = None, channel: str | None = None) -> NodeStats:
+def read_stats(broker: AskedBroker, topic: str | None = None, channel: str | None = None) -> NodeStats:
     """Return the counters of a broker, without its clients. Raises: ClientError."""
     stats = broker.get(
         "/stats", format="json", topic=topic, channel=channel, include_clients="false", include_mem="false"
@@ -118,14 +118,14 @@ def paused_text(row: Row) -> str:
     return "paused" if paused == all_nodes else f"paused on {paused} of {all_nodes}"
 
 
-def node_column(by_node: bool, rank: int) -> Column:
+def node_column(by_node: bool, rank: int) -> TableColumn:
     """Return the column with the broker's address, or with the number of brokers."""
-    return Column("Node", "nodes", names) if by_node else number("Nodes", "node_count", rank)
+    return TableColumn("Node", "nodes", names) if by_node else number("Nodes", "node_count", rank)
 
 
 def topics_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
     columns = (
-        Column("Topic", "topic", style="bold"),
+        TableColumn("Topic", "topic", style="bold"),
         node_column(by_node, 5),
         number("Channels", "channel_count", 4),
         number("Depth", "depth"),
@@ -133,7 +133,7 @@ def topics_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
         number("In flight", "channel_in_flight_count", 1),
         number("Deferred", "channel_deferred_count", 2),
         number("Messages", "message_count", 3),
-        Column("Bytes", "message_bytes", format_size, is_number=True, rank=6),
+        TableColumn("Bytes", "message_bytes", format_size, is_number=True, rank=6),
         STATE,
     )
     return Fitted(columns, [counted(row) for row in rows])
@@ -142,8 +142,8 @@ def topics_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
 def channels_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
     """Return the table of channels. Limits and dead letters have columns if any channel has them."""
     columns = [
-        Column("Topic", "topic", style="bold"),
-        Column("Channel", "channel", style="bold"),
+        TableColumn("Topic", "topic", style="bold"),
+        TableColumn("Channel", "channel", style="bold"),
         node_column(by_node, 6),
         number("Depth", "depth"),
         number("In flight", "in_flight_count", 1),

@@ -28,10 +28,10 @@ from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
 from pyqd.tools.ctl.messages import ids_of
-from pyqd.tools.ctl.nodes import Broker
+from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import Column, Fitted, Row, messages_text, plain_columns, timestamp
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, plain_columns, timestamp
 
 # Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 CHANNEL: Final = "pyqctl"
@@ -56,14 +56,14 @@ def dead_letters() -> None:
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each list")
 @click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
 @click.pass_obj
-def list_letters(session: Session, topic: str, channel: str, limit: int, body: str) -> None:
+def list_letters(session: CtlSession, topic: str, channel: str, limit: int, body: str) -> None:
     """List the dead letters of a channel, and those that wait to be published.
 
     The dead letters are those that the channels of the dead-letter topic hold, or the topic itself if it has none.
     """
     check_names(topic, channel)
 
-    def call(broker: Broker) -> list[Row]:
+    def call(broker: AskedBroker) -> list[Row]:
         limits = read_limits(broker, topic, channel)
         waiting = read_messages(broker, topic, channel, "dead_letter", limit, body)[0]
         rows = [{**row, "topic": topic, "channel": channel} for row in waiting]
@@ -78,7 +78,7 @@ def list_letters(session: Session, topic: str, channel: str, limit: int, body: s
     session.output.show(shown, lambda: letters_table(rows))
 
 
-def holders(broker: Broker, topic: str) -> list[str | None]:
+def holders(broker: AskedBroker, topic: str) -> list[str | None]:
     """Return the channels of a topic; None for the topic itself if it has none. Raises: ClientError."""
     found = read_stats(broker, topic).topics
     if not found:
@@ -86,7 +86,7 @@ def holders(broker: Broker, topic: str) -> list[str | None]:
     return [channel["channel_name"] for channel in found[0]["channels"]] or [None]
 
 
-def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: str) -> list[Row]:
+def letters(broker: AskedBroker, topic: str, channel: str | None, limit: int, body: str) -> list[Row]:
     """Return the messages that wait in a channel. Raises: ClientError."""
     rows: list[Row] = []
     for state in returnable_states(channel):
@@ -118,7 +118,7 @@ def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: s
 @yes_option
 @click.pass_obj
 def return_letters(
-    session: Session,
+    session: CtlSession,
     topic: str,
     channel: str,
     ids: tuple[str, ...],
@@ -165,15 +165,15 @@ def return_letters(
 
 def letters_table(rows: Sequence[Row]) -> Fitted:
     columns = [
-        Column("Node", "node"),
-        Column("Held by", "held_by", style="bold"),
-        Column("ID", "id", style="bold"),
-        Column("State", "state", rank=2),
-        Column("Published", "timestamp", timestamp, is_number=True, rank=1),
-        Column("Size", "size", format_size, is_number=True, rank=3),
+        TableColumn("Node", "node"),
+        TableColumn("Held by", "held_by", style="bold"),
+        TableColumn("ID", "id", style="bold"),
+        TableColumn("State", "state", rank=2),
+        TableColumn("Published", "timestamp", timestamp, is_number=True, rank=1),
+        TableColumn("Size", "size", format_size, is_number=True, rank=3),
     ]
     if any("body" in row for row in rows):
-        columns.append(Column("Body", "body"))
+        columns.append(TableColumn("Body", "body"))
     held = [{**row, "held_by": "/".join(name for name in (row["topic"], row["channel"]) if name)} for row in rows]
     return Fitted(columns, held)
 
@@ -189,7 +189,7 @@ class Choice(NamedTuple):
     shared: bool
 
 
-class Batch(NamedTuple):
+class LetterBatch(NamedTuple):
     """Dead letters of one broker. channel: the one that holds them; None as the topic itself does."""
 
     topic: str
@@ -198,7 +198,7 @@ class Batch(NamedTuple):
     receivers: list[str]
 
 
-def batch_of(broker: Broker, choice: Choice) -> Batch:
+def batch_of(broker: AskedBroker, choice: Choice) -> LetterBatch:
     """Return the dead letters to return from a broker. Raises: ClientError."""
     holding = find_dead_letter_topic(broker, choice.topic, choice.channel)
     if holding is None:
@@ -214,10 +214,10 @@ def batch_of(broker: Broker, choice: Choice) -> Batch:
         )
     name = holder_of(broker, target, holding.held_by, choice.from_channel)
     rows = list(itertools.islice(select_dead_letters(broker, target, name, choice.wanted), choice.limit))
-    return Batch(target, name, rows, holding.receivers)
+    return LetterBatch(target, name, rows, holding.receivers)
 
 
-def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None) -> str | None:
+def holder_of(broker: AskedBroker, target: str, held_by: list[str], given: str | None) -> str | None:
     """Return the channel that holds the dead letters; None as the topic itself does. Raises: SettingError."""
     if given is None and len(held_by) < 2:
         return held_by[0] if held_by else None
@@ -229,7 +229,7 @@ def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None
     )
 
 
-def question(topic: str, batches: Sequence[Batch], total: int) -> str:
+def question(topic: str, batches: Sequence[LetterBatch], total: int) -> str:
     receivers = sorted({name for batch in batches for name in batch.receivers})
     sources = ", ".join(dict.fromkeys(batch.topic for batch in batches))
     return (

@@ -12,14 +12,14 @@ import click
 from pyqd.client.errors import ClientError
 from pyqd.primitives.machine import MAPPING_COUNT_DEFAULT, mapping_max
 from pyqd.tools.ctl import checks
-from pyqd.tools.ctl.checks import FAILURE, Finding, limit_finding
+from pyqd.tools.ctl.checks import FAILURE, DoctorFinding, limit_finding
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, UNHEALTHY
 from pyqd.tools.ctl.facts import LookupFacts, broker_facts, lookup_facts
 from pyqd.tools.ctl.frame import command
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
 from pyqd.tools.ctl.table import STATE, Row, cell, count, new_table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MACHINE: Final = "this machine"
 )
 @click.option("-q", "--quiet", is_flag=True, help="show warnings and failures only")
 @click.pass_obj
-def doctor(session: Session, quiet: bool) -> int:
+def doctor(session: CtlSession, quiet: bool) -> int:
     """Check brokers, lookup daemons and this machine, and say how to fix what is found.
 
     The checks are: answer, health, version, clock, limits of open files, memory and mappings, free space, type of the
@@ -43,8 +43,8 @@ def doctor(session: Session, quiet: bool) -> int:
     checked on the broker's own machine only.
     """
     lookups = [answer.value for answer in ask(session.cluster.lookup_daemons(), lookup_facts).answers]
-    brokers: list[Broker] = []
-    found: list[Finding] = []
+    brokers: list[AskedBroker] = []
+    found: list[DoctorFinding] = []
     if not lookups or any(facts.error is None for facts in lookups):
         brokers, found = find_brokers(session, lookups)
     facts = [answer.value for answer in ask(brokers, broker_facts).answers]
@@ -59,9 +59,9 @@ def doctor(session: Session, quiet: bool) -> int:
     return UNHEALTHY if states[FAILURE] else OK
 
 
-def find_brokers(session: Session, lookups: list[LookupFacts]) -> tuple[list[Broker], list[Finding]]:
+def find_brokers(session: CtlSession, lookups: list[LookupFacts]) -> tuple[list[AskedBroker], list[DoctorFinding]]:
     """Return the brokers, and a finding for each that did not tell its HTTPS port. Raises: ClientError."""
-    brokers: list[Broker] = []
+    brokers: list[AskedBroker] = []
     try:
         brokers = session.brokers(may_be_none=True)
     except ClientError:
@@ -72,13 +72,13 @@ def find_brokers(session: Session, lookups: list[LookupFacts]) -> tuple[list[Bro
     # Each lookup daemon without an answer has a finding of its own.
     checked = {facts.address for facts in lookups}
     return brokers, [
-        Finding(failure.address, "answer", FAILURE, str(failure.error), checks.NO_ANSWER)
+        DoctorFinding(failure.address, "answer", FAILURE, str(failure.error), checks.NO_ANSWER)
         for failure in failures
         if failure.address not in checked
     ]
 
 
-def machine_findings(file: ContextFile) -> list[Finding]:
+def machine_findings(file: ContextFile) -> list[DoctorFinding]:
     """Return the findings for this machine and this shell: those that a broker started here would have."""
     hard, mappings = resource.getrlimit(resource.RLIMIT_NOFILE)[1], mapping_max()
     found = [
@@ -98,11 +98,11 @@ def machine_findings(file: ContextFile) -> list[Finding]:
     try:
         file.read()
     except ClientError as error:
-        found.append(Finding(MACHINE, "contexts", FAILURE, str(error), f"correct or remove {file.path}"))
+        found.append(DoctorFinding(MACHINE, "contexts", FAILURE, str(error), f"correct or remove {file.path}"))
     else:
         if file.readable_by_others():
             text = f"other users can read the tokens in {file.path}"
-            found.append(Finding(MACHINE, "contexts", checks.WARNING, text, f"chmod 600 {file.path}"))
+            found.append(DoctorFinding(MACHINE, "contexts", checks.WARNING, text, f"chmod 600 {file.path}"))
     return found
 
 

@@ -13,7 +13,7 @@ from pyqd.primitives.durations import SECOND_NS, parse_duration
 from pyqd.tools.ctl.completion import complete_contexts
 from pyqd.tools.ctl.exits import INTERRUPTED, code_of
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import FLAGS_KEY, Session
+from pyqd.tools.ctl.session import FLAGS_KEY, CtlSession
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHARED: Final = "Options of every command"
@@ -133,7 +133,7 @@ class CtlCommand(HelpMixin):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, then report the failures of single daemons."""
         session = ctx.obj
-        assert isinstance(session, Session)
+        assert isinstance(session, CtlSession)
         with contextlib.closing(session):
             try:
                 code = super().invoke(ctx) or 0
@@ -160,7 +160,7 @@ class Root(CtlGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        ctx.obj = Session(ctx.meta.setdefault(FLAGS_KEY, {}))
+        ctx.obj = CtlSession(ctx.meta.setdefault(FLAGS_KEY, {}))
         try:
             super().invoke(ctx)
         except ClientError as error:

@@ -20,9 +20,9 @@ from pyqd.tools.ctl.counters import (
 )
 from pyqd.tools.ctl.exits import NO_ANSWER, OK, UnsupportedError, code_of
 from pyqd.tools.ctl.frame import command
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import NODE, Column, Fitted, Row, number
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import NODE, Fitted, Row, TableColumn, number
 
 if TYPE_CHECKING:
     pass
@@ -59,7 +59,7 @@ def sorted_rows(rows: list[Row], sort: str) -> list[Row]:
 @click.option("--by-node", is_flag=True, help="a line for each topic and broker")
 @click.option("--sort", type=click.Choice(TOPIC_SORTS), default="name", show_default=True)
 @click.pass_obj
-def topics(session: Session, pattern: str, by_node: bool, sort: str) -> None:
+def topics(session: CtlSession, pattern: str, by_node: bool, sort: str) -> None:
     """List topics with their counters, summed over all brokers.
 
     PATTERN selects topics by name, as a shell does: 'orders*'.
@@ -76,7 +76,7 @@ def topics(session: Session, pattern: str, by_node: bool, sort: str) -> None:
 @click.option("--by-node", is_flag=True, help="a line for each channel and broker")
 @click.option("--sort", type=click.Choice(CHANNEL_SORTS), default="name", show_default=True)
 @click.pass_obj
-def channels(session: Session, topic_pattern: str, channel_pattern: str, by_node: bool, sort: str) -> None:
+def channels(session: CtlSession, topic_pattern: str, channel_pattern: str, by_node: bool, sort: str) -> None:
     """List channels with their counters and limits, summed over all brokers.
 
     The patterns select topics and channels by name, as a shell does: 'orders*'.
@@ -93,7 +93,7 @@ def channels(session: Session, topic_pattern: str, channel_pattern: str, by_node
     "With lookup daemons, GET /nodes at each of them, before.",
 )
 @click.pass_obj
-def nodes(session: Session) -> int:
+def nodes(session: CtlSession) -> int:
     """List brokers with their state and counters."""
     brokers = session.brokers()
     found = ask(brokers, node_row)
@@ -104,7 +104,7 @@ def nodes(session: Session) -> int:
     return code_of(found.failures[0].error) if found.failures else OK
 
 
-def node_row(broker: Broker) -> Row:
+def node_row(broker: AskedBroker) -> Row:
     """Return facts and sums of a broker. Raises: ClientError."""
     info = broker.get("/info")
     stats = read_stats(broker)
@@ -135,12 +135,12 @@ def node_row(broker: Broker) -> Row:
     }
 
 
-def lost_row(broker: Broker, error: ClientError) -> Row:
+def lost_row(broker: AskedBroker, error: ClientError) -> Row:
     state = "no answer" if code_of(error) == NO_ANSWER else "failed"
     return {"node": broker.address, "state": state, "error": str(error)}
 
 
-def drain_of(broker: Broker) -> dict[str, Any] | None:
+def drain_of(broker: AskedBroker) -> dict[str, Any] | None:
     """Return the progress of a drain; None for nsqd, which has none. Raises: ClientError."""
     try:
         return broker.get("/drain")
@@ -152,18 +152,18 @@ def nodes_table(rows: Sequence[Row], now_s: float | None = None) -> Fitted:
     now = time.time() if now_s is None else now_s
     columns = (
         NODE,
-        Column("State", "shown_state"),
-        Column("Kind", "kind", rank=3),
-        Column("NSQ", "nsq_version", rank=9),
-        Column("Host", "hostname", rank=8),
-        Column("Up", "up", is_number=True, rank=5),
+        TableColumn("State", "shown_state"),
+        TableColumn("Kind", "kind", rank=3),
+        TableColumn("NSQ", "nsq_version", rank=9),
+        TableColumn("Host", "hostname", rank=8),
+        TableColumn("Up", "up", is_number=True, rank=5),
         number("Topics", "topic_count", 6),
         number("Channels", "channel_count", 7),
         number("Clients", "client_count", 2),
         number("Depth", "depth"),
         number("In flight", "in_flight_count", 1),
         number("Deferred", "deferred_count", 4),
-        Column("Lookup", "lookup", rank=3),
+        TableColumn("Lookup", "lookup", rank=3),
     )
     return Fitted(columns, [{**row, **node_extras(row, now)} for row in rows])
 

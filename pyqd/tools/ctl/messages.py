@@ -21,9 +21,9 @@ from pyqd.tools.ctl.cluster import Failure
 from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import command, duration, yes_option
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import Column, Fitted, Row, messages_text, number, plain_columns, timestamp
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, number, plain_columns, timestamp
 
 COUNT_HEADER: Final = "x-nsq-message-count"
 RESULT_COLUMNS: Final = plain_columns(Node="node", ID="id", Channel="channel", Status="status", Was="was")
@@ -49,7 +49,7 @@ channel_option = click.option(
 @click.option("--after", metavar="CURSOR", help="begin behind a page: the cursor in its `next`; for one broker")
 @click.pass_obj
 def peek(
-    session: Session, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None
+    session: CtlSession, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None
 ) -> None:
     """Show messages without consuming them. At most 4096 bytes of a body are shown.
 
@@ -59,7 +59,7 @@ def peek(
     if after is not None:
         session.only_broker("a cursor is for one broker")
 
-    def call(broker: Broker) -> tuple[list[Row], str | None]:
+    def call(broker: AskedBroker) -> tuple[list[Row], str | None]:
         return read_messages(broker, topic, channel, state, limit, body, after)
 
     found = session.ask_holders(call)
@@ -80,7 +80,7 @@ def ids_of(ids: tuple[str, ...]) -> list[str]:
     return found
 
 
-def change(session: Session, verb: str, topic: str, ids: list[str], channel: str | None, **query: Any) -> int:
+def change(session: CtlSession, verb: str, topic: str, ids: list[str], channel: str | None, **query: Any) -> int:
     """Change messages, print the results, and return the exit code.
 
     Each id is sent to one broker after the other until one has it. Brokers with different node ids share no id.
@@ -94,7 +94,7 @@ def change(session: Session, verb: str, topic: str, ids: list[str], channel: str
     return OK if all(row["status"] == "done" for row in rows) else FAILED
 
 
-def find_and_change(session: Session, brokers: list[Broker], verb: str, query: Row) -> list[Row]:
+def find_and_change(session: CtlSession, brokers: list[AskedBroker], verb: str, query: Row) -> list[Row]:
     """Return the results of a change at the broker that has the message; none, and a note of the failure, if none has
     it or a broker that may have it does not answer.
     """
@@ -124,7 +124,7 @@ CHANGED: Final = " at one broker after the other until one has the message, for 
 @channel_option
 @yes_option
 @click.pass_obj
-def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | None, yes: bool) -> int:
+def cancel(session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None, yes: bool) -> int:
     """Finish messages unread, after a question.
 
     Each ID has 16 hex digits; a lone - reads them from standard input, one a line. A message that a client has stays
@@ -145,7 +145,7 @@ def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | No
 @click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
 @click.pass_obj
 def reschedule(
-    session: Session, topic: str, ids: tuple[str, ...], channel: str | None, delay_ns: int | None, at: str | None
+    session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None, delay_ns: int | None, at: str | None
 ) -> int:
     """Change the due time of messages: give --in or --at.
 
@@ -164,7 +164,7 @@ def reschedule(
 @ids_argument
 @channel_option
 @click.pass_obj
-def deliver_now(session: Session, topic: str, ids: tuple[str, ...], channel: str | None) -> int:
+def deliver_now(session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None) -> int:
     """Deliver deferred messages now.
 
     Each ID has 16 hex digits; a lone - reads them from standard input, one a line.
@@ -200,7 +200,7 @@ def due_query(delay_ns: int | None, at: str | None) -> dict[str, int]:
 @click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
 @click.pass_obj
 def publish(
-    session: Session,
+    session: CtlSession,
     topic: str,
     body: str | None,
     file: str | None,
@@ -259,7 +259,7 @@ def lines_of(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line]
 
 
-def healthy(session: Session) -> Broker:
+def healthy(session: CtlSession) -> AskedBroker:
     """Return the first broker that is healthy. Raises: NotConnectedError if there is none."""
     reasons: list[str] = []
     for broker in session.brokers():
@@ -276,19 +276,19 @@ def healthy(session: Session) -> Broker:
 
 def messages_table(rows: Sequence[Row], state: str, several_nodes: bool) -> Fitted:
     columns = [
-        *([Column("Node", "node")] if several_nodes else []),
-        Column("ID", "id", style="bold"),
-        Column("Published", "timestamp", timestamp, is_number=True, rank=3),
+        *([TableColumn("Node", "node")] if several_nodes else []),
+        TableColumn("ID", "id", style="bold"),
+        TableColumn("Published", "timestamp", timestamp, is_number=True, rank=3),
         number("Attempts", "attempts", 4),
-        Column("Size", "size", format_size, is_number=True, rank=2),
+        TableColumn("Size", "size", format_size, is_number=True, rank=2),
     ]
     if state == "in_flight":
-        columns.append(Column("Deadline", "deadline", timestamp, is_number=True, rank=1))
-        columns.append(Column("Client", "client", client_text))
+        columns.append(TableColumn("Deadline", "deadline", timestamp, is_number=True, rank=1))
+        columns.append(TableColumn("Client", "client", client_text))
     else:
-        columns.append(Column("Due", "due", timestamp, is_number=True, rank=1))
+        columns.append(TableColumn("Due", "due", timestamp, is_number=True, rank=1))
     if any("body" in row for row in rows):
-        columns.append(Column("Body", "body"))
+        columns.append(TableColumn("Body", "body"))
     return Fitted(columns, rows)
 
 

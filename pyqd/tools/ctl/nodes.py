@@ -10,14 +10,14 @@ from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError, Tl
 from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd.primitives.nsq_compat import https_port_in, unwrapped_answer
 from pyqd.tools.ctl.exits import UnsupportedError
-from pyqd.tools.ctl.target import Target
+from pyqd.tools.ctl.target import CtlTarget
 
 SUCCESS: Final = 200
 # Of a path that the other side does not know. A missing topic, channel or message has a code of its own.
 UNKNOWN_PATHS: Final = ("NOT_FOUND", "METHOD_NOT_ALLOWED")
 
 
-class Node(HttpClient):
+class AskedNode(HttpClient):
     """One daemon. Each call sends one request and repeats none."""
 
     kind = "daemon"
@@ -28,7 +28,7 @@ class Node(HttpClient):
         port="is it the one of HTTPS? Without TLS, write http:// before the address",
     )
 
-    def __init__(self, address: str, target: Target, token: str | None, timeout_s: float, *, tls: bool) -> None:
+    def __init__(self, address: str, target: CtlTarget, token: str | None, timeout_s: float, *, tls: bool) -> None:
         super().__init__(
             address, tls=tls, new_context=target.tls_context, token=token, timeout_s=timeout_s, retry_timeout_s=0
         )
@@ -71,13 +71,13 @@ class Node(HttpClient):
         return super().refusal(path, query, reply)
 
 
-class Broker(Node):
+class AskedBroker(AskedNode):
     """One broker, pyqd or nsqd."""
 
     kind = "the broker"
 
 
-class LookupDaemon(Node):
+class AskedLookupDaemon(AskedNode):
     """One lookup daemon, pyqlookupd or nsqlookupd."""
 
     kind = "the lookup daemon"

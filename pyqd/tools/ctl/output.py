@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH_CHARS: Final = 160
 
 
-class Output:
+class CommandOutput:
     """Standard output of a command. as_json: None if a terminal decides."""
 
     def __init__(self, as_json: bool | None) -> None:

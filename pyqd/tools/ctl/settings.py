@@ -13,9 +13,9 @@ from pyqd.primitives.quantities import format_size, parse_size
 from pyqd.tools.ctl.administration import check_names, places, topic_argument
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.frame import command, yes_option
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import NODE, STATE, Column, Fitted, Row, count, messages_text, number, per_second
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import NODE, STATE, Fitted, Row, TableColumn, count, messages_text, number, per_second
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,16 +27,16 @@ RETENTION: Final = ("bytes", "time")
 channel_argument = click.argument("channel", shell_complete=complete_channels)
 
 
-def show(session: Session, rows: Sequence[Row], view: Callable[[Sequence[Row]], RenderableType]) -> None:
+def show(session: CtlSession, rows: Sequence[Row], view: Callable[[Sequence[Row]], RenderableType]) -> None:
     session.output.show({"nodes": rows}, lambda: view(rows))
 
 
-def ask_each(session: Session, brokers: Sequence[Broker], call: Callable[[Broker], Row]) -> list[Row]:
+def ask_each(session: CtlSession, brokers: Sequence[AskedBroker], call: Callable[[AskedBroker], Row]) -> list[Row]:
     """Return the answers of the brokers that have the topic and the channel. Raises: ClientError."""
     return [{"node": answer.node.address, **answer.value} for answer in session.ask_holders(call, brokers)]
 
 
-def holders(brokers: Sequence[Broker], rows: Sequence[Row]) -> list[Broker]:
+def holders(brokers: Sequence[AskedBroker], rows: Sequence[Row]) -> list[AskedBroker]:
     """Return the brokers that have answered, so that the others fail only once."""
     answered = {row["node"] for row in rows}
     return [broker for broker in brokers if broker.address in answered]
@@ -49,7 +49,7 @@ def holders(brokers: Sequence[Broker], rows: Sequence[Row]) -> list[Broker]:
 @click.option("-n", "--dry-run", is_flag=True, help="show the effect and change nothing")
 @yes_option
 @click.pass_obj
-def seek(session: Session, topic: str, channel: str, place: str, dry_run: bool, yes: bool) -> None:
+def seek(session: CtlSession, topic: str, channel: str, place: str, dry_run: bool, yes: bool) -> None:
     """Move a channel to a place of its topic, after a question that shows the effect.
 
     PLACE is earliest, latest, a position, a time such as 2026-11-21T04:15:00Z, or a duration before now such as -90m,
@@ -61,7 +61,7 @@ def seek(session: Session, topic: str, channel: str, place: str, dry_run: bool, 
     if POSITION.fullmatch(place) and len(brokers) > 1:
         session.only_broker("a position is one of a single broker")
 
-    def call(broker: Broker, dry: bool) -> Row:
+    def call(broker: AskedBroker, dry: bool) -> Row:
         query = {"topic": topic, "channel": channel, "to": place, "dry_run": "true" if dry else None}
         return broker.post("/channel/seek", **query)
 
@@ -89,7 +89,7 @@ def seek(session: Session, topic: str, channel: str, place: str, dry_run: bool, 
 @click.option("--dead-letter-topic", metavar="TOPIC", shell_complete=complete_topics, help="topic of dead letters")
 @click.pass_obj
 def limits(
-    session: Session,
+    session: CtlSession,
     topic: str,
     channel: str,
     rate: str | None,
@@ -106,7 +106,7 @@ def limits(
     given = {"rate": rate, "burst": burst, "max_attempts": max_attempts, "dead_letter_topic": dead_letter_topic}
     changes = {name: value for name, value in given.items() if value is not None}
 
-    def call(broker: Broker) -> Row:
+    def call(broker: AskedBroker) -> Row:
         if changes:
             return broker.post("/channel/limits", **names, **changes)
         return broker.get("/channel/limits", **names)
@@ -146,7 +146,7 @@ def retained_time(text: str) -> str:
 )
 @yes_option
 @click.pass_obj
-def retention(session: Session, topic: str, bytes_: int | str | None, time_: str | None, yes: bool) -> None:
+def retention(session: CtlSession, topic: str, bytes_: int | str | None, time_: str | None, yes: bool) -> None:
     """Show how long a topic keeps finished messages, or change it.
 
     "default" stands for the flags of the broker. A change that may remove kept messages comes after a question.
@@ -200,10 +200,10 @@ def limits_table(rows: Sequence[Row]) -> Fitted:
         per_second("Rate/s", "rate"),
         per_second("Burst", "burst", 2),
         number("Attempts", "max_attempts"),
-        Column("Dead-letter topic", "dead_letter_topic"),
+        TableColumn("Dead-letter topic", "dead_letter_topic"),
         number("Dead letters", "dead_letter_count"),
         number("Waiting", "dead_letters_waiting", 1),
-        Column("Waiting for", "waiting_for"),
+        TableColumn("Waiting for", "waiting_for"),
     )
     return Fitted(columns, rows)
 
@@ -211,10 +211,10 @@ def limits_table(rows: Sequence[Row]) -> Fitted:
 def retentions_table(rows: Sequence[Row]) -> Fitted:
     columns = (
         NODE,
-        Column("Bytes", "bytes", format_size, is_number=True),
-        Column("Time", "time", is_number=True),
-        Column("Bytes from", "bytes_origin"),
-        Column("Time from", "time_origin"),
+        TableColumn("Bytes", "bytes", format_size, is_number=True),
+        TableColumn("Time", "time", is_number=True),
+        TableColumn("Bytes from", "bytes_origin"),
+        TableColumn("Time from", "time_origin"),
     )
     origins = ("flag of the broker", "topic")
     return Fitted(

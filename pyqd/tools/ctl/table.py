@@ -40,7 +40,7 @@ STATE_STYLES: Final = {
 Row = dict[str, Any]
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """Column of a table. key: of the value in a row. show: text of a value. style: of all cells, as rich names it.
 
     rank: columns with a higher one are left out first; those with 0 stay.
@@ -65,8 +65,8 @@ class Column(NamedTuple):
         return cell(self.text(row), "dim" if value is None or value == 0 else style)
 
 
-NODE: Final = Column("Node", "node", style="bold")
-STATE: Final = Column("State", "state")
+NODE: Final = TableColumn("Node", "node", style="bold")
+STATE: Final = TableColumn("State", "state")
 
 
 class Fitted:
@@ -75,7 +75,7 @@ class Fitted:
     rows: values by the keys of the columns.
     """
 
-    def __init__(self, columns: Sequence[Column], rows: Sequence[Row], title: str = "") -> None:
+    def __init__(self, columns: Sequence[TableColumn], rows: Sequence[Row], title: str = "") -> None:
         self._columns = columns
         self._rows = rows
         self._title = title
@@ -117,12 +117,12 @@ class Fitted:
             yield cell(f"left out for lack of width: {', '.join(left_out)}", "dim")
 
 
-def number(title: str, key: str, rank: int = 0) -> Column:
-    return Column(title, key, count, is_number=True, rank=rank)
+def number(title: str, key: str, rank: int = 0) -> TableColumn:
+    return TableColumn(title, key, count, is_number=True, rank=rank)
 
 
-def per_second(title: str, key: str, rank: int = 0) -> Column:
-    return Column(title, key, rate, is_number=True, rank=rank)
+def per_second(title: str, key: str, rank: int = 0) -> TableColumn:
+    return TableColumn(title, key, rate, is_number=True, rank=rank)
 
 
 def new_table(title: str = "") -> Table:
@@ -146,7 +146,7 @@ def total_chars(widths: Iterator[int]) -> int:
     return sum(found) + GAP_CHARS * max(0, len(found) - 1)
 
 
-def cut(natural: dict[Column, int], least: dict[Column, int], max_chars: int) -> dict[Column, int]:
+def cut(natural: dict[TableColumn, int], least: dict[TableColumn, int], max_chars: int) -> dict[TableColumn, int]:
     """Return the widths of columns, of which the widest ones are made narrower until the table fits."""
     widths = dict(natural)
     while total_chars(iter(widths.values())) > max_chars:
@@ -157,9 +157,9 @@ def cut(natural: dict[Column, int], least: dict[Column, int], max_chars: int) ->
     return widths
 
 
-def plain_columns(**keys: str) -> tuple[Column, ...]:
+def plain_columns(**keys: str) -> tuple[TableColumn, ...]:
     """Return columns of text by their titles. keys: of the values in a row."""
-    return tuple(Column(title.replace("_", " "), key) for title, key in keys.items())
+    return tuple(TableColumn(title.replace("_", " "), key) for title, key in keys.items())
 
 
 def cell(text: str, style: str = "") -> Text:

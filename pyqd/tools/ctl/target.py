@@ -29,7 +29,7 @@ TOKENS: Final = ("token", "token_file")
 
 
 @dataclass(frozen=True)
-class Target:
+class CtlTarget:
     """Settings in force. is_default: nothing names a broker. context: name of the context that counts, if any."""
 
     settings: Context
@@ -80,7 +80,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 def find_target(
     flags: Mapping[str, Any], context_name: str | None, environment: Mapping[str, str], file: ContextFile
-) -> Target:
+) -> CtlTarget:
     """Return the settings in force. Raises: SettingError.
 
     Flags win over the context that --context names. Without --context, flags win over the environment, and the current
@@ -103,7 +103,7 @@ def find_target(
         given["nsqd_http_addresses"] = (DEFAULT_ADDRESS,)
     settings = Context(**given)
     settings.check()
-    return Target(settings, is_default=not has_addresses, context=name)
+    return CtlTarget(settings, is_default=not has_addresses, context=name)
 
 
 def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

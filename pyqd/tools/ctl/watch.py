@@ -16,9 +16,9 @@ from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.counters import Reading, channel_rows, counted, rates, read_stats, topic_rows
 from pyqd.tools.ctl.frame import command, duration
 from pyqd.tools.ctl.listing import CHANNEL_SORTS, NODES, STATS, is_literal, sorted_rows
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import STATE, Column, Fitted, Row, cell, number, per_second, timestamp
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import STATE, Fitted, Row, TableColumn, cell, number, per_second, timestamp
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 INTERVAL_NS_MIN: Final = SECOND_NS // 10
 REFRESHES_PER_S: Final = 4
 COLUMNS: Final = (
-    Column("Topic", "topic", style="bold"),
-    Column("Channel", "channel", style="bold"),
+    TableColumn("Topic", "topic", style="bold"),
+    TableColumn("Channel", "channel", style="bold"),
     number("Depth", "depth"),
     number("In flight", "in_flight_count", 1),
     number("Deferred", "deferred_count", 2),
@@ -48,7 +48,7 @@ COLUMNS: Final = (
 @click.option("--sort", type=click.Choice(CHANNEL_SORTS[:-1]), default="name", show_default=True)
 @click.pass_obj
 def watch(
-    session: Session, topic_pattern: str, channel_pattern: str, interval_ns: int, count: int | None, sort: str
+    session: CtlSession, topic_pattern: str, channel_pattern: str, interval_ns: int, count: int | None, sort: str
 ) -> None:
     """Show depths and rates of topics and channels, until Ctrl-C.
 
@@ -72,7 +72,7 @@ def watch(
 
 
 def readings(
-    session: Session, brokers: list[Broker], topic: str | None, interval_s: float, count: int | None
+    session: CtlSession, brokers: list[AskedBroker], topic: str | None, interval_s: float, count: int | None
 ) -> Iterator[dict[str, Any]]:
     """Yield readings with rates, at an interval. Raises: ClientError if no broker answers the first time."""
     before: Reading | None = None

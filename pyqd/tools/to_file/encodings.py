@@ -43,7 +43,7 @@ class Lines:
         return name
 
     def complete(self, descriptor: int, _path: str, /) -> int:
-        """Complete a file that gets no more messages; return its locked descriptor. Raises: StorageError."""
+        """Complete a file that gets no more messages; return its locked descriptor. Raises: FileStorageError."""
         return descriptor
 
 

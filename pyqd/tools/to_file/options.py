@@ -14,7 +14,7 @@ from pyqd.primitives.loglines import LogLevel, parse_level
 from pyqd.tools.common import (
     HTTP_TIMEOUTS,
     Fatal,
-    HttpTimeouts,
+    HttpTimeoutFlags,
     Sources,
     ToolOptions,
     declare_flag,
@@ -30,7 +30,7 @@ ZSTD_LEVELS = (1, 22)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(HttpTimeouts, Sources, ToolOptions):
+class ToFileOptions(HttpTimeoutFlags, Sources, ToolOptions):
     """Flags of pyq_to_file."""
 
     log_level: str = declare_flag("info", "set log verbosity: debug, info, warn, error, or fatal")

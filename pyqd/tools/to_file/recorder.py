@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from pyqd.client.message import Message
-from pyqd.tools.to_file.output import Output
+from pyqd.tools.to_file.output import FileOutput
 
 logger = logging.getLogger("pyqd.tools.to_file")
 
@@ -18,7 +18,7 @@ class Recorder:
     thread calls them at a time.
     """
 
-    def __init__(self, output: Output, subject: str, *, skips_empty_files: bool) -> None:
+    def __init__(self, output: FileOutput, subject: str, *, skips_empty_files: bool) -> None:
         self._output = output
         self._subject = subject
         self._skips_empty_files = skips_empty_files

@@ -15,14 +15,14 @@ from pyqd.primitives.goflags import DURATION, FlagType
 from pyqd.tools.client_options import NO_TIMEOUT_S
 from pyqd.tools.common import (
     Fatal,
-    HttpTimeouts,
+    HttpTimeoutFlags,
     Sources,
     ToolOptions,
     declare_flag,
     declare_repeated,
     require_one_kind,
 )
-from pyqd.tools.targets import Targets, targets_for
+from pyqd.tools.targets import TargetChoice, targets_for
 from pyqd.tools.to_http.address import AddressError
 from pyqd.tools.to_http.sender import Request, get_requests, post_requests
 
@@ -43,7 +43,7 @@ FLOAT: Final = FlagType("float", _float_of, lambda value: f"{value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(HttpTimeouts, Sources, ToolOptions):
+class ToHttpOptions(HttpTimeoutFlags, Sources, ToolOptions):
     """Flags of pyq_to_http."""
 
     topic: str = declare_flag("", "topic to consume")
@@ -135,6 +135,6 @@ class Options(HttpTimeouts, Sources, ToolOptions):
         except AddressError as error:
             raise Fatal(str(error)) from None
 
-    def targets(self) -> Targets | None:
+    def targets(self) -> TargetChoice | None:
         """Return the choice among the URLs; None for all of them."""
         return targets_for(self.mode, len(self.addresses)) if self.mode in MODES else None

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from pyqd.tools.ctl.counters import channel_rows, channels_table
 from pyqd.tools.ctl.listing import span
-from pyqd.tools.ctl.table import Column, Fitted, count, rate
+from pyqd.tools.ctl.table import Fitted, TableColumn, count, rate
 from pyqd.tools.ctl.watch import reading_table
 from tests.tools.ctl.pictures import STATS
 
@@ -33,7 +33,7 @@ def test_numbers_are_never_cut(width: int) -> None:
 
 
 def test_the_least_important_columns_are_left_out_first_and_named() -> None:
-    columns = [Column("Name", "name"), Column("First", "a", rank=9), Column("Second", "b", rank=8)]
+    columns = [TableColumn("Name", "name"), TableColumn("First", "a", rank=9), TableColumn("Second", "b", rank=8)]
     rows = [{"name": "x" * 10, "a": "a", "b": "b"}]
     assert printed(Fitted(columns, rows), 30)[0].split() == ["Name", "First", "Second"]
     narrow = printed(Fitted(columns, rows), 18)
@@ -42,18 +42,20 @@ def test_the_least_important_columns_are_left_out_first_and_named() -> None:
 
 
 def test_text_is_cut_if_columns_do_not_help() -> None:
-    (line,) = printed(Fitted([Column("Name", "name")], [{"name": "x" * 100}]), 40)[2:]
+    (line,) = printed(Fitted([TableColumn("Name", "name")], [{"name": "x" * 100}]), 40)[2:]
     assert line == "x" * 39 + "…"
 
 
 def test_a_column_without_any_text_is_left_out() -> None:
-    columns = [Column("Name", "name"), Column("State", "state")]
+    columns = [TableColumn("Name", "name"), TableColumn("State", "state")]
     assert printed(Fitted(columns, [{"name": "a", "state": ""}]), 80)[0].split() == ["Name"]
     assert printed(Fitted(columns, [{"name": "a", "state": None}]), 80)[0].split() == ["Name", "State"]
 
 
 def test_markup_in_a_cell_is_text() -> None:
-    assert printed(Fitted([Column("Name", "name")], [{"name": "[bold]x[/bold]"}]), 80)[2].strip() == "[bold]x[/bold]"
+    assert (
+        printed(Fitted([TableColumn("Name", "name")], [{"name": "[bold]x[/bold]"}]), 80)[2].strip() == "[bold]x[/bold]"
+    )
 
 
 def test_a_watch_shows_as_many_rows_as_fit() -> None:
