@@ -214,35 +214,14 @@ def declare(
     help_text: str,
     *,
     key: str | None = "",
-    repeatable: bool = False,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    range_text: str = "",
-    without_effect: bool = False,
-    default_text: str = "",
-    live: bool = False,
-    require: Callable[[Any], None] | None = None,
+    **more: Any,
 ) -> Any:
     """Return a dataclass field that carries a flag; the parameters are those of Flag.
 
     name: "" for the name of the field with dashes, without its unit. key: "" for the name with
     underscores, None for no key.
     """
-    declared = {
-        "name": name,
-        "type": flag_type,
-        "default": default,
-        "help": help_text,
-        "config_key": key,
-        "repeatable": repeatable,
-        "minimum": minimum,
-        "maximum": maximum,
-        "range_text": range_text,
-        "without_effect": without_effect,
-        "default_text": default_text,
-        "live": live,
-        "require": require,
-    }
+    declared = {"name": name, "type": flag_type, "default": default, "help": help_text, "config_key": key, **more}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata={"flag": declared})
     return dataclasses.field(default=default, metadata={"flag": declared})

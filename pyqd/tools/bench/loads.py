@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -50,17 +50,11 @@ class Bench:
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
         progress = LoadProgress("publishing", options.count, whole_s(course), options.size, options.quiet)
         with self.target.open(options.connections) as connections:
-            load.add_publishers(
-                connections.fds(),
-                topic=self.topic.name,
-                batch=options.batch_size,
-                outstanding=options.outstanding,
-                rate_per_s=options.rate,
-            )
+            self._add_publishers(load, connections.fds(), options)
             run = LoadRun(load, course, self.target.process, publishes=True, consumes=False)
             await carry_out(run, progress, confirmed, course.stall_s)
         counts = load.counts()
-        settings = {"batch_size": options.batch_size, "outstanding": options.outstanding, "rate_per_s": options.rate}
+        settings = publishing_settings(options)
         latencies = {"answers": load.answers()}
         return self._figures(
             "publish", options, settings, run, confirmed, latencies, counts.sent - counts.confirmed, "answered"
@@ -119,23 +113,11 @@ class Bench:
             self.target.open(options.connections) as publishers,
         ):
             load.add_consumers(consumers.fds(), rdy=options.rdy)
-            load.add_publishers(
-                publishers.fds(),
-                topic=self.topic.name,
-                batch=options.batch_size,
-                outstanding=options.outstanding,
-                rate_per_s=options.rate,
-            )
+            self._add_publishers(load, publishers.fds(), options)
             run = LoadRun(load, course, self.target.process, publishes=True, consumes=True)
             await carry_out(run, progress, received, course.stall_s)
         report = load.report()
-        settings = {
-            "channel": channel,
-            "rdy": options.rdy,
-            "batch_size": options.batch_size,
-            "outstanding": options.outstanding,
-            "rate_per_s": options.rate,
-        }
+        settings = {"channel": channel, "rdy": options.rdy, **publishing_settings(options)}
         latencies = {"deliveries": load.deliveries(), "answers": load.answers(), "behind": load.behind()}
         missing = report.messages - report.unique
         figures = self._figures(
@@ -145,6 +127,10 @@ class Bench:
             return figures
         warning = f"{report.foreign:,} messages in the channel are not of this run; use a topic without other messages"
         return replace(figures, warnings=(*figures.warnings, warning))
+
+    def _add_publishers(self, load: Load, fds: Iterable[int], options: PublishOptions) -> None:
+        rates = {"outstanding": options.outstanding, "rate_per_s": options.rate}
+        load.add_publishers(fds, topic=self.topic.name, batch=options.batch_size, **rates)
 
     def _channel(self, options: Consuming) -> str:
         """Return the channel to consume. Raises: InvalidNameError."""
@@ -202,6 +188,10 @@ class Bench:
             problems=tuple(problems),
             warnings=warnings_of(run, rate, messages / seconds if seconds else 0.0),
         )
+
+
+def publishing_settings(options: PublishOptions) -> dict[str, object]:
+    return {"batch_size": options.batch_size, "outstanding": options.outstanding, "rate_per_s": options.rate}
 
 
 def course_of(options: PublishOptions | ConsumeOptions, otherwise_s: float) -> Course:

@@ -23,21 +23,19 @@ from pyqd.client.dead_letters import (
 from pyqd.client.errors import NotFoundError, SettingError
 from pyqd.primitives.quantities import format_size
 from pyqd.tools.ctl.administration import check_names, topic_argument
-from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
-from pyqd.tools.ctl.messages import ids_of
+from pyqd.tools.ctl.messages import body_option, ids_of
 from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.settings import channel_argument
 from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, plain_columns, timestamp
 
 # Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 CHANNEL: Final = "pyqctl"
 COLUMNS: Final = plain_columns(Node="node", Dead_letter="id", New_ID="new_id", State="state")
-
-channel_argument = click.argument("channel", shell_complete=complete_channels)
 
 
 @click.group(cls=CtlGroup, name="dead-letters")
@@ -54,7 +52,7 @@ def dead_letters() -> None:
 @topic_argument
 @channel_argument
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each list")
-@click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+@body_option
 @click.pass_obj
 def list_letters(session: CtlSession, topic: str, channel: str, limit: int, body: str) -> None:
     """List the dead letters of a channel, and those that wait to be published.

@@ -16,7 +16,7 @@ from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, Se
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.quantities import format_size
 from pyqd.primitives.timestamps import parse_timestamp
-from pyqd.tools.ctl.administration import check_names, require_pyqd, topic_argument
+from pyqd.tools.ctl.administration import channel_argument, check_names, require_pyqd, topic_argument
 from pyqd.tools.ctl.cluster import Failure
 from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.exits import FAILED, OK
@@ -36,16 +36,21 @@ ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 channel_option = click.option(
     "--channel", shell_complete=complete_channels, help="only on this channel  [default: on each channel]"
 )
+body_option = click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+delay_option = click.option(
+    "--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s"
+)
+time_option = click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
 
 
 @command("GET /channel/messages?topic=&channel=&state=&limit=&after=&body= at each broker, page by page.")
 @topic_argument
-@click.argument("channel", required=False, shell_complete=complete_channels)
+@channel_argument
 @click.option("--state", type=click.Choice(STATES), default="ready", show_default=True)
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each broker"
 )
-@click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+@body_option
 @click.option("--after", metavar="CURSOR", help="begin behind a page: the cursor in its `next`; for one broker")
 @click.pass_obj
 def peek(
@@ -141,8 +146,8 @@ def cancel(session: CtlSession, topic: str, ids: tuple[str, ...], channel: str |
 @topic_argument
 @ids_argument
 @channel_option
-@click.option("--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s")
-@click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
+@delay_option
+@time_option
 @click.pass_obj
 def reschedule(
     session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None, delay_ns: int | None, at: str | None
@@ -196,8 +201,8 @@ def due_query(delay_ns: int | None, at: str | None) -> dict[str, int]:
 @click.argument("body", required=False)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="publish the file's content")
 @click.option("--lines", is_flag=True, help="publish each line as a message: all of them, or none")
-@click.option("--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s")
-@click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
+@delay_option
+@time_option
 @click.pass_obj
 def publish(
     session: CtlSession,
