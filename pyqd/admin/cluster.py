@@ -116,10 +116,7 @@ class Cluster:
         if not self.lookupds:
             nodes = self.nodes()
             return Collected(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
-        answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/topics"), "topics")
-        )
-        return Collected(sorted({topic for names in answers for topic in names}), failures)
+        return self._names("topics")
 
     def inactive_topics(self, active: Collection[str] = ()) -> Collected:
         """Return topics that no broker has, by name, with the channels that lookup daemons know.
@@ -142,18 +139,23 @@ class Cluster:
 
     def channels_of(self, topic: str) -> Collected:
         """Return the names of the channels of a topic that the lookup daemons know, sorted."""
-        query = {"topic": topic}
-        answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/channels", query), "channels")
-        )
-        return Collected(sorted({channel for names in answers for channel in names}), failures)
+        return self._names("channels", {"topic": topic})
+
+    def _names(self, field: str, query: Mapping[str, str] | None = None) -> Collected:
+        """Return the names that GET /FIELD of the lookup daemons tells, sorted."""
+
+        def ask(address: str) -> list[str]:
+            answer = unwrapped_answer(self.upstream.get(address, f"/{field}", query))
+            return [str(name) for name in answer.get(field) or ()]
+
+        found = self._ask(LOOKUPD, self.lookupds, ask)
+        return Collected(sorted({name for names in found.value for name in names}), found.failures)
 
     def nodes(self) -> Collected:
         """Return the brokers; those of lookup daemons are sorted by hostname."""
         if self.lookupds:
             return self._registered_nodes()
-        answers, failures = self._ask(NSQD, self.nsqds, self._describe)
-        return Collected(answers, failures)
+        return self._ask(NSQD, self.nsqds, self._describe)
 
     def producers_of(self, topic: str) -> Collected:
         if self.lookupds:
@@ -177,8 +179,7 @@ class Cluster:
 
     def describe(self, address: str) -> Collected:
         """Return the one broker at an HTTP address, in a list."""
-        answers, failures = self._ask(NSQD, [address], self._describe)
-        return Collected(answers, failures)
+        return self._ask(NSQD, [address], self._describe)
 
     def stats(
         self, nodes: Sequence[ClusterNode], topic: str = "", channel: str = "", *, clients: bool = False
@@ -230,12 +231,12 @@ class Cluster:
                 failures.append(str(error))
         return failures
 
-    def _ask(self, kind: str, members: Sequence[Any], call: Callable[[Any], Any]) -> tuple[list[Any], list[str]]:
+    def _ask(self, kind: str, members: Sequence[Any], call: Callable[[Any], Any]) -> Collected:
         """Call for all members at once. Raises: UpstreamError if all fail, and if there is none to ask."""
         answers, failures = self.upstream.for_each(members, call)
         if len(failures) == len(members):
             raise UpstreamError(f"failed to query any {kind}: " + "\n".join(failures))
-        return answers, failures
+        return Collected(answers, failures)
 
     def _describe(self, address: str, topic: str = "") -> ClusterNode:
         """Return the broker at an address, with the names of its topics; of one topic only, if it is given."""
@@ -268,10 +269,6 @@ class Cluster:
         for node in nodes.values():
             node.out_of_date = version_key(node.version) < newest
         return Collected(sorted(nodes.values(), key=lambda node: node.hostname), failures)
-
-
-def names_in(answer: Any, field: str) -> list[str]:
-    return [str(name) for name in unwrapped_answer(answer).get(field) or ()]
 
 
 def producers_in(answer: Any) -> list[ClusterNode]:

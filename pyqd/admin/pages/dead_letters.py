@@ -12,7 +12,7 @@ from pyqd.admin.access.roles import UserRole
 from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
 from pyqd.admin.pages.browser import FORMS, chosen, named, tell
-from pyqd.admin.pages.forms import SiteViews, blueprint, check_token, flash_errors
+from pyqd.admin.pages.forms import SiteViews, blueprint, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import UpstreamError
@@ -62,7 +62,6 @@ class DeadLetterViews(SiteViews):
 
     def give_back(self, topic: str, channel: str) -> Response | str:
         """Return the chosen dead letters, or all that match the filter."""
-        check_token()
         self.site.require(UserRole.OPERATE, topic)
         fields = request.form
         node, text = named(fields.get("node", ""), self.nodes(topic)), fields.get("text", "")

@@ -37,6 +37,8 @@ def csrf_token() -> str:
 
 def check_token() -> None:
     """Refuse a POST that does not come from a page of this session."""
+    if request.method != "POST":
+        return
     given, expected = request.form.get(TOKEN, ""), session.get(TOKEN, "") or secrets.token_urlsafe(24)
     # The function takes text in ASCII only.
     if not hmac.compare_digest(given.encode(), expected.encode()):
@@ -62,11 +64,15 @@ def place_url(topic: str, channel: str) -> str:
 def blueprint(
     name: str, gets: Mapping[str, Callable[..., Any]], posts: Mapping[str, Callable[..., Any]] | None = None
 ) -> Blueprint:
-    """Return routes named like their views, which are given by path. A refusal of a broker has a page of its own."""
+    """Return routes named like their views, which are given by path. A POST needs the token of the session.
+
+    A refusal of a broker has a page of its own.
+    """
     routes = Blueprint(name, __name__)
     for method, views in (("GET", gets), ("POST", posts or {})):
         for path, view in views.items():
             routes.add_url_rule(path, view.__name__, view, methods=[method])
+    routes.before_request(check_token)
     routes.register_error_handler(UpstreamError, refused)
     routes.register_error_handler(AbsentCallError, absent)
     return routes
@@ -100,7 +106,6 @@ class Forms(SiteViews):
     """Handlers of the forms."""
 
     def create(self) -> AnyResponse | str:
-        check_token()
         topic, channel = request.form.get("topic", "").strip(), request.form.get("channel", "").strip()
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name_str(name):
@@ -114,7 +119,6 @@ class Forms(SiteViews):
 
     def do(self, action: str) -> AnyResponse | str:
         """Change a topic or a channel; a tombstone also has a node."""
-        check_token()
         if action not in (*ACTIONS, "delete", "tombstone"):
             abort(404)
         form = request.form

@@ -14,7 +14,7 @@ from werkzeug.wrappers import Response
 
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.notifications import failed
-from pyqd.admin.pages.forms import SiteViews, blueprint, check_token, tell_failures
+from pyqd.admin.pages.forms import SiteViews, blueprint, tell_failures
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.shapes import ANY, NUMBER, OPTIONAL_NUMBER, OPTIONAL_TEXT, Shape, answer_of, check_shape
 from pyqd.admin.site import Site
@@ -61,7 +61,6 @@ class SettingsViews(SiteViews):
 
     def set_channel(self, topic: str, channel: str) -> Response | str:
         """Set limits of a channel at all brokers."""
-        check_token()
         self.site.require(UserRole.ADMIN, topic)
         given = given_fields(LIMIT_FIELDS)
         if "dead_letter_topic" in given:
@@ -85,7 +84,6 @@ class SettingsViews(SiteViews):
 
     def set_topic(self, topic: str) -> Response | str:
         """Set retention, quota or trace of a topic at all brokers."""
-        check_token()
         self.site.require(UserRole.ADMIN, topic)
         change = request.form.get("change", "")
         given = given_fields(TOPIC_FIELDS.get(change, ()))
