@@ -133,17 +133,6 @@ class TestFiles:
             f"{topic}.{HOST}-000001.x.log.gz": b"one\ntwo\n"
         }
 
-    def test_a_file_that_is_large_enough_is_rotated(self, to_file, publish, broker, topic, out) -> None:
-        publish(*[b"%04d" % number for number in range(5)])
-        running = to_file("--rotate-size=9")
-        wait_until(lambda: len(files(out)) == 3, "three files")
-        assert running.stop().code == 0
-        assert files(out) == {
-            f"{topic}.{HOST}-000000.x.log": b"0000\n0001\n",
-            f"{topic}.{HOST}-000001.x.log": b"0002\n0003\n",
-            f"{topic}.{HOST}-000002.x.log": b"0004\n",
-        }
-
     def test_a_file_that_is_old_enough_is_rotated(self, to_file, publish, broker, topic, out) -> None:
         publish(b"one")
         running = to_file("--rotate-interval=300ms", "--sync-interval=50ms", "--skip-empty-files")
@@ -153,23 +142,6 @@ class TestFiles:
         finished(broker, topic)
         assert running.stop().code == 0
         assert files(out) == {f"{topic}.{HOST}-000000.x.log": b"one\n", f"{topic}.{HOST}-000001.x.log": b"two\n"}
-
-    def test_an_interval_without_messages_makes_an_empty_file(self, to_file, topic, out) -> None:
-        running = to_file("--sync-interval=50ms")
-        wait_until(lambda: len(files(out)) == 1, "an empty file")
-        assert running.stop().code == 0
-        assert files(out) == {f"{topic}.{HOST}.x.log": b""}
-
-    def test_finished_files_are_moved_from_the_work_directory(
-        self, to_file, publish, broker, topic, out, tmp_path
-    ) -> None:
-        work = tmp_path / "work"
-        publish(b"one")
-        running = to_file(f"--work-dir={work}")
-        finished(broker, topic)
-        assert (files(work), files(out)) == ({f"{topic}.{HOST}-000000.x.log": b"one\n"}, {})
-        assert running.stop().code == 0
-        assert (files(work), files(out)) == ({}, {f"{topic}.{HOST}-000000.x.log": b"one\n"})
 
     def test_sighup_closes_the_file_and_the_next_message_opens_one(self, to_file, publish, broker, topic, out) -> None:
         running = to_file("--rotate-size=1000000")
