@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pyqd.admin.stats import ChannelStats, ProcessStats, TopicStats, client_row
 from pyqd.admin.upstream import Collected, Upstream, UpstreamError
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.nsq_compat import unwrapped_answer
 
 VERSION_PART: Final = re.compile(r"\d+")
@@ -63,11 +64,11 @@ class ClusterNode:
 
     @property
     def http_address(self) -> str:
-        return join_host_port(self.broadcast_address, self.http_port)
+        return str(TcpAddress(self.broadcast_address, self.http_port))
 
     @property
     def tcp_address(self) -> str:
-        return join_host_port(self.broadcast_address, self.tcp_port)
+        return str(TcpAddress(self.broadcast_address, self.tcp_port))
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {
@@ -273,11 +274,6 @@ class Cluster:
 
 def producers_in(answer: Any) -> list[ClusterNode]:
     return [ClusterNode.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
-
-
-def join_host_port(host: str, port: int) -> str:
-    """Return host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def version_key(version: str) -> tuple[tuple[int, ...], bool]:

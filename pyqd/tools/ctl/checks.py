@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from pyqd import __version__
 from pyqd.client.errors import AuthenticationError
 from pyqd.primitives.quantities import format_size
-from pyqd.tools.ctl.cluster import bracketed
+from pyqd.tools.ctl.cluster import http_address_of
 from pyqd.tools.ctl.facts import Facts, LookupFacts
 from pyqd.tools.ctl.table import count
 
@@ -240,9 +240,8 @@ def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
 def entry_of(facts: Facts, lookup: LookupFacts) -> dict[str, Any] | None:
     place = (facts.info.get("broadcast_address"), facts.info.get("tcp_port"))
     for entry in lookup.nodes:
-        named = f"{bracketed(entry['broadcast_address'])}:{entry['http_port']}"
         # The address with HTTPS has another port.
-        if facts.address == named or place == (entry["broadcast_address"], entry.get("tcp_port")):
+        if facts.address == str(http_address_of(entry)) or place == (entry["broadcast_address"], entry.get("tcp_port")):
             return entry
     return None
 

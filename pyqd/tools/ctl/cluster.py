@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.client.trust import TrustedBrokers
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.tools.ctl.nodes import AskedBroker, AskedLookupDaemon, AskedNode, https_address
 from pyqd.tools.ctl.target import CtlTarget
 
@@ -99,23 +100,23 @@ class TargetCluster:
         self.failures += found.failures
         places = dict.fromkeys(place for answer in found.answers for place in answer.value)
         if not self.target.wants_tls:
-            return {f"{host}:{port}": self._trusted.has(f"{host}:{port}") for host, port in places}
+            return {str(place): self._trusted.has(str(place)) for place in places}
         secured: dict[str, bool] = {}
         failures: list[Failure] = []
-        for host, port in places:
+        for place in places:
             try:
-                secured[https_address(host, port, self.timeout_s)] = self._trusted.has(f"{host}:{port}")
+                secured[https_address(place, self.timeout_s)] = self._trusted.has(str(place))
             except ClientError as error:
-                failures.append(Failure(f"{host}:{port}", error))
+                failures.append(Failure(str(place), error))
         self.failures += failures
         if failures and not secured:
             raise failures[0].error
         return secured
 
 
-def named_brokers(daemon: AskedLookupDaemon) -> list[tuple[str, int]]:
-    """Return host and HTTP port of each broker that a lookup daemon knows. Raises: ClientError."""
-    return [(bracketed(node["broadcast_address"]), node["http_port"]) for node in nodes_of(daemon)]
+def named_brokers(daemon: AskedLookupDaemon) -> list[TcpAddress]:
+    """Return the HTTP address of each broker that a lookup daemon knows. Raises: ClientError."""
+    return [http_address_of(node) for node in nodes_of(daemon)]
 
 
 def nodes_of(daemon: AskedLookupDaemon) -> list[dict[str, Any]]:
@@ -131,9 +132,9 @@ def nodes_of(daemon: AskedLookupDaemon) -> list[dict[str, Any]]:
     return found
 
 
-def bracketed(host: str) -> str:
-    """Return a host as it stands before a port."""
-    return f"[{host}]" if ":" in host else host
+def http_address_of(node: Mapping[str, Any]) -> TcpAddress:
+    """Return the address of an entry in GET /nodes."""
+    return TcpAddress(node["broadcast_address"], node["http_port"])
 
 
 def ask(nodes: Iterable[N], call: Callable[[N], T]) -> Answers[N, T]:

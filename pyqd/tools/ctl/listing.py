@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -22,10 +22,7 @@ from pyqd.tools.ctl.exits import NO_ANSWER, OK, UnsupportedError, code_of
 from pyqd.tools.ctl.frame import command
 from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.session import CtlSession
-from pyqd.tools.ctl.table import NODE, Fitted, Row, TableColumn, number
-
-if TYPE_CHECKING:
-    pass
+from pyqd.tools.ctl.table import NODE, STATE, Fitted, Row, TableColumn, number
 
 STATS: Final = "GET /stats?format=json&include_clients=false&include_mem=false at each broker."
 NODES: Final = "With lookup daemons, first GET /nodes at each of them."
@@ -152,7 +149,7 @@ def nodes_table(rows: Sequence[Row], now_s: float | None = None) -> Fitted:
     now = time.time() if now_s is None else now_s
     columns = (
         NODE,
-        TableColumn("State", "shown_state"),
+        STATE,
         TableColumn("Kind", "kind", rank=3),
         TableColumn("NSQ", "nsq_version", rank=9),
         TableColumn("Host", "hostname", rank=8),
@@ -172,7 +169,6 @@ def node_extras(row: Row, now_s: float) -> Row:
     daemons = row.get("lookup_daemons")
     start_s = row.get("start_time")
     return {
-        "shown_state": row["state"],
         "up": None if start_s is None else span(now_s - start_s),
         "lookup": daemons and f"{sum(daemon['connected'] for daemon in daemons)}/{len(daemons)}",
     }

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pyqd.client.core.tls import TlsNames
 from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError, TlsError
 from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.nsq_compat import https_port_in, unwrapped_answer
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.target import CtlTarget
@@ -83,12 +84,12 @@ class AskedLookupDaemon(AskedNode):
     kind = "the lookup daemon"
 
 
-def https_address(host: str, port: int, timeout_s: float) -> str:
+def https_address(place: TcpAddress, timeout_s: float) -> str:
     """Return the HTTPS address of a broker by its HTTP port. Sends no token. Raises: ClientError.
 
     A broker names its HTTPS port only where it refuses HTTP.
     """
-    address = f"http://{host}:{port}"
+    address = f"http://{place}"
     with HttpClient(address, timeout_s=timeout_s) as client:
         reply = client.request("GET", "/ping", retry=False)
         secure = https_port_in(reply.body) if message_of(reply) == "TLS_REQUIRED" else 0
@@ -97,4 +98,4 @@ def https_address(host: str, port: int, timeout_s: float) -> str:
                 f"{address}: the lookup daemon names its port for HTTP only, and --ca or --cert asks for HTTPS;"
                 " give the address of the broker by --nsqd-http-address"
             )
-        return f"https://{host}:{secure}"
+        return f"https://{TcpAddress(place.host, secure)}"

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyqd.client.message import Message
@@ -38,21 +38,21 @@ class Limits:
     age_s: float = 0.0
 
 
+@dataclass
 class OpenFile:
     """File that is written. name: with <REV>. size_bytes: of the messages, before compression.
 
     pending: messages that the next flush encodes.
     """
 
-    def __init__(self, descriptor: int, path: str, name: str, revision: int, opened_s: float) -> None:
-        self.descriptor = descriptor
-        self.path = path
-        self.name = name
-        self.revision = revision
-        self.opened_s = opened_s
-        self.size_bytes = os.fstat(descriptor).st_size
-        self.pending: list[Message] = []
-        self.is_synced = True
+    descriptor: int
+    path: str
+    name: str
+    revision: int
+    opened_s: float
+    size_bytes: int
+    pending: list[Message] = field(default_factory=list)
+    is_synced: bool = True
 
 
 class FileOutput:
@@ -135,7 +135,7 @@ class FileOutput:
             logger.warning("%s another instance writes %s", self._subject, path)
             return None
         logger.info("%s opening %s", self._subject, path)
-        file = OpenFile(descriptor, path, name, revision, self._clock.monotonic())
+        file = OpenFile(descriptor, path, name, revision, self._clock.monotonic(), os.fstat(descriptor).st_size)
         if self._is_too_large(file):
             os.close(descriptor)
             return None

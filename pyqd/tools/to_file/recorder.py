@@ -14,8 +14,8 @@ logger = logging.getLogger("pyqd.tools.to_file")
 class Recorder:
     """Messages that are in the output and not safe yet. skips_empty_files: open no file without a message for it.
 
-    Each method returns the messages that it made safe, and raises StorageError, after which none is. They block; one
-    thread calls them at a time.
+    Each method returns the messages that it made safe, and raises FileStorageError, after which none is. They block,
+    and one thread calls them at a time.
     """
 
     def __init__(self, output: FileOutput, subject: str, *, skips_empty_files: bool) -> None:

@@ -21,7 +21,7 @@ class TopicLog:
     """Consumes one topic into its files. recover: finishes the files of killed instances.
 
     The event loop receives messages while a thread of the executor writes and syncs those that came before. A message
-    is finished when its file is synced. Raises, from run(): StorageError and the errors of the consumer.
+    is finished when its file is synced. Raises, from run(): FileStorageError and the errors of the consumer.
     """
 
     def __init__(
