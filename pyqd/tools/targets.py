@@ -22,7 +22,7 @@ SLICES: Final = 120
 SLICE_S: Final = 300.0 / SLICES
 
 
-class TargetChoice(Protocol):
+class Targets(Protocol):
     """Choice among targets, which are numbered from 0."""
 
     def choose(self, now_s: float) -> int:
@@ -157,7 +157,7 @@ class EpsilonGreedy(HostPool):
         return total
 
 
-def targets_for(mode: str, count: int) -> TargetChoice:
+def targets_for(mode: str, count: int) -> Targets:
     """Return the choice of a mode: hostpool, epsilon-greedy, or any other word for each target in turn."""
     if mode == "hostpool":
         return HostPool(count)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyqd.tools.status_lines import status_lines
-from pyqd.tools.targets import TargetChoice
+from pyqd.tools.targets import Targets
 from pyqd.tools.to_http.sender import DeliveryError, Request, Sender, deliver
 
 RETRY_DELAY_MAX_S: Final = 10.0
@@ -38,7 +38,7 @@ class Delivery:
         sender: Sender,
         addresses: Sequence[str],
         requests: Sequence[Callable[[bytes], Request]],
-        targets: TargetChoice | None,
+        targets: Targets | None,
         retries: Retries,
         status_every: int,
     ) -> None:
@@ -58,7 +58,7 @@ class Delivery:
                 await self._with_retries(self._to, target, body)
         self._all_status.note(time.monotonic() - began_s)
 
-    async def _to_one(self, targets: TargetChoice, body: bytes) -> None:
+    async def _to_one(self, targets: Targets, body: bytes) -> None:
         began_s = time.monotonic()
         target = targets.choose(began_s)
         try:

@@ -22,7 +22,7 @@ from pyqd.tools.common import (
     declare_repeated,
     require_one_kind,
 )
-from pyqd.tools.targets import TargetChoice, targets_for
+from pyqd.tools.targets import Targets, targets_for
 from pyqd.tools.to_http.address import AddressError
 from pyqd.tools.to_http.sender import Request, get_requests, post_requests
 
@@ -135,6 +135,6 @@ class ToHttpOptions(HttpTimeoutFlags, Sources, ToolOptions):
         except AddressError as error:
             raise Fatal(str(error)) from None
 
-    def targets(self) -> TargetChoice | None:
+    def targets(self) -> Targets | None:
         """Return the choice among the URLs; None for all of them."""
         return targets_for(self.mode, len(self.addresses)) if self.mode in MODES else None

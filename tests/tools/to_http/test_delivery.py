@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pyqd.tools.targets import HostPool, RoundRobin, TargetChoice
+from pyqd.tools.targets import HostPool, RoundRobin, Targets
 from pyqd.tools.to_http.connection import Connections
 from pyqd.tools.to_http.delivery import Delivery, Retries
 from pyqd.tools.to_http.sender import DeliveryError, Sender, get_requests, post_requests
@@ -38,7 +38,7 @@ def statuses(*numbers: int) -> Callable[[Taken], Answer]:
 
 def deliver(
     *urls: str,
-    targets: TargetChoice | None = None,
+    targets: Targets | None = None,
     method: str = "post",
     bodies: tuple[bytes, ...] = (b"body",),
     headers: dict[str, str] | None = None,
