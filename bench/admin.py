@@ -21,11 +21,11 @@ from typing import Final
 from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, sync_playwright
+from tqdm import tqdm
 
 from bench.procfs import read_memory
 from bench.server import Server, Target, free_addresses, running, stop
 from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.progress import Progress
 from pyqd.tools.bench.process import read_cpu_time
 
 START_WAIT_S: Final = 30.0
@@ -125,21 +125,17 @@ def main() -> int:
             stack.enter_context(running(target, flags=("-broadcast-address=127.0.0.1", "--log-level=error")))
             for _ in range(given.brokers)
         ]
-        with Progress("creating topics", len(servers)) as bar:
-            for server in servers:
-                create(server, given.topics, given.channels)
-                bar.advance()
+        for server in tqdm(servers, desc="creating topics", leave=False):
+            create(server, given.topics, given.channels)
         admins = {name: stack.enter_context(admin(command, servers)) for name, command in commands.items()}
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for _pid, url in admins.values():
             time_of(browser, url)
         times: dict[str, list[float]] = {name: [] for name in admins}
-        with Progress("opening pages", given.rounds) as bar:
-            for _ in range(given.rounds):
-                for name, (_pid, url) in admins.items():
-                    times[name].append(time_of(browser, url))
-                bar.advance()
+        for _ in tqdm(range(given.rounds), desc="opening pages", leave=False):
+            for name, (_pid, url) in admins.items():
+                times[name].append(time_of(browser, url))
         for name, each in times.items():
             memory = read_memory(admins[name][0]).rss_bytes / MIB
             print(f"{name:<10} topics in the browser after {statistics.median(each) * 1000:6.0f} ms, {memory:5.0f} MiB")
