@@ -6,10 +6,9 @@ import gzip
 import secrets
 import time
 import zlib
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
@@ -99,22 +98,6 @@ def new_app(site: Site) -> Flask:
     return app
 
 
-class ReceivedHead(Protocol):
-    """Request whose headers are known. headers: by lower-case name."""
-
-    @property
-    def method(self) -> str:
-        """The method."""
-
-    @property
-    def path(self) -> str:
-        """The path as received."""
-
-    @property
-    def headers(self) -> Mapping[bytes, bytes]:
-        """The headers."""
-
-
 class Sessions(SecureCookieSessionInterface):
     """Sessions in signed cookies, which browsers send over HTTPS only if they have come over HTTPS."""
 
@@ -122,12 +105,11 @@ class Sessions(SecureCookieSessionInterface):
         return request.is_secure
 
 
-def body_max(app: Flask, site: Site, received: ReceivedHead) -> int:
+def body_max(app: Flask, site: Site, method: str, path: str, cookie: bytes) -> int:
     """Return the limit of a request's body: large ones are for users who may publish, by their cookie."""
-    if received.method != "POST" or not received.path.endswith("/-/publish"):
+    if method != "POST" or not path.endswith("/-/publish"):
         return OTHER_BODY_MAX
-    headers = {"Cookie": received.headers.get(b"cookie", b"").decode("latin-1")}
-    with app.test_request_context(headers=headers):
+    with app.test_request_context(headers={"Cookie": cookie.decode("latin-1")}):
         return BODY_MAX if site.policy.knows_session() else OTHER_BODY_MAX
 
 

@@ -26,18 +26,21 @@ COLUMNS: Final = (
     PageColumn("lookupds", "Lookup daemons", lambda row: len(row.remote_addresses or ()), is_number=True),
     PageColumn("topics", "Topics", lambda row: len(row.topics), is_number=True),
 )
+TOPIC_DEPTH: Final = PageColumn(
+    "depth", "Depth", lambda row: row.waiting, is_number=True, help=mark("waiting in the topic and in its channels")
+)
+TOPIC_IN_FLIGHT: Final = PageColumn(
+    "in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True
+)
+TOPIC_DEFERRED: Final = PageColumn(
+    "deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True
+)
 TOPIC_COLUMNS: Final = (
     PageColumn("topic", "Topic and channel", lambda row: row.topic),
-    PageColumn(
-        "depth",
-        "Depth",
-        lambda row: row.waiting,
-        is_number=True,
-        help=mark("waiting in the topic and in its channels"),
-    ),
+    TOPIC_DEPTH,
     PageColumn("place", "Memory + disk", lambda row: row.whole("backend_depth"), is_number=True),
-    PageColumn("in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True),
-    PageColumn("deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True),
+    TOPIC_IN_FLIGHT,
+    TOPIC_DEFERRED,
     PageColumn("requeued", "Requeued", lambda row: row.channel_sum("requeue_count"), is_number=True),
     PageColumn("timed_out", "Timed out", lambda row: row.channel_sum("timeout_count"), is_number=True),
     PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),

@@ -12,9 +12,9 @@ from flask import Blueprint, Response, render_template
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.cluster import ClusterNode, Stats
 from pyqd.admin.durability import full_in_s
-from pyqd.admin.health import Finding, findings_of, mark
+from pyqd.admin.health import Finding, findings_of
 from pyqd.admin.pages.consumers import CLIENT_COLUMNS, client_text
-from pyqd.admin.pages.nodes import NodeViews
+from pyqd.admin.pages.nodes import TOPIC_DEFERRED, TOPIC_DEPTH, TOPIC_IN_FLIGHT, NodeViews
 from pyqd.admin.pages.tables import Filter, PageColumn, sorted_by, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ChannelStats, TopicStats
@@ -46,15 +46,9 @@ def pages(site: Site) -> Blueprint:
 
 TOPIC_COLUMNS = (
     PageColumn("topic", "Topic", lambda row: row.topic),
-    PageColumn(
-        "depth",
-        "Depth",
-        lambda row: row.waiting,
-        is_number=True,
-        help=mark("waiting in the topic and in its channels"),
-    ),
-    PageColumn("in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True),
-    PageColumn("deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True),
+    TOPIC_DEPTH,
+    TOPIC_IN_FLIGHT,
+    TOPIC_DEFERRED,
     PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
     PageColumn("rate", "Rate /s", None, is_number=True),
     PageColumn("hour", "Depth, last hour"),
