@@ -71,7 +71,7 @@ class ContextFile:
     def of(cls, environment: Mapping[str, str]) -> ContextFile:
         """Return the file of a user, in the directory that the XDG specification names."""
         base = environment.get("XDG_CONFIG_HOME") or ""
-        # The specification has relative paths ignored.
+        # The specification says that relative paths are ignored.
         directory = Path(base) if base.startswith("/") else Path(environment.get("HOME") or Path.home()) / ".config"
         return cls(directory / "pyqd" / "contexts.toml")
 

@@ -88,7 +88,7 @@ class TopicLog:
                 await self._work(self._recorder.tick)
 
     async def _work(self, work: Callable[..., list[Message]], *arguments: object) -> None:
-        """Have a thread work on the recorder, and finish the messages that are safe then.
+        """Work on the recorder in a thread, and finish the messages that are safe then.
 
         Raises: FileStorageError, from the first failure on. The consumer stops then, and the messages are given back.
         """
