@@ -7,12 +7,9 @@ answer to local requests only, such as those with the credentials of a machine i
 from __future__ import annotations
 
 import contextlib
-import http.client
 import ipaddress
-from typing import Any
 
 from pyqd.client.errors import NotConnectedError
-from pyqd.client.http import HttpClient
 
 
 def problem_of(host: str, *, may_be_local: bool) -> str:
@@ -27,23 +24,13 @@ def problem_of(host: str, *, may_be_local: bool) -> str:
     return ""
 
 
-class RegisteredClient(HttpClient):
-    """HTTP client of a broker that a lookup daemon tells. may_be_local: whether it may be on this machine."""
+def check_registered(address: str, host: str, *, may_be_local: bool) -> None:
+    """Check the host of an address that a lookup daemon tells. Raises: NotConnectedError if no broker is asked there.
 
-    def __init__(self, address: str, *, may_be_local: bool, **options: Any) -> None:
-        super().__init__(address, **options)
-        self._may_be_local = may_be_local
-
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        self._check(self.place.host)
-        super()._connect(connection)
-        # A name may lead anywhere, and elsewhere each time that it is resolved.
-        self._check(connection.sock.getpeername()[0])
-
-    def _check(self, host: str) -> None:
-        """Raise NotConnectedError for an address where no broker is asked."""
-        problem = problem_of(host, may_be_local=self._may_be_local)
-        if problem:
-            raise NotConnectedError(
-                f"{self.address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
-            )
+    may_be_local: whether the host may be this machine.
+    """
+    problem = problem_of(host, may_be_local=may_be_local)
+    if problem:
+        raise NotConnectedError(
+            f"{address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
+        )

@@ -10,13 +10,14 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from pyqd.admin.registered import RegisteredClient
+from pyqd.admin.registered import check_registered
 from pyqd.admin.shapes import parse_answer
 from pyqd.client.errors import ClientError, NotConnectedError, SettingError
 from pyqd.client.http import HttpClient, Reply, message_of
@@ -101,9 +102,6 @@ class Upstream:
         self._secure: dict[str, str] = {}
         self._closed_within_s = min(CLOSED_WITHIN_S, timeout_s / 2)
         self._answer_within_s = TIMEOUTS_PER_ANSWER * timeout_s
-        # GET requests under way, with their deadlines; those of them that were ended.
-        self._reading: dict[HttpClient, float] = {}
-        self._ended: set[HttpClient] = set()
         self._idle: dict[Place, list[HttpClient]] = {}
         self._lock = Lock()
         self._used_s: dict[Place, float] = {}
@@ -155,24 +153,13 @@ class Upstream:
         failures: list[str] = []
         for address, future in futures:
             try:
-                results.append(self._result_of(future))
+                results.append(future.result())
             except UpstreamError as error:
                 failures.append(str(error))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 name = getattr(address, "http_address", address)
                 failures.append(f"{name}: the answer is not one of NSQ's daemons: {error!r}")
         return results, failures
-
-    def _result_of(self, future: Future[R]) -> R:
-        """Return the result of a call, and end reads that are past their deadlines meanwhile."""
-        while not wait((future,), self._answer_within_s / TIMEOUTS_PER_ANSWER).done:
-            now_s = time.monotonic()
-            with self._lock:
-                late = [client for client, deadline_s in self._reading.items() if now_s >= deadline_s]
-                self._ended.update(late)
-                for client in late:
-                    client.abort()
-        return future.result()
 
     def _request(
         self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
@@ -233,39 +220,29 @@ class Upstream:
     ) -> Reply:
         client = self._take(place)
         started_s = time.monotonic()
-        if method == "GET":
-            with self._lock:
-                self._reading[client] = started_s + self._answer_within_s
         try:
             return self._send(client, method, path, query, body)
         finally:
             took_s = time.monotonic() - started_s
             with self._lock:
                 self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
-                self._reading.pop(client, None)
-                was_ended = client in self._ended
-                self._ended.discard(client)
-            if was_ended:
-                client.close()
             self._give_back(place, client)
-            if was_ended:
-                # The client tells a broken connection, or an answer that ends with it.
-                text = f"{address}: {method} {path}: no whole answer within {self._answer_within_s:g} s"
-                raise NotConnectedError(text) from None
 
     def _send(
         self, client: HttpClient, method: str, path: str, query: Mapping[str, object] | None, body: bytes | None
     ) -> Reply:
         was_open = client.is_open
         started_s = time.monotonic()
+        # A change may take its time.
+        within_s = self._answer_within_s if method == "GET" else None
         try:
-            return client.request(method, path, query, body, retry=False)
+            return client.request(method, path, query, body, retry=False, within_s=within_s)
         except NotConnectedError:
             # The other side may close a kept connection at any time. A request with a body may not be repeated.
             is_late = time.monotonic() - started_s >= self._closed_within_s
             if not was_open or body is not None or is_late:
                 raise
-            return client.request(method, path, query, body, retry=False)
+            return client.request(method, path, query, body, retry=False, within_s=within_s)
 
     def _take(self, place: Place) -> HttpClient:
         with self._lock:
@@ -275,7 +252,8 @@ class Upstream:
         token = self._token if place.has_token else None
         if place.is_named:
             return HttpClient(place.url, token=token, **self._options)
-        return RegisteredClient(place.url, may_be_local=self._may_be_local, token=token, **self._options)
+        check = partial(check_registered, place.url, may_be_local=self._may_be_local)
+        return HttpClient(place.url, token=token, check_peer=check, **self._options)
 
     def _give_back(self, place: Place, client: HttpClient) -> None:
         now_s = time.monotonic()

@@ -27,6 +27,7 @@ from typing import Final
 
 from pyqd.config.options import parse_args
 from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.http_client import fetch
 from pyqd.primitives.loglines import LogLevel, configure
 
 PROG: Final = "pyqd up"
@@ -36,6 +37,7 @@ BROKER: Final = "pyqd"
 SHIPPER: Final = ("pyqd.tools.pyq_trace", "ship")
 START_WAIT_S: Final = 30.0
 STOP_WAIT_S: Final = 30.0
+ANSWER_WAIT_S: Final = 5.0
 POLL_S: Final = 0.05
 TRACED_BODY_BYTES: Final = 200
 # A crash is followed by a start after this long, twice as long each time, until the program has run for a while.
@@ -185,15 +187,12 @@ def end_with_parent() -> None:
 
 def get(address: tuple[str, int], path: str) -> bytes | None:
     """Return the body of an answer with status 200; None for any other, or without an answer."""
-    connection = http.client.HTTPConnection(*address, timeout=5)
+    url = f"http://{TcpAddress(*address)}{path}"
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.read() if answer.status == http.client.OK else None
+        reply = fetch(url, redirects_max=0, timeout_s=ANSWER_WAIT_S, connect_timeout_s=ANSWER_WAIT_S)
     except (OSError, http.client.HTTPException):
         return None
-    finally:
-        connection.close()
+    return reply.body if reply.status == http.client.OK else None
 
 
 def successor_of(address: tuple[str, int]) -> int:

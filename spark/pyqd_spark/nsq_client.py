@@ -27,7 +27,7 @@ from pyqd.client.errors import (
     UnansweredError,
     refusal,
 )
-from pyqd.client.http import refuse_own
+from pyqd.primitives.http_client import refuse_own
 from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
 from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
 from pyqd_spark.tls import context_of, names_of
