@@ -27,6 +27,7 @@ from typing import Final
 
 from pyqd.config.options import parse_args
 from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.backoff import NO_JITTER, Backoff
 from pyqd.primitives.http_client import fetch
 from pyqd.primitives.loglines import LogLevel, configure
 
@@ -61,7 +62,9 @@ class Program:
     successor: int = 0
     started_s: float = 0.0
     restart_at_s: float = 0.0
-    wait_s: float = RESTART_FIRST_S
+    delays: Backoff = dataclasses.field(
+        default_factory=lambda: Backoff(RESTART_FIRST_S, RESTART_LONGEST_S, jitter=NO_JITTER)
+    )
 
     def start(self) -> None:
         """Start the process; it ends with this one, however this one ends."""
@@ -170,10 +173,10 @@ class Group:
 
     def _plan_restart(self, program: Program, code: int) -> None:
         if time.monotonic() - program.started_s > STEADY_S:
-            program.wait_s = RESTART_FIRST_S
-        logger.error("%s has ended with code %d; it starts again in %g s", program.name, code, program.wait_s)
-        program.restart_at_s = time.monotonic() + program.wait_s
-        program.wait_s = min(2 * program.wait_s, RESTART_LONGEST_S)
+            program.delays.reset()
+        wait_s = program.delays.next_s()
+        logger.error("%s has ended with code %d; it starts again in %g s", program.name, code, wait_s)
+        program.restart_at_s = time.monotonic() + wait_s
 
 
 def end_with_parent() -> None:

@@ -32,6 +32,7 @@ from pyqd.client.errors import (
     TooBigError,
 )
 from pyqd.primitives.addresses import HostNameError
+from pyqd.primitives.backoff import NO_JITTER, Backoff
 from pyqd.primitives.http_client import ANSWER_BYTES_MAX, AnswerTooLongError, HttpConnection
 from pyqd.primitives.http_client import HttpAddress as HttpAddress
 from pyqd.primitives.http_client import Reply as Reply
@@ -156,7 +157,7 @@ class HttpClient:
         """
         target = f"{path}?{urlencode(query)}" if query else path
         deadline_s = time.monotonic() + (self.retry_timeout_s if retry else 0)
-        wait_s = RETRY_FIRST_S
+        delays = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, jitter=NO_JITTER)
         while True:
             try:
                 reply = self._once(method, target, body, within_s)
@@ -174,8 +175,7 @@ class HttpClient:
                 tried = f", tried for {self.retry_timeout_s:g} s" if retry and self.retry_timeout_s else ""
                 raise NotConnectedError(f"{self.address}: {method} {path}: {failure}{tried}")
             logger.info("%s: %s %s: %s; trying again", self.address, method, path, failure)
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+            time.sleep(min(delays.next_s(), left_s))
 
     def _passing(self, error: Exception) -> str:
         """Return the text of a failure that may pass. Raises: TlsError for one that lasts."""

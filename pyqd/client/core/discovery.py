@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 from pyqd.client.errors import LookupFailedError, SettingError
+from pyqd.primitives.backoff import Backoff
 
 log = logging.getLogger("pyqd.client")
 
@@ -225,7 +226,9 @@ class LookupSchedule:
     def __init__(self, addresses: Sequence[str], interval_s: float, jitter: float, rng: random.Random) -> None:
         self._addresses = tuple(addresses)
         self._interval_s = interval_s
-        self._rng = rng
+        # A broker that accepts and closes connections must not make the client ask without pause.
+        self._gap_s = min(GAP_S, interval_s)
+        self._delays = Backoff(self._gap_s, interval_s, rng=rng)
         self._shift_s = interval_s * jitter * rng.random()
         self._position = 0
         self._due_at = float("-inf") if self._addresses else float("inf")
@@ -233,7 +236,6 @@ class LookupSchedule:
         self._is_asking = False
         self._is_wanted = False
         self._try_count = 0
-        self._poll_failure_count = 0
 
     def next_poll_s(self, now: float) -> float:
         """Return the time of the next begin(); infinite without addresses. Not for use while a request is under way."""
@@ -244,8 +246,7 @@ class LookupSchedule:
         if self._is_asking:
             self._is_wanted = True
         elif self._addresses:
-            # A broker that accepts and closes connections must not make the client ask without pause.
-            self._due_at = min(self._due_at, max(now, self._began_at + self._gap_s()))
+            self._due_at = min(self._due_at, max(now, self._began_at + self._gap_s))
 
     def begin(self, now: float) -> str:
         """Return the address to ask now."""
@@ -258,7 +259,7 @@ class LookupSchedule:
 
     def succeeded(self, now: float) -> None:
         """Take a valid answer: the poll is over."""
-        self._poll_failure_count = 0
+        self._delays.reset()
         self._end_poll(now, self._began_at + self._interval_s + self._shift_s)
         self._shift_s = 0.0
 
@@ -269,9 +270,7 @@ class LookupSchedule:
         if self._try_count < min(TRIES_MAX, len(self._addresses)):
             self._due_at = now
             return
-        wait_s = min(self._interval_s, self._gap_s() * 2.0 ** min(self._poll_failure_count, 60))
-        self._poll_failure_count += 1
-        self._end_poll(now, now + wait_s * self._rng.uniform(0.5, 1.0))
+        self._end_poll(now, now + self._delays.next_s())
 
     def _end_poll(self, now: float, due_at: float) -> None:
         self._is_asking = False
@@ -280,6 +279,3 @@ class LookupSchedule:
         if self._is_wanted:
             self._is_wanted = False
             self.poll_now(now)
-
-    def _gap_s(self) -> float:
-        return min(GAP_S, self._interval_s)
