@@ -99,6 +99,6 @@ class Notifier:
         while (body := self._waiting.get()) is not None:
             try:
                 # The answer does not matter.
-                fetch(self.endpoint, body, HEADERS, timeout_s=self.timeout_s, connect_timeout_s=self.timeout_s)
+                fetch(self.endpoint, body, HEADERS, timeout_s=self.timeout_s)
             except (OSError, ValueError, http.client.HTTPException) as error:
                 logger.error("failed to send a notification to %s: %s", self.endpoint, error)

@@ -131,9 +131,7 @@ class Site:
             private["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
         timeout_s = self.options.http_client_request_timeout_ns / SECOND_NS
         try:
-            reply = fetch(
-                f"{origin}{target}", headers=headers, private=private, timeout_s=timeout_s, connect_timeout_s=timeout_s
-            )
+            reply = fetch(f"{origin}{target}", headers=headers, private=private, timeout_s=timeout_s)
         except http.client.HTTPException as error:
             raise OSError(f"the answer of {origin} is not HTTP: {error!r}") from error
         return reply.status, reply.headers.get("content-type", ""), reply.body

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pyqd.apps.local_daemon import LocalDaemon, parser_for, with_daemon
-from pyqd.primitives.http_client import HttpConnection
+from pyqd.primitives.http_client import HttpClientConnection
 
 PROG = "pyqd drain"
 POLL_S = 0.2
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return with_daemon(PROG, given.http_address, run)
 
 
-def asked(daemon: LocalDaemon, connection: HttpConnection) -> Any:
+def asked(daemon: LocalDaemon, connection: HttpClientConnection) -> Any:
     """Return the progress; None if the daemon has closed the connection. Raises: TimeoutError if it is silent."""
     try:
         return daemon.ask_on(connection, "GET", "/drain")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyqd.primitives.addresses import UnixAddress, is_ip_address, split_address
 from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.http_client import HttpAddress, HttpConnection
+from pyqd.primitives.http_client import HttpAddress, HttpClientConnection
 
 TIMEOUT_S = 30.0
 TOKEN_VARIABLE = "PYQD_TOKEN"
@@ -37,14 +37,14 @@ class LocalDaemon:
             return True
         return is_ip_address(place.host) and ipaddress.ip_address(place.host).is_loopback
 
-    def connect(self, timeout_s: float = TIMEOUT_S) -> HttpConnection:
+    def connect(self, timeout_s: float = TIMEOUT_S) -> HttpClientConnection:
         """Return an open connection. Raises: OSError."""
         place = self._place
         if isinstance(place, UnixAddress):
             address = HttpAddress("localhost", 0, False, place.path)
         else:
             address = HttpAddress(place.host or "127.0.0.1", place.port, False)
-        connection = HttpConnection(address, timeout_s=timeout_s, connect_timeout_s=timeout_s)
+        connection = HttpClientConnection(address, timeout_s=timeout_s)
         connection.open()
         return connection
 
@@ -53,7 +53,7 @@ class LocalDaemon:
         with self.connect(timeout_s) as connection:
             return self.ask_on(connection, method, path)
 
-    def ask_on(self, connection: HttpConnection, method: str, path: str) -> Any:
+    def ask_on(self, connection: HttpClientConnection, method: str, path: str) -> Any:
         """Return the JSON of an answer on a connection, which stays open. Raises as `ask` does."""
         reply = connection.exchange(method, path, headers=self._headers)
         if reply.status != 200:

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Program:
+class GroupProgram:
     """One program of the group. ping: host and port that answer GET /ping; empty if there is none."""
 
     name: str
@@ -111,7 +111,7 @@ class Program:
 class Group:
     """The programs, in the order of their start. They stop in the other order."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[GroupProgram]) -> None:
         self.programs = programs
         self.is_stopping = False
 
@@ -171,7 +171,7 @@ class Group:
         """Have `start` and `watch` return. Safe in a signal handler."""
         self.is_stopping = True
 
-    def _plan_restart(self, program: Program, code: int) -> None:
+    def _plan_restart(self, program: GroupProgram, code: int) -> None:
         if time.monotonic() - program.started_s > STEADY_S:
             program.delays.reset()
         wait_s = program.delays.next_s()
@@ -192,7 +192,7 @@ def get(address: tuple[str, int], path: str) -> bytes | None:
     """Return the body of an answer with status 200; None for any other, or without an answer."""
     url = f"http://{TcpAddress(*address)}{path}"
     try:
-        reply = fetch(url, redirects_max=0, timeout_s=ANSWER_WAIT_S, connect_timeout_s=ANSWER_WAIT_S)
+        reply = fetch(url, redirects_max=0, timeout_s=ANSWER_WAIT_S)
     except (OSError, http.client.HTTPException):
         return None
     return reply.body if reply.status == http.client.OK else None
@@ -224,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Program]:
+def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[GroupProgram]:
     """Return the programs for a command line."""
     python = [sys.executable, "-m"]
 
@@ -261,15 +261,17 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         *([f"--trace-database={database}"] if database else []),
     ]
     programs = [
-        Program("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
-        Program(BROKER, broker, ping),
+        GroupProgram("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
+        GroupProgram(BROKER, broker, ping),
     ]
     if database and ping is not None:
         # The shipper makes the tables that the web admin reads.
         programs.append(
-            Program("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
+            GroupProgram(
+                "pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"]
+            )
         )
-    return [*programs, Program("pyqadmin", admin, (LOOPBACK, given.admin_port))]
+    return [*programs, GroupProgram("pyqadmin", admin, (LOOPBACK, given.admin_port))]
 
 
 def trace_database(data_path: str) -> str:

@@ -22,11 +22,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
-from pyqd.client.connecting import Pool
+from pyqd.client.connecting import BrokerPool
 from pyqd.client.consumer import CLOSE_S, CLOSED, DRAIN_S, ConsumerBase, check_concurrency
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine.engine import Engine
-from pyqd.client.engine.loop_driver import LoopDriver
+from pyqd.client.engine.loop_driver import AsyncioDriver
 from pyqd.client.errors import (
     AnsweredError,
     AuthenticationError,
@@ -93,7 +93,7 @@ Handler = TypeVar("Handler", bound=Callable[[Message], Awaitable[Any]])
 logger = logging.getLogger("pyqd.client")
 
 
-async def connect(driver: LoopDriver, engine: Engine, begin: Callable[[], Pool]) -> None:
+async def connect(driver: AsyncioDriver, engine: Engine, begin: Callable[[], BrokerPool]) -> None:
     """Connect to all brokers. Raises: the error of one that cannot be reached; ClosedError."""
     # Outside of the lock: the loop must drive the engine before there are links.
     _ = driver.loop
@@ -127,7 +127,7 @@ class Producer(ProducerBase):
         self._drive_by_loop()
 
     def _drive_by_loop(self) -> None:
-        self._driver = driver = LoopDriver(self._engine)
+        self._driver = driver = AsyncioDriver(self._engine)
         # These refer to the driver alone: neither the pool nor a publication must keep its producer alive.
         self._publishing.pool.on_change = partial(driver.call_in_loop, driver.wake_watchers)
         self._on_done: Callable[[Publication], None] = partial(driver.call_in_loop, settle, driver)
@@ -253,7 +253,7 @@ class Producer(ProducerBase):
         self._engine.join()
 
 
-def settle(driver: LoopDriver, publication: Publication) -> None:
+def settle(driver: AsyncioDriver, publication: Publication) -> None:
     """Give the future of a publication its result. Called in the loop's thread."""
     future: asyncio.Future[str | None] = publication.future
     if not future.done():
@@ -336,7 +336,7 @@ class Consumer(ConsumerBase):
 
     def _drive_by_loop(self) -> None:
         # The callback refers to the driver alone: the consumption must not keep its consumer alive.
-        self._driver = driver = LoopDriver(self._engine)
+        self._driver = driver = AsyncioDriver(self._engine)
         self._consumption.on_ready = lambda: driver.call_in_loop(driver.wake_watchers)
         self._consumption.pool.on_change = self._consumption.on_ready
 

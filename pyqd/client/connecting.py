@@ -88,7 +88,7 @@ class Connector:
         return TlsLayer(self._tls_context, self.settings.tls_server_name or host)
 
 
-class Broker:
+class PoolMember:
     """One broker: its link, if there is one, and why there is none."""
 
     def __init__(self, address: Address, health: BrokerHealth) -> None:
@@ -106,7 +106,7 @@ class Broker:
         return self.link is not None and self.link.is_open and self.link.core.is_ready
 
 
-class Pool:
+class BrokerPool:
     """Brokers of one producer or consumer, each with a link that is opened again when it is lost.
 
     handler: gets the events of the links; it calls connected() and lost(). lookup: asked for more brokers. A broker
@@ -125,14 +125,14 @@ class Pool:
         self._engine = connector.engine
         self._handler = handler
         self._is_closed = False
-        self._brokers: dict[Address, Broker] = {}
+        self._brokers: dict[Address, PoolMember] = {}
         self._named: set[Address] = set()
-        self._by_link: dict[Link, Broker] = {}
+        self._by_link: dict[Link, PoolMember] = {}
         self._given = frozenset(addresses)
         self._add(self._given)
 
     @property
-    def brokers(self) -> list[Broker]:
+    def brokers(self) -> list[PoolMember]:
         return list(self._brokers.values())
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class Pool:
     def _add(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
             if address not in self._brokers:
-                self._brokers[address] = broker = Broker(address, self._new_health())
+                self._brokers[address] = broker = PoolMember(address, self._new_health())
                 if self.has_started:
                     self._connect(broker)
 
@@ -164,7 +164,7 @@ class Pool:
             rng=random.Random(),
         )
 
-    def _connect(self, broker: Broker) -> None:
+    def _connect(self, broker: PoolMember) -> None:
         """Connect to a broker: now, or when its health allows it."""
         if broker.link is not None or broker.retry is not None or self._is_closed:
             return
@@ -218,7 +218,7 @@ class Pool:
                 broker.retry.cancel()
                 self._retry(broker)
 
-    def _retry(self, broker: Broker) -> None:
+    def _retry(self, broker: PoolMember) -> None:
         broker.retry = None
         if self._brokers.get(broker.address) is broker:
             self._connect(broker)
@@ -232,7 +232,7 @@ class Pool:
         errors = (broker.last_error for broker in self._given_brokers() if not broker.was_reached)
         return next((error for error in errors if error is not None), None)
 
-    def _given_brokers(self) -> list[Broker]:
+    def _given_brokers(self) -> list[PoolMember]:
         return [self._brokers[address] for address in self._given]
 
     def lasting_error(self) -> ClientError | None:
@@ -380,7 +380,6 @@ class Lookup:
                 private={"Authorization": f"Bearer {token}"} if token else {},
                 within_s=timeout_s,
                 timeout_s=timeout_s,
-                connect_timeout_s=timeout_s,
                 bytes_max=ANSWER_BYTES_MAX,
                 new_context=lambda: self._ssl or ssl.create_default_context(),
             )

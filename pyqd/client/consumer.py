@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import Codec, CodecOption, codec_of
-from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.connecting import BrokerPool, Connector, Lookup
 from pyqd.client.consumption import Consumption, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import FlowSettings
 from pyqd.client.engine.engine import Engine
@@ -123,7 +123,7 @@ class ConsumerBase(OneFaceIterable):
             warnings.warn("a consumer was not closed", ResourceWarning, stacklevel=1, source=self)
             engine.abandon(partial(close_links, self._consumption, engine))
 
-    def _begin_connecting(self) -> Pool:
+    def _begin_connecting(self) -> BrokerPool:
         """Connect to all brokers; the caller holds the lock. Raises: ClosedError."""
         if self._has_ended():
             raise ClosedError("the consumer is closed")

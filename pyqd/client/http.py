@@ -33,7 +33,7 @@ from pyqd.client.errors import (
 )
 from pyqd.primitives.addresses import HostNameError
 from pyqd.primitives.backoff import NO_JITTER, Backoff
-from pyqd.primitives.http_client import ANSWER_BYTES_MAX, AnswerTooLongError, HttpConnection
+from pyqd.primitives.http_client import ANSWER_BYTES_MAX, AnswerTooLongError, HttpClientConnection
 from pyqd.primitives.http_client import HttpAddress as HttpAddress
 from pyqd.primitives.http_client import Reply as Reply
 from pyqd.primitives.nsq_compat import https_port_in
@@ -85,7 +85,7 @@ class HttpClient:
 
     tls: whether an address without a scheme means HTTPS. new_context: makes the TLS context, for each connection.
     timeout_s: of one request, without progress. connect_timeout_s: of connecting, if it differs. retry_timeout_s: time
-    for retries of a failing request. check_peer: as in HttpConnection. Raises: SettingError for the address.
+    for retries of a failing request. check_peer: as in HttpClientConnection. Raises: SettingError for the address.
     """
 
     # Words of remedies, for programs whose options have other names.
@@ -111,11 +111,11 @@ class HttpClient:
         if token and not (token.isascii() and token.isprintable()):
             raise SettingError("the token has characters that no header can have")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._connection = HttpConnection(
+        self._connection = HttpClientConnection(
             self.place,
             new_context=new_context,
             timeout_s=timeout_s,
-            connect_timeout_s=timeout_s if connect_timeout_s is None else connect_timeout_s,
+            connect_timeout_s=connect_timeout_s,
             bytes_max=ANSWER_BYTES_MAX,
             check_peer=check_peer,
         )

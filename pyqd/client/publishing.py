@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Final
 
-from pyqd.client.connecting import Connector, Lookup, Pool
-from pyqd.client.core.connection import Event, Ready, Refusal, Response
+from pyqd.client.connecting import BrokerPool, Connector, Lookup
+from pyqd.client.core.connection import CommandAnswer, Event, Ready, Refusal
 from pyqd.client.engine.link import Link
 from pyqd.client.engine.role import Waiter
 from pyqd.client.errors import (
@@ -87,7 +87,7 @@ class Publishing:
         *,
         retry_unanswered: bool = True,
     ) -> None:
-        self.pool = Pool(connector, self, addresses, lookup)
+        self.pool = BrokerPool(connector, self, addresses, lookup)
         self.pending_bytes = 0
         self.pending_count = 0
         self.published_count = 0
@@ -178,7 +178,7 @@ class Publishing:
         unanswered = self._unanswered.get(link)
         is_new = False
         for event in events:
-            if type(event) is Response:
+            if type(event) is CommandAnswer:
                 if unanswered:
                     publication = unanswered.popleft()
                     # One publication may have several answers, of which the last one counts.

@@ -96,11 +96,11 @@ class _AnswerReader(io.RawIOBase):
         super().close()
 
 
-class HttpConnection:
+class HttpClientConnection:
     """Connection to one server, kept between requests and opened again when it was closed or idle for too long.
 
-    new_context: makes the TLS context. timeout_s: without progress; connect_timeout_s: of connecting; None for no
-    limit. bytes_max: of an answer's body. sockets: module like `socket`. check_peer: called with the host of the
+    new_context: makes the TLS context. timeout_s: without progress; None for no limit. connect_timeout_s: of
+    connecting, if it differs. bytes_max: of an answer's body. sockets: module like `socket`. check_peer: called with the host of the
     address, and with the IP address of the peer; raises an exception to refuse it.
     """
 
@@ -118,14 +118,14 @@ class HttpConnection:
         self.address = address
         self.timeout_s = timeout_s
         self._new_context = new_context
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         self._bytes_max = bytes_max
         self._sockets: Any = sockets
         self._check_peer = check_peer
         self._http: http.client.HTTPConnection | None = None
         self._used_s = 0.0
 
-    def __enter__(self) -> HttpConnection:
+    def __enter__(self) -> HttpClientConnection:
         return self
 
     def __exit__(
@@ -275,7 +275,7 @@ def fetch(
 
     private: headers for the server of the URL alone. redirects_max: answers that lead elsewhere; 0 returns the first.
     takes_https: repeat by HTTPS if the server refuses plain HTTP and names its port of HTTPS. options: as in
-    HttpConnection. Raises: as HttpConnection.exchange; ValueError for a URL that cannot be requested.
+    HttpClientConnection. Raises: as HttpClientConnection.exchange; ValueError for a URL that cannot be requested.
     """
     first = None
     redirect_count = 0
@@ -285,7 +285,7 @@ def fetch(
         first = first or address
         sent = {**headers, **private} if address == first else headers
         target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        with HttpConnection(address, **options) as connection:
+        with HttpClientConnection(address, **options) as connection:
             connection.open()
             reply = connection.exchange("GET" if body is None else "POST", target, body, sent, within_s=within_s)
         location = reply.headers.get("location", "")

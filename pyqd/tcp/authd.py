@@ -34,7 +34,7 @@ class AuthError(Exception):
     """No auth server gave a valid answer. str() gives the reasons, which are logged and not sent to the client."""
 
 
-class _TimedOut(Exception):  # noqa: N818 - an outcome, not an error
+class _QueryTimedOut(Exception):  # noqa: N818 - an outcome, not an error
     pass
 
 
@@ -72,7 +72,7 @@ class AuthServers:
         for address in self.addresses[start:] + self.addresses[:start]:
             try:
                 return decode_permissions(self._query(endpoint_of(address), values, secret))
-            except (OSError, http.client.HTTPException, BadAnswer, _TimedOut, ValueError) as error:
+            except (OSError, http.client.HTTPException, BadAnswer, _QueryTimedOut, ValueError) as error:
                 failures.append(f"failed to auth against {address} - {reason_of(error)}")
         raise AuthError("; ".join(failures))
 
@@ -86,7 +86,7 @@ class AuthServers:
         else:
             url = f"{url}?{text}"
         headers = HEADERS if body is None else {**HEADERS, "Content-Type": "application/json"}
-        with gevent.Timeout(self.request_s, _TimedOut("the request timed out")):
+        with gevent.Timeout(self.request_s, _QueryTimedOut("the request timed out")):
             reply = fetch(
                 url,
                 body,

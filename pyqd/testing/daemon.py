@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from pyqd.primitives.http_client import HttpAddress, HttpConnection, Reply
+from pyqd.primitives.http_client import HttpAddress, HttpClientConnection, Reply
 from pyqd.testing.published import PublishedMessage, utc
 
 HOST = "127.0.0.1"
@@ -258,7 +258,7 @@ class BrokerProcess:
         address = HttpAddress(HOST, self.http_port, False)
         target = f"{path}?{urlencode(query)}" if query else path
         try:
-            with HttpConnection(address, timeout_s=REQUEST_WAIT_S, connect_timeout_s=REQUEST_WAIT_S) as connection:
+            with HttpClientConnection(address, timeout_s=REQUEST_WAIT_S) as connection:
                 connection.open()
                 reply = connection.exchange(method, target, body)
         except (OSError, http.client.HTTPException) as error:

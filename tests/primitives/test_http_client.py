@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from pyqd.primitives.addresses import HostNameError
 from pyqd.primitives.http_client import (
     AnswerTooLongError,
     HttpAddress,
-    HttpConnection,
+    HttpClientConnection,
     LateAnswerError,
     fetch,
     read_body,
@@ -55,9 +56,9 @@ def test_of_a_body_that_is_too_long_one_byte_more_is_read() -> None:
     assert body_of(LENGTH + b"0123456789", 5) == b"012345"
 
 
-def connection_to(stub: HttpStub, **options: int) -> HttpConnection:
+def connection_to(stub: HttpStub, **options: Any) -> HttpClientConnection:
     host, port = stub.address.split(":")
-    return HttpConnection(HttpAddress(host, int(port), False), **options)
+    return HttpClientConnection(HttpAddress(host, int(port), False), **options)
 
 
 def test_a_connection_is_kept_and_opened_again_after_it_was_closed() -> None:

@@ -51,7 +51,7 @@ class Messages(NamedTuple):
     frames: list[tuple[Any, ...]]
 
 
-class Response(NamedTuple):
+class CommandAnswer(NamedTuple):
     """Answer to the oldest command that has an answer."""
 
     data: bytes
@@ -67,10 +67,10 @@ class CloseWait(NamedTuple):
     """The broker sends no more messages; those in flight may still be answered."""
 
 
-Event = Ready | Messages | Response | Refusal | CloseWait
+Event = Ready | Messages | CommandAnswer | Refusal | CloseWait
 
 
-class State(enum.Enum):
+class CoreState(enum.Enum):
     IDENTIFYING = enum.auto()
     UPGRADING = enum.auto()
     AUTHENTICATING = enum.auto()
@@ -100,7 +100,7 @@ class ConnectionCore:
         auth_secret: str | None = None,
         broker: str = "",
     ) -> None:
-        self.state = State.IDENTIFYING
+        self.state = CoreState.IDENTIFYING
         self.info: Mapping[str, Any] = {}
         self.broker = broker
         # Whether commands are sent as they are, without a layer around them.
@@ -120,7 +120,7 @@ class ConnectionCore:
 
     @property
     def is_ready(self) -> bool:
-        return self.state is State.READY
+        return self.state is CoreState.READY
 
     @property
     def gives_ids(self) -> bool:
@@ -151,7 +151,7 @@ class ConnectionCore:
         """Return the events of received bytes. Raises: ProtocolError, TlsError, RefusedError, AuthenticationError."""
         if self._tls is not None:
             data = self._tls.receive(data)
-        if self.state is not State.READY:
+        if self.state is not CoreState.READY:
             return self._set_up(data)
         if self._compression is not None:
             data = self._compression.receive(data)
@@ -179,8 +179,8 @@ class ConnectionCore:
             elif data == CLOSE_WAIT:
                 events.append(CloseWait())
             else:
-                # As Response(data), without its function in Python.
-                events.append(tuple.__new__(Response, (data,)))
+                # As CommandAnswer(data), without its function in Python.
+                events.append(tuple.__new__(CommandAnswer, (data,)))
         if messages:
             events.append(Messages(messages))
         return events
@@ -188,7 +188,7 @@ class ConnectionCore:
     def _set_up(self, data: bytes) -> list[Event]:
         """Consume answers up to the one that makes the connection ready, and the events behind it."""
         self._feed_head(data)
-        while self.state is not State.READY:
+        while self.state is not CoreState.READY:
             if self._tls is not None and not self._tls.is_established:
                 return []
             frame = self._next_answer()
@@ -225,25 +225,25 @@ class ConnectionCore:
 
     def _answer(self, kind: int, data: bytes) -> None:
         """Go on with the set-up after an answer."""
-        doing = {State.IDENTIFYING: "IDENTIFY", State.AUTHENTICATING: "AUTH"}.get(self.state, "upgrade")
+        doing = {CoreState.IDENTIFYING: "IDENTIFY", CoreState.AUTHENTICATING: "AUTH"}.get(self.state, "upgrade")
         if kind == ERROR:
-            self.state = State.CLOSED
+            self.state = CoreState.CLOSED
             raise refusal(data, self.broker, doing)
         if data == HEARTBEAT:
-            if self.state is State.AUTHENTICATING:
+            if self.state is CoreState.AUTHENTICATING:
                 self.queued.append(commands.NOP)
             else:
                 # A broker makes all upgrades right behind IDENTIFY, so that it would read a plain NOP as their bytes.
                 self._owes_nop = True
             return
-        if self.state is State.IDENTIFYING:
+        if self.state is CoreState.IDENTIFYING:
             self._take_info(data)
-        elif self.state is State.UPGRADING:
+        elif self.state is CoreState.UPGRADING:
             if data != OK:
                 raise ProtocolError(f"{self.broker}: {data[:100]!r} instead of OK after an upgrade")
             self._upgrade()
-        elif self.state is State.AUTHENTICATING:
-            self.state = State.READY
+        elif self.state is CoreState.AUTHENTICATING:
+            self.state = CoreState.READY
 
     def _take_info(self, data: bytes) -> None:
         """Read the answer to IDENTIFY and begin the granted upgrades."""
@@ -265,7 +265,7 @@ class ConnectionCore:
                 raise RefusedError(f"the broker offers no {name}", self.broker, "IDENTIFY")
         wanted = ["tls"] if self._new_tls is not None else []
         self._upgrades = wanted + [name for name in ("deflate", "snappy") if self._identity.get(name)]
-        self.state = State.UPGRADING
+        self.state = CoreState.UPGRADING
         self._upgrade()
 
     def _upgrade(self) -> None:
@@ -294,10 +294,10 @@ class ConnectionCore:
             self._owes_nop = False
             self.queued.append(commands.NOP)
         if not self.info.get("auth_required"):
-            self.state = State.READY
+            self.state = CoreState.READY
             return
         if self._auth_secret is None:
-            self.state = State.CLOSED
+            self.state = CoreState.CLOSED
             raise AuthenticationError("the broker requires a secret: give auth_secret=", self.broker, "AUTH")
-        self.state = State.AUTHENTICATING
+        self.state = CoreState.AUTHENTICATING
         self.queued.append(commands.auth(self._auth_secret))

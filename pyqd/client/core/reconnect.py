@@ -25,7 +25,7 @@ STABLE_S = 10.0
 HASTE_S = 0.4
 
 
-class State(enum.Enum):
+class BreakerState(enum.Enum):
     """State of the circuit breaker."""
 
     CLOSED = "closed"
@@ -44,7 +44,7 @@ class BrokerHealth:
         open_s: float = 5.0,
         rng: random.Random | None = None,
     ) -> None:
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.failure_count = 0
         self._first_s = first_s
         self._failures_open = failures_open
@@ -57,7 +57,7 @@ class BrokerHealth:
 
     def connected(self, now: float) -> None:
         """Take a successful attempt: the breaker closes."""
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self._connected_at = now
         self._next_try_at = now
 
@@ -70,7 +70,7 @@ class BrokerHealth:
         self._connected_at = None
         self.failure_count += 1
         if self.failure_count >= self._failures_open:
-            self.state = State.OPEN
+            self.state = BreakerState.OPEN
             wait_s = self._open_delays.next_s()
         else:
             wait_s = self._delays.next_s()
@@ -88,8 +88,8 @@ class BrokerHealth:
         """Return whether to try now. While half-open only one caller gets True; open_s later another one may."""
         if now < self._next_try_at:
             return False
-        if self.state is not State.CLOSED:
-            self.state = State.HALF_OPEN
+        if self.state is not BreakerState.CLOSED:
+            self.state = BreakerState.HALF_OPEN
             # A caller that never reports its attempt must not block the broker for ever.
             self._next_try_at = now + self._open_s
         return True

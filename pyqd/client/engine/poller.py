@@ -12,7 +12,7 @@ from pyqd.client.engine.link import Link
 WAKES_BYTES: Final = 4096
 
 
-class Poller:
+class SocketPoller:
     """Selector over the sockets of links. Only wake() may be called by several threads at a time."""
 
     def __init__(self) -> None:

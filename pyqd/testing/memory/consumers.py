@@ -23,7 +23,7 @@ from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Delay
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.testing.memory.channels import Entry, MemoryChannel, Subscriber
+from pyqd.testing.memory.channels import ChannelEntry, MemoryChannel, Subscriber
 
 if TYPE_CHECKING:
     from pyqd.testing.memory.broker import MemoryBroker
@@ -122,7 +122,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
             message.is_lost = True
         self._in_flight.clear()
 
-    def _delivered(self, entry: Entry) -> Message:
+    def _delivered(self, entry: ChannelEntry) -> Message:
         stored = entry.message
         if self._deliveries_ns != self._broker.clock.now_ns:
             self._deliveries.clear()

@@ -14,7 +14,7 @@ from typing import Final
 from pyqd.primitives.backoff import Backoff
 from pyqd.tools.status_lines import status_lines
 from pyqd.tools.targets import Targets
-from pyqd.tools.to_http.sender import DeliveryError, Request, Sender, deliver
+from pyqd.tools.to_http.sender import DeliveryError, DeliveryRequest, Sender, deliver
 
 RETRY_DELAY_MAX_S: Final = 10.0
 
@@ -37,7 +37,7 @@ class Delivery:
         self,
         sender: Sender,
         addresses: Sequence[str],
-        requests: Sequence[Callable[[bytes], Request]],
+        requests: Sequence[Callable[[bytes], DeliveryRequest]],
         targets: Targets | None,
         retries: Retries,
         status_every: int,

@@ -16,7 +16,7 @@ from pyqd.tools.client_options import NO_TIMEOUT_S
 from pyqd.tools.common import Fatal, HttpTimeouts, Sources, ToolOptions, require_one_kind
 from pyqd.tools.targets import Targets, targets_for
 from pyqd.tools.to_http.address import AddressError
-from pyqd.tools.to_http.sender import Request, get_requests, post_requests
+from pyqd.tools.to_http.sender import DeliveryRequest, get_requests, post_requests
 
 CONTENT_TYPE: Final = "application/octet-stream"
 MODES: Final = ("round-robin", "hostpool", "epsilon-greedy")
@@ -153,7 +153,7 @@ class Options(HttpTimeouts, Sources, ToolOptions):
             found[name] = value
         return found
 
-    def requests(self) -> list[Callable[[bytes], Request]]:
+    def requests(self) -> list[Callable[[bytes], DeliveryRequest]]:
         """Return, by URL, a function from messages to requests. Raises: Fatal."""
         make = post_requests if self.post else get_requests
         try:
