@@ -100,8 +100,8 @@ class HttpClientConnection:
     """Connection to one server, kept between requests and opened again when it was closed or idle for too long.
 
     new_context: makes the TLS context. timeout_s: without progress; None for no limit. connect_timeout_s: of
-    connecting, if it differs. bytes_max: of an answer's body. sockets: module like `socket`. check_peer: called with the host of the
-    address, and with the IP address of the peer; raises an exception to refuse it.
+    connecting, if it differs. bytes_max: of an answer's body. sockets: module like `socket`. check_peer: called with
+    the host of the address, and with the IP address of the peer; raises an exception to refuse it.
     """
 
     def __init__(
