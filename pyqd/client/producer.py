@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from pyqd.client.codecs import Codec, CodecOption, codec_of
@@ -169,9 +168,7 @@ class Producer(ProducerBase):
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sortedcontainers import SortedDict
@@ -93,13 +93,6 @@ class RegisteredName:
         return f"channel:{self.topic}:{self.channel}" if self.channel else f"topic:{self.topic}:"
 
 
-@dataclass(slots=True)
-class Channels:
-    """Channels of a topic by name. They may outlive the topic's own registration, and come before it."""
-
-    place_of: SortedDict = field(default_factory=SortedDict)
-
-
 def lookup_answer(channels: list[str], producers: list[bytes]) -> bytes:
     """Return the JSON of `/lookup`. producers: JSON of each."""
     return b'{"channels":%b,"producers":[%b]}' % (to_compact_json(channels), b",".join(producers))
@@ -124,6 +117,7 @@ class Registry:
         self._places: list[RegisteredName | None] = []
         self._free_places: list[int] = []
         self._topics = SortedDict()
+        # By topic, then by name. They may outlive the topic's own registration, and come before it.
         self._channels_of = SortedDict()
         # Topic and number of a producer to the timestamp of its tombstone.
         self._tombstones: dict[tuple[str, int], int] = {}
@@ -371,15 +365,15 @@ class Registry:
 
     def _channels(self, topic: str) -> Iterator[RegisteredName]:
         channels = self._channels_of.values() if topic == ALL else filter(None, [self._channels_of.get(topic)])
-        return (place for of_topic in channels for place in of_topic.place_of.values())
+        return (place for of_topic in channels for place in of_topic.values())
 
     def _channel_place(self, topic: str, channel: str) -> RegisteredName | None:
         of_topic = self._channels_of.get(topic)
-        return None if of_topic is None else of_topic.place_of.get(channel)
+        return None if of_topic is None else of_topic.get(channel)
 
     def _new_channel(self, topic: str, channel: str) -> RegisteredName:
         place = self._new_place(topic, channel)
-        self._channels_of.setdefault(topic, Channels()).place_of[channel] = place
+        self._channels_of.setdefault(topic, SortedDict())[channel] = place
         self._changed(topic)
         return place
 
@@ -401,8 +395,8 @@ class Registry:
                 self._forget_tombstone(place.topic, number)
         if place.channel:
             of_topic = self._channels_of[place.topic]
-            del of_topic.place_of[place.channel]
-            if not of_topic.place_of:
+            del of_topic[place.channel]
+            if not of_topic:
                 del self._channels_of[place.topic]
         else:
             del self._topics[place.topic]

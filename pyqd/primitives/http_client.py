@@ -15,7 +15,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType, TracebackType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
@@ -128,9 +128,7 @@ class HttpClientConnection:
     def __enter__(self) -> HttpClientConnection:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -247,13 +245,18 @@ def read_body(answer: http.client.HTTPResponse, bytes_max: int) -> bytes:
     return data
 
 
-def refuse_own(connection: socket.socket) -> None:
-    """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError.
+def reaches_itself(connection: socket.socket) -> bool:
+    """Return True if a connection has reached its own socket. Raises: OSError.
 
     If no process listens on a port from the range for clients, the system may give that very port to the connecting
     socket. It then receives its own bytes, and keeps the port from the broker that is to start.
     """
-    if connection.getsockname() != connection.getpeername():
+    return bool(connection.getsockname() == connection.getpeername())
+
+
+def refuse_own(connection: socket.socket) -> None:
+    """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError."""
+    if not reaches_itself(connection):
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

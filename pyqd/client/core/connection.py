@@ -14,17 +14,25 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyqd.client.core import commands
-from pyqd.client.core.frames import FrameReader
 from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from pyqd.client.errors import AuthenticationError, ProtocolError, RefusedError, TlsError, refusal
+
+if TYPE_CHECKING:
+    from pyqd.fallback.client_frames import FrameSplitter
+else:
+    try:
+        from pyqd.hot.wire.client_frames import FrameSplitter
+    except ImportError:  # For a copy of the Python modules without the compiled ones.
+        from pyqd.fallback.client_frames import FrameSplitter
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT: Final = b"_heartbeat_"
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 OK: Final = b"OK"
+FRAME_BYTES_MAX: Final = 1 << 30
 # Answers to IDENTIFY and AUTH; a longer one is not NSQ's.
 ANSWER_BYTES_MAX: Final = 1 << 20
 # Numbers in the answer to IDENTIFY that the client works with, and their limits.
@@ -46,7 +54,7 @@ class Ready(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Messages that arrived, as the tuples of FrameReader: (2, timestamp_ns, attempts, id, body)."""
+    """Messages that arrived, as tuples: (MESSAGE, timestamp_ns, attempts, id, body)."""
 
     frames: list[tuple[Any, ...]]
 
@@ -114,7 +122,9 @@ class ConnectionCore:
         self._upgrades: list[str] = []
         self._owes_nop = False
         self._head = bytearray()
-        self._reader = FrameReader()
+        # Returns the frames that are complete now, in order: (RESPONSE, data), (ERROR, data) or (MESSAGE, timestamp_ns,
+        # attempts, id, body). An incomplete one is kept.
+        self._feed = FrameSplitter(FRAME_BYTES_MAX, ProtocolError).feed
         # Commands whose bytes take_output() returns.
         self.queued: list[bytes] = [commands.MAGIC, commands.identify(identity)]
 
@@ -155,7 +165,7 @@ class ConnectionCore:
             return self._set_up(data)
         if self._compression is not None:
             data = self._compression.receive(data)
-        frames = self._reader.feed(data)
+        frames = self._feed(data)
         if frames and frames[0][0] == MESSAGE and all(frame[0] == MESSAGE for frame in frames):
             return [Messages(frames)]
         return self._mixed_events(frames)
@@ -197,7 +207,7 @@ class ConnectionCore:
             self._answer(*frame)
         rest = bytes(self._head)
         self._head.clear()
-        frames = self._reader.feed(rest) if rest else []
+        frames = self._feed(rest) if rest else []
         return [Ready(self.info), *self._mixed_events(frames)]
 
     def _feed_head(self, data: bytes) -> None:

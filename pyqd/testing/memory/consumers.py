@@ -11,11 +11,10 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyqd.client.codecs import Codec
-from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_handler
+from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_count, check_handler
 from pyqd.client.consumption import RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.errors import AnsweredError, ClosedError, SettingError
@@ -337,9 +336,7 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
     def __enter__(self) -> MemoryConsumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self) -> None:
@@ -392,9 +389,7 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
     async def __aenter__(self) -> AioMemoryConsumer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
@@ -436,9 +431,3 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
     async def close(self) -> None:
         """Disconnect. Messages that are not answered are delivered again after their timeout."""
         self._disconnect()
-
-
-def check_count(count: int) -> None:
-    """Check a number of messages. Raises: SettingError."""
-    if count < 1:
-        raise SettingError(f"count={count}: expected a number from 1")

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import httptools
 
 from pyqd.primitives.addresses import check_host
-from pyqd.tools.to_http.address import Origin
+from pyqd.primitives.http_client import HttpAddress
 
 # A connection that was idle for so long is not used again. Source: Go's default transport, as NSQ's tool uses it.
 IDLE_S: Final = 90.0
@@ -149,7 +149,7 @@ class ServerPool:
     A burst of requests opens few connections at a time: servers that are asked for hundreds at once drop some.
     """
 
-    def __init__(self, origin: Origin, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, origin: HttpAddress, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         self._origin = origin
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
@@ -239,10 +239,10 @@ class ServerConnections:
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self._pools: dict[Origin, ServerPool] = {}
+        self._pools: dict[HttpAddress, ServerPool] = {}
         self._tls: ssl.SSLContext | None = None
 
-    async def request(self, origin: Origin, request: bytes, timeout_s: float) -> ServerResponse:
+    async def request(self, origin: HttpAddress, request: bytes, timeout_s: float) -> ServerResponse:
         """Send a request and return its response. Raises: RequestError."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -260,12 +260,12 @@ class ServerConnections:
                 pool.give(connection)
             return response
 
-    def _pool(self, origin: Origin) -> ServerPool:
+    def _pool(self, origin: HttpAddress) -> ServerPool:
         pool = self._pools.get(origin)
         if pool is None:
-            if origin.is_secure and self._tls is None:
+            if origin.secure and self._tls is None:
                 self._tls = ssl.create_default_context()
-            tls = self._tls if origin.is_secure else None
+            tls = self._tls if origin.secure else None
             pool = self._pools[origin] = ServerPool(origin, self._connect_timeout_s, tls)
         return pool
 

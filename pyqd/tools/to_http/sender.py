@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyqd.tools.to_http.address import Address, AddressError, Origin, Template
+from pyqd.primitives.http_client import REDIRECTS, REDIRECTS_MAX, REPEATED, HttpAddress
+from pyqd.tools.to_http.address import Address, AddressError, Template
 from pyqd.tools.to_http.connection import RequestError, RequestTimeoutError, ServerConnections, ServerResponse
 
-REDIRECTS_MAX: Final = 10
-# Redirects after which a POST stays one; after the others it becomes a GET. Source: RFC 9110, 15.4.
-REPEATED: Final = (307, 308)
-REDIRECTS: Final = (301, 302, 303, *REPEATED)
 # Failures of a server that may be over soon.
 PASSING: Final = (429, 500, 502, 503, 504)
 # Headers that are for the server of the address alone, not for others that it redirects to.
@@ -69,7 +66,7 @@ class Sender:
                 request = replace(request, method="GET", body=b"")
         raise RequestError(f"stopped after {REDIRECTS_MAX} redirects")
 
-    def _encoded(self, request: DeliveryRequest, first: Origin) -> bytes:
+    def _encoded(self, request: DeliveryRequest, first: HttpAddress) -> bytes:
         """Return the bytes of a request. first: the server that the headers are meant for."""
         address = request.address
         is_first = address.origin == first

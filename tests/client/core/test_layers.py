@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from pyqd.client.core import commands, layers
-from pyqd.client.core.frames import HEARTBEAT, FrameReader
+from pyqd.client.core.connection import FRAME_BYTES_MAX, HEARTBEAT
 from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from pyqd.client.errors import NotConnectedError, ProtocolError, SettingError, TlsError
 from pyqd.fallback import checksums
+from pyqd.fallback.client_frames import FrameSplitter
 from tests.support.certificates import Certificates, certify
 from tests.support.server import Daemon, pyqd, running
 from tests.support.streams import IDENTIFIER, compressed_chunk, masked, snappy_chunk, stored_chunk
@@ -56,9 +57,9 @@ class Peer:
                 data = layer.receive(data)
             self.unread += data
         end = self.frame_bytes()
-        (frame,) = FrameReader().feed(self.unread[:end])
+        (frame,) = FrameSplitter(FRAME_BYTES_MAX, ProtocolError).feed(self.unread[:end])
         self.unread = self.unread[end:]
-        return self.next_frame() if frame == HEARTBEAT else frame
+        return self.next_frame() if frame == (0, HEARTBEAT) else frame
 
     def frame_bytes(self) -> int:
         return 4 + int.from_bytes(self.unread[:4], "big")

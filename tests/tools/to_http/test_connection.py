@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.tools.to_http.address import Origin
+from pyqd.primitives.http_client import HttpAddress
 from pyqd.tools.to_http.connection import (
     HEAD_BYTES_MAX,
     OPENING_MAX,
@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self, scripts: Sequence[Sequence[bytes]]) -> None:
         self.connection_count = 0
-        self.origin = Origin(False, "127.0.0.1", 0)
+        self.origin = HttpAddress("127.0.0.1", 0, False)
         self._scripts = scripts
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None] | None] = []
@@ -70,7 +70,7 @@ async def serving(*scripts: Sequence[bytes], tls: ssl.SSLContext | None = None) 
     """Serve connections by scripts."""
     server = Server(scripts)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
-    server.origin = Origin(tls is not None, "127.0.0.1", listening.sockets[0].getsockname()[1])
+    server.origin = HttpAddress("127.0.0.1", listening.sockets[0].getsockname()[1], tls is not None)
     try:
         yield server
     finally:
@@ -162,7 +162,7 @@ def test_a_request_may_wait_for_a_connection_in_vain() -> None:
     async def test(connections: ServerConnections) -> None:
         async with serving([WAIT]) as server:
             # All connections are being opened, to a server that never ends the handshake.
-            origin = Origin(True, "127.0.0.1", server.origin.port)
+            origin = HttpAddress("127.0.0.1", server.origin.port, True)
             asked = [connections.request(origin, REQUEST, 0.05) for _ in range(OPENING_MAX + 1)]
             found = await asyncio.gather(*asked, return_exceptions=True)
             assert {str(error) for error in found} == {"no connection in time"}
@@ -233,7 +233,7 @@ def test_a_slow_response_is_an_error_and_its_connection_is_closed() -> None:
 def test_a_port_without_a_server_is_an_error() -> None:
     async def test(connections: ServerConnections) -> None:
         with pytest.raises(RequestError, match="cannot connect: Connection refused"):
-            await connections.request(Origin(False, "127.0.0.1", free_port()), REQUEST, TIMEOUT_S)
+            await connections.request(HttpAddress("127.0.0.1", free_port(), False), REQUEST, TIMEOUT_S)
 
     run(test)
 
@@ -242,7 +242,7 @@ def test_a_port_without_a_server_is_an_error() -> None:
 def test_a_host_name_that_cannot_exist_is_an_error_that_names_it(host: str) -> None:
     async def test(connections: ServerConnections) -> None:
         with pytest.raises(RequestError, match=f"cannot connect: '{re.escape(host)}' is no host name: "):
-            await connections.request(Origin(False, host, 80), REQUEST, TIMEOUT_S)
+            await connections.request(HttpAddress(host, 80, False), REQUEST, TIMEOUT_S)
 
     run(test)
 
@@ -251,7 +251,7 @@ def test_a_host_name_that_cannot_exist_is_an_error_that_names_it(host: str) -> N
 def test_a_server_that_does_not_finish_the_handshake_is_given_up() -> None:
     async def test(connections: ServerConnections) -> None:
         async with serving([WAIT]) as server:
-            origin = Origin(True, "127.0.0.1", server.origin.port)
+            origin = HttpAddress("127.0.0.1", server.origin.port, True)
             with pytest.raises(RequestTimeoutError, match="no connection in time"):
                 await connections.request(origin, REQUEST, TIMEOUT_S)
 
