@@ -71,7 +71,8 @@ class AuthServers:
         start = random.randrange(len(self.addresses))
         for address in self.addresses[start:] + self.addresses[:start]:
             try:
-                return decode_permissions(self._query(endpoint_of(address), values, secret))
+                url = address if "://" in address else f"http://{address}/auth"
+                return decode_permissions(self._query(url, values, secret))
             except (OSError, http.client.HTTPException, BadAnswer, _QueryTimedOut, ValueError) as error:
                 failures.append(f"failed to auth against {address} - {reason_of(error)}")
         raise AuthError("; ".join(failures))
@@ -98,7 +99,7 @@ class AuthServers:
                 sockets=gevent.socket,
             )
         if reply.status != 200:
-            raise BadAnswer(f"got response {reply.status} {quoted_start(reply.body)}")
+            raise BadAnswer(f"got response {reply.status} {go_quote(reply.body[:SHOWN_BYTES_MAX]).decode()}")
         return reply.body
 
     def _tls_context(self) -> gevent.ssl.SSLContext:
@@ -115,13 +116,3 @@ class AuthServers:
 def seconds(time_ns: int) -> float | None:
     """Return a timeout in seconds, or None for 0, which means no timeout."""
     return time_ns / SECOND_NS if time_ns > 0 else None
-
-
-def endpoint_of(address: str) -> str:
-    """Return the URL for a value of --auth-http-address: an address gets the path /auth."""
-    return address if "://" in address else f"http://{address}/auth"
-
-
-def quoted_start(answer: bytes) -> str:
-    """Return the start of an answer in double quotes."""
-    return go_quote(answer[:SHOWN_BYTES_MAX]).decode()

@@ -86,14 +86,6 @@ class CoreState(enum.Enum):
     CLOSED = enum.auto()
 
 
-def hint_at(head: bytes | bytearray) -> str:
-    """Return advice about a server whose first bytes are not those of a broker."""
-    for beginning, hint in STRANGERS.items():
-        if head.startswith(beginning):
-            return hint
-    return "is this NSQ's TCP port?"
-
-
 class ConnectionCore:
     """One connection, from magic to the last frame.
 
@@ -224,9 +216,9 @@ class ConnectionCore:
         kind = int.from_bytes(head[4:8], "big", signed=True)
         # The size is judged alone, because another server may send less than a frame, and close.
         if not 4 <= size <= ANSWER_BYTES_MAX or (len(head) >= 8 and kind not in (RESPONSE, ERROR)):
-            raise ProtocolError(
-                f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY: {hint_at(head)}"
-            )
+            hints = (hint for beginning, hint in STRANGERS.items() if head.startswith(beginning))
+            hint = next(hints, "is this NSQ's TCP port?")
+            raise ProtocolError(f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY: {hint}")
         if len(head) < 4 + size:
             return None
         data = bytes(head[8 : 4 + size])

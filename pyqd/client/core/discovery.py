@@ -116,7 +116,7 @@ def parse_lookup_answer(status: int, headers: Mapping[str, str], body: bytes) ->
         raise LookupFailedError(text) from None
     if not isinstance(answer, dict):
         raise LookupFailedError(f"answer of a lookup daemon is not an object: {_excerpt(body)}")
-    if not _is_plain(headers):
+    if not any(name.lower() == "x-nsq-content-type" and value == CONTENT_TYPE for name, value in headers.items()):
         answer = _unwrapped(answer)
     # Go writes null for an empty list.
     producers = [] if answer.get("producers", 0) is None else answer.get("producers")
@@ -128,10 +128,6 @@ def parse_lookup_answer(status: int, headers: Mapping[str, str], body: bytes) ->
         if broker is not None:
             brokers.setdefault((broker.host, broker.tcp_port), broker)
     return list(brokers.values())
-
-
-def _is_plain(headers: Mapping[str, str]) -> bool:
-    return any(name.lower() == "x-nsq-content-type" and value == CONTENT_TYPE for name, value in headers.items())
 
 
 def _unwrapped(answer: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def _broker(entry: object) -> BrokerAddress | None:
     host = _text(entry, "broadcast_address")
     tcp_port = _number(entry, "tcp_port")
     # 0.0.0.0 would lead to this machine instead of the broker; the lookup daemon saw where the broker is.
-    usable = _remote_host(_text(entry, "remote_address")) if _is_wildcard(host) else host
+    usable = _text(entry, "remote_address").rpartition(":")[0].strip("[]") if _is_wildcard(host) else host
     if not _is_host(usable) or not 0 < tcp_port <= PORT_MAX:
         _warn_of(host, tcp_port)
         return None
@@ -199,11 +195,6 @@ def _is_host(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return bool(text) and not any(unicodedata.category(character) == "Cc" for character in text)
-
-
-def _remote_host(address: str) -> str:
-    """Return the host of host:port, without the brackets of IPv6."""
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _excerpt(body: bytes) -> str:
