@@ -101,7 +101,7 @@ class HttpClient:
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float | None = None,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
-        check_peer: Callable[[str], None] | None = None,
+        check_peer: Callable[[str], None] = lambda _host: None,
     ) -> None:
         self.address = address
         self.place = parse_http_address(address, tls)

@@ -113,7 +113,7 @@ class HttpClientConnection:
         connect_timeout_s: float | None = None,
         bytes_max: int = ANSWER_BYTES_MAX,
         sockets: ModuleType = socket,
-        check_peer: Callable[[str], None] | None = None,
+        check_peer: Callable[[str], None] = lambda _host: None,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
@@ -169,27 +169,21 @@ class HttpClientConnection:
         sock: socket.socket
         if path is not None:
             sock = self._sockets.socket(socket.AF_UNIX)
-            try:
+        else:
+            check_host(host)
+            self._check_peer(host)
+            sock = self._sockets.create_connection((host, port), self._connect_timeout_s)
+        try:
+            if path is not None:
                 sock.settimeout(self._connect_timeout_s)
                 sock.connect(path)
-                sock.settimeout(self.timeout_s)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        check_host(host)
-        if self._check_peer is not None:
-            self._check_peer(host)
-        sock = self._sockets.create_connection((host, port), self._connect_timeout_s)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            refuse_own(sock)
-            if self._check_peer is not None:
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                refuse_own(sock)
                 # A name may lead anywhere, and elsewhere each time that it is resolved.
                 self._check_peer(sock.getpeername()[0])
             if context is not None:
                 sock = context.wrap_socket(sock, server_hostname=host)
-            sock.settimeout(self.timeout_s)
         except BaseException:
             sock.close()
             raise
