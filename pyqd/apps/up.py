@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class GroupProgram:
+class Companion:
     """One program of the group. ping: host and port that answer GET /ping; empty if there is none."""
 
     name: str
@@ -111,7 +111,7 @@ class GroupProgram:
 class Group:
     """The programs, in the order of their start. They stop in the other order."""
 
-    def __init__(self, programs: Sequence[GroupProgram]) -> None:
+    def __init__(self, programs: Sequence[Companion]) -> None:
         self.programs = programs
         self.is_stopping = False
 
@@ -171,7 +171,7 @@ class Group:
         """Have `start` and `watch` return. Safe in a signal handler."""
         self.is_stopping = True
 
-    def _plan_restart(self, program: GroupProgram, code: int) -> None:
+    def _plan_restart(self, program: Companion, code: int) -> None:
         if time.monotonic() - program.started_s > STEADY_S:
             program.delays.reset()
         wait_s = program.delays.next_s()
@@ -224,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[GroupProgram]:
+def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Companion]:
     """Return the programs for a command line."""
     python = [sys.executable, "-m"]
 
@@ -261,17 +261,15 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         *([f"--trace-database={database}"] if database else []),
     ]
     programs = [
-        GroupProgram("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
-        GroupProgram(BROKER, broker, ping),
+        Companion("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
+        Companion(BROKER, broker, ping),
     ]
     if database and ping is not None:
         # The shipper makes the tables that the web admin reads.
         programs.append(
-            GroupProgram(
-                "pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"]
-            )
+            Companion("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
         )
-    return [*programs, GroupProgram("pyqadmin", admin, (LOOPBACK, given.admin_port))]
+    return [*programs, Companion("pyqadmin", admin, (LOOPBACK, given.admin_port))]
 
 
 def trace_database(data_path: str) -> str:
