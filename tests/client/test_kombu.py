@@ -197,7 +197,7 @@ def misshapen_body(name: str) -> bytes:
 
 @pytest.mark.parametrize("body", [*map(misshapen_body, MISSHAPEN), b"[" * 100_000], ids=[*MISSHAPEN, "deep"])
 def test_a_body_that_is_no_message_of_kombu_is_told_from_one(body: bytes) -> None:
-    assert decode_payload(body, kombu_channel.Channel.codecs) is None
+    assert decode_payload(body, kombu_channel.KombuChannel.codecs) is None
 
 
 @pytest.mark.parametrize("name", ["headers", *UNDECODABLE])

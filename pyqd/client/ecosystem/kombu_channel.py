@@ -67,7 +67,7 @@ class QueueSource(NamedTuple):
     exchange: str | None = None
 
 
-class Channel(virtual.Channel):  # type: ignore[misc]
+class KombuChannel(virtual.Channel):  # type: ignore[misc]
     """Channel of a connection: declares, publishes, consumes."""
 
     QoS = QoS
