@@ -384,7 +384,7 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
 
 
 class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]]):
-    """Consumer with the methods of pyqd.client.aio.Consumer; made by MemoryBroker.aio_consumer()."""
+    """Consumer with the methods of pyqd.client.aio.Consumer, as MemoryConsumer; made by MemoryBroker.aio_consumer()."""
 
     async def __aenter__(self) -> AioMemoryConsumer:
         return self
@@ -393,7 +393,6 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
         await self.close()
 
     async def connect(self) -> None:
-        """Return at once: the broker is here. Raises: ClosedError."""
         self._connect()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -402,11 +401,9 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
             yield message
 
     async def fetch(self, count: int = 1, timeout: float | None = None) -> list[Message]:
-        """Return up to count messages that are due, at once. Raises: ClosedError."""
         return self._fetch(count)
 
     async def run_pending(self) -> int:
-        """Handle messages until none is due; return their number. Exceptions of the handler are in `errors`."""
         handler, handled = self._registered(), 0
         async for message in self:
             handled += 1
@@ -420,14 +417,11 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
         return handled
 
     async def run(self, drain_timeout: float = 0.0) -> int:
-        """Handle messages until none is due, drain, and return the exit code."""
         await self.run_pending()
         return 0 if await self.drain(drain_timeout) else 1
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Disconnect; return whether all messages were answered."""
         return self._disconnect()
 
     async def close(self) -> None:
-        """Disconnect. Messages that are not answered are delivered again after their timeout."""
         self._disconnect()
