@@ -31,8 +31,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pyqd.fallback import trace_rows
-from pyqd.fallback.trace_events import Decoded
-from pyqd.hot.wire.trace_events import decode
+from pyqd.hot.wire.trace_events import TraceColumns, decode
 from pyqd.primitives.command_line import CommandParser
 from pyqd.trace.column_types import UtcTime
 from pyqd.trace.database import Database
@@ -136,7 +135,7 @@ class Plain:
         metadata.drop_all(self.engine)
         metadata.create_all(self.engine)
 
-    def write(self, decoded: Decoded) -> None:
+    def write(self, decoded: TraceColumns) -> None:
         """Store events."""
         columns = trace_rows.lists(decoded)
         rows = [
@@ -182,12 +181,12 @@ class Shipped:
         self.database.upgrade()
         self.node = self.database.node("benchmark", "broker-1.example.org:4151")
 
-    def write(self, decoded: Decoded) -> None:
+    def write(self, decoded: TraceColumns) -> None:
         """Store events."""
         self.node = self.database.write(self.node, decoded)
 
 
-def measure(write: Callable[[Decoded], None], message_count: int, ended_after: int) -> float:
+def measure(write: Callable[[TraceColumns], None], message_count: int, ended_after: int) -> float:
     """Return the events per second of a writer, decoding included."""
     data = list(answers(message_count, ended_after))
     expected = event_count = 0

@@ -12,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
-from pyqd.fallback.trace_events import Decoded
+from pyqd.hot.wire.trace_events import TraceColumns
 from pyqd.trace import schema
 from pyqd.trace.addresses import shown, store_of
 from pyqd.trace.errors import DatabaseError, MovedError, SchemaError, UrlError
@@ -182,7 +182,7 @@ class Database:
             rows = connection.execute(sa.select(table).order_by(table.c.node_id))
             return [Node(row.node_id, row.log, row.nsqd, row.position) for row in rows]
 
-    def write(self, node: Node, decoded: Decoded) -> Node:
+    def write(self, node: Node, decoded: TraceColumns) -> Node:
         """Store events that follow the node's position. Returns: the node with the position after them.
 
         Raises: MovedError if the events after the position have been stored by another shipper; as `transaction`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyqd.client.errors import ClientError
-from pyqd.fallback.trace_events import Decoded
+from pyqd.hot.wire.trace_events import TraceColumns
 from pyqd.trace.backoff import Backoff
 from pyqd.trace.source import Identity, Page, TraceSource
 
@@ -35,7 +35,7 @@ class Events:
 
     fetcher: Fetcher
     turn: int
-    events: Decoded
+    events: TraceColumns
     end: int
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from pyqd.fallback.trace_events import KINDS, Decoded
+from pyqd.hot.wire.trace_events import KINDS, TraceColumns
 from pyqd.trace import schema
 from pyqd.trace.literals import Literals
 from pyqd.trace.schema import ID_CHARS, NAME_CHARS, OUTCOMES, TEXT_CHARS
@@ -128,7 +128,7 @@ class Batch:
         yield schema.gaps, self.gaps
 
 
-def batch_of(decoded: Decoded, node_id: int, literals: Literals) -> Batch:
+def batch_of(decoded: TraceColumns, node_id: int, literals: Literals) -> Batch:
     """Return the rows of decoded events."""
     assembly = _Assembly(decoded, node_id, literals)
     assembly.read_events()
@@ -142,7 +142,7 @@ def _chosen(values: Sequence[Any], bits: bytes, null: Any) -> list[Any]:
     return [value if bits[row >> 3] & 1 << (row & 7) else null for row, value in enumerate(values)]
 
 
-def _kinds(decoded: Decoded) -> bytes:
+def _kinds(decoded: TraceColumns) -> bytes:
     """Return the kinds of the events, with BULK for those on many messages."""
     if not any(decoded.count_bits):
         return decoded.kinds
@@ -154,7 +154,7 @@ def _kinds(decoded: Decoded) -> bytes:
 class _Assembly:
     """State of one pass over the events of a batch."""
 
-    def __init__(self, decoded: Decoded, node_id: int, literals: Literals) -> None:
+    def __init__(self, decoded: TraceColumns, node_id: int, literals: Literals) -> None:
         self.decoded = decoded
         self.node_id = node_id
         self.literals = literals

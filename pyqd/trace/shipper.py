@@ -18,12 +18,13 @@ from typing import Final, TypeVar
 
 from pyqd.client.errors import ClientError
 from pyqd.client.http import HttpClient
-from pyqd.fallback.trace_events import LOST_EVENTS, Decoded
+from pyqd.hot.wire.trace_events import TraceColumns
 from pyqd.trace.backoff import Backoff
 from pyqd.trace.database import Database, Node
 from pyqd.trace.errors import DatabaseError, MovedError
 from pyqd.trace.fetcher import Arrival, Ended, Events, Fetcher, Message
 from pyqd.trace.retention import Retention
+from pyqd.trace.rows import LOST_EVENTS
 from pyqd.trace.source import Identity, TraceSource
 
 # Pages that wait for the writer.
@@ -272,7 +273,7 @@ class Shipper:
             self._event_count, self._reported_s = 0, now_s
 
 
-def _gaps_in(events: Decoded) -> Iterator[str]:
+def _gaps_in(events: TraceColumns) -> Iterator[str]:
     """Yield a text for each gap in events."""
     row = events.kinds.find(LOST_EVENTS)
     if row < 0:

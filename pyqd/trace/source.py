@@ -6,22 +6,12 @@ Source: docs/trace.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.client.http import HttpClient, Reply
-from pyqd.fallback import records, trace_events
-from pyqd.fallback.trace_events import Decoded
-
-Decoder = Callable[[bytes, int, bool], Decoded]
-
-try:
-    from pyqd.hot.wire.trace_events import decode as compiled_decode
-except ImportError:  # For a copy of the Python modules without the compiled ones.
-    decode: Decoder = trace_events.decode
-else:
-    decode = compiled_decode
+from pyqd.fallback import records
+from pyqd.hot.wire.trace_events import TraceColumns, decode
 
 # Bytes of one answer: some 150,000 events.
 PAGE_BYTES: Final = 2 << 20
@@ -50,7 +40,7 @@ class Page(NamedTuple):
     """
 
     log: str
-    events: Decoded
+    events: TraceColumns
     next: int
     end: int
 

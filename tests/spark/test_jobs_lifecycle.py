@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+import pyqd
 from pyqd_spark import cli
 from pyqd_spark.brokers import UnreachableError
 from pyqd_spark.jobs import lifecycle, lifecycle_report
@@ -214,6 +216,14 @@ def test_acts_of_ephemeral_channels_are_counted_and_not_kept(
     assert land_events(task) == {"rows": 4, "many": [], "ignored": 1000}
     assert run().events == 1004
     assert outcomes(tmp_path / "lives") == [(1, "a", "finished", 1)]
+
+
+def test_an_executor_without_compiled_modules_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyqd.hot.wire.trace_events", None)
+    task = EventTask(0, EventRange("one", 1, 2, True), "127.0.0.1:1", str(tmp_path), Connection())
+    error = land_events(task)["error"]
+    assert error.startswith(f"{socket.gethostname()} cannot decode trace events: ")
+    assert f": install pyqd {pyqd.__version__} in the Python of the executors" in error
 
 
 def test_overwritten_events_are_counted(

@@ -6,6 +6,7 @@ Source: docs/trace.md, "Reading" and "Columns".
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -13,17 +14,13 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import pyqd
 from pyqd.client.errors import ProtocolError
 from pyqd.client.http import Reply
-from pyqd.fallback.trace_rows import record_batch
 from pyqd_spark.brokers import BrokerClient, BrokerError, OtherNodeError, check_format, find_brokers
+from pyqd_spark.jobs.errors import JobError
 from pyqd_spark.landing import land_batches, not_shared
 from pyqd_spark.options import Connection
-
-try:
-    from pyqd.hot.wire.trace_events import decode
-except ImportError:  # For a copy of the Python modules without the compiled ones.
-    from pyqd.fallback.trace_events import decode  # type: ignore[assignment]
 
 PATH: Final = "/trace/log"
 PAGE_BYTES: Final = 2 << 20
@@ -99,7 +96,15 @@ class TraceClient(BrokerClient):
         return reply
 
     def events(self, part: EventRange) -> Iterator[pa.RecordBatch]:
-        """Yield the events of a range. Raises: BrokerError, UnreachableError."""
+        """Yield the events of a range. Raises: BrokerError, UnreachableError; JobError without compiled modules."""
+        try:
+            from pyqd.hot.wire.trace_events import decode
+        except ImportError as error:
+            # The zip for executors has Python modules only.
+            raise JobError(
+                f"{socket.gethostname()} cannot decode trace events: {error}: install pyqd {pyqd.__version__} in the "
+                "Python of the executors, its zip is not enough for this job"
+            ) from None
         position = expected = part.first
         while expected < part.stop:
             reply = self.trace_log(position)
@@ -124,6 +129,8 @@ class TraceClient(BrokerClient):
 
 def batch_of(decoded: Any, part: EventRange) -> pa.RecordBatch:
     """Return decoded events that are in a range. A gap that reaches into the next range is cut off at its end."""
+    from pyqd.fallback.trace_rows import record_batch
+
     table = pa.Table.from_batches([record_batch(decoded)])
     positions = table["position"]
     table = table.filter(pc.less(positions, part.stop))
@@ -188,7 +195,7 @@ def land_events(task: EventTask) -> dict[str, Any]:
     try:
         with TraceClient(task.address, task.connection) as client:
             landed = land_batches(task.directory, name, SCHEMA, _without_many(client.events(task.range), many))
-    except BrokerError as error:
+    except (BrokerError, JobError) as error:
         return {"error": str(error)}
     return {"rows": landed.rows, "many": many.rows, "ignored": many.ignored}
 
