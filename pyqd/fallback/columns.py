@@ -6,7 +6,7 @@ One record costs about a microsecond. pyx/wire/columns.pyx describes the layout 
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from pyqd.fallback.checksums import values as checksums_of
 from pyqd.fallback.records import ALIGN_BYTES, HEADER_BYTES, LOST
@@ -19,48 +19,13 @@ _HEADER = struct.Struct("<IIQQqqHHHH")
 _CHECKED_FROM = 8
 
 
-class Decoded(Protocol):
-    """Result of both decoders: columns as buffers in Arrow's layout, and counts of missing records.
+@dataclass(frozen=True)
+class Columns:
+    """Columns as buffers in Arrow's layout, and counts of missing records.
 
     lost: the number of expected records without a row; damaged: of these, records with a wrong checksum. following: the
     position to read next.
     """
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def damaged(self) -> int: ...
-    @property
-    def following(self) -> int: ...
-    @property
-    def body_offsets(self) -> bytes | None: ...
-    @property
-    def bodies(self) -> bytes | None: ...
-    @property
-    def id_offsets(self) -> bytes: ...
-    @property
-    def ids(self) -> bytes: ...
-    @property
-    def positions(self) -> bytes: ...
-    @property
-    def timestamps_ns(self) -> bytes: ...
-    @property
-    def timestamps_us(self) -> bytes: ...
-    @property
-    def dues_us(self) -> bytes: ...
-    @property
-    def due_bits(self) -> bytes: ...
-    @property
-    def due_count(self) -> int: ...
-    @property
-    def attempts(self) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Columns of one answer; see `Decoded`."""
 
     rows: int
     lost: int

@@ -5,14 +5,12 @@ for completeness.
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
 
-from pyqd.fallback import columns as columns_in_python
-from pyqd.fallback.columns import Decoded
 from pyqd_spark.brokers import (
     PAGE_BYTES,
     BrokerClient,
@@ -27,14 +25,11 @@ from pyqd_spark.discovery import lose
 from pyqd_spark.plan import LogRange
 from pyqd_spark.read_options import Settings
 
-Decoder = Callable[[bytes, int, bool, bool], Decoded]
-
 try:
-    from pyqd.hot.wire.columns import decode as compiled_decode
+    from pyqd.hot.wire.columns import Columns
+    from pyqd.hot.wire.columns import decode as decode
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    decode: Decoder = columns_in_python.decode
-else:
-    decode = compiled_decode
+    from pyqd.fallback.columns import Columns, decode  # type: ignore[assignment]
 
 # Fetched pages that wait to be decoded.
 PAGES_AHEAD: Final = 2
@@ -76,7 +71,7 @@ def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
         missing(settings, one, left, f"from {expected} to the end of the range, {one.stop}")
 
 
-def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Decoded:
+def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Columns:
     """Return the columns of a page. Raises: DataLossError if it is damaged and failOnDataLoss is true."""
     try:
         return decode(page.data, expected, settings.include_body, False)
@@ -159,7 +154,7 @@ def ahead(pages: Iterator[Page]) -> Iterator[Page]:
         over.set()
 
 
-def batch_of(columns: Decoded, one: LogRange) -> pa.RecordBatch:
+def batch_of(columns: Columns, one: LogRange) -> pa.RecordBatch:
     """Return a record batch over the buffers of the columns, without a copy."""
     rows = columns.rows
     arrays = [

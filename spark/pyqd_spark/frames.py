@@ -1,23 +1,16 @@
 """Commands that publish rows of an Arrow column: compiled code if pyqd's wheel is installed, else plain Python."""
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyqd.fallback import mpub
-
 OFFSET_BYTES: Final = {pa.binary(): 4, pa.string(): 4, pa.large_binary(): 8, pa.large_string(): 8}
 
 
-Command = Callable[..., tuple[bytes, int]]
-
 try:
-    from pyqd.hot.wire.mpub import command as compiled_command
+    from pyqd.hot.wire.mpub import command as command
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    command: Command = mpub.command
-else:
-    command = compiled_command
+    from pyqd.fallback.mpub import command
 
 
 class Column(NamedTuple):
