@@ -23,9 +23,9 @@ from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress as Shown
 from pyqd_spark.brokers import BrokerClient
 from pyqd_spark.jobs.drain import DrainOptions, drain
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.runner import OnSpark
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from tests.support.server import Daemon, unshared_pyqd
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ BODIES = {"random": random_body, "json": json_body}
 def publish(address: str, count: int, size: int, kind: str = "random") -> None:
     """Publish bodies over HTTP."""
     made = BODIES[kind]
-    with BrokerClient(address, Connection(nsqd=(address,))) as client:
+    with BrokerClient(address, BrokerOptions(nsqd=(address,))) as client:
         for first in range(0, count, MPUB_BODIES):
             bodies = min(MPUB_BODIES, count - first)
             each = [made(number, size) for number in range(first, first + bodies)]
@@ -63,9 +63,9 @@ def publish(address: str, count: int, size: int, kind: str = "random") -> None:
 
 def by_drain(spark: SparkSession, address: str, path: Path, rows: int) -> float:
     """Drain the topic. Returns: seconds."""
-    options = DrainOptions(str(path), Connection(nsqd=(address,)), (TOPIC,))
+    options = DrainOptions(str(path), BrokerOptions(nsqd=(address,)), (TOPIC,))
     started_s = time.perf_counter()
-    (report,) = drain(options, OnSpark(spark, "drain"), Progress(quiet=True))
+    (report,) = drain(options, OnSpark(spark, "drain"), JobProgress(quiet=True))
     seconds = time.perf_counter() - started_s
     assert report.rows == rows, report
     return seconds

@@ -12,7 +12,7 @@ from typing import Final
 from pyqd.client.errors import ClientError
 from pyqd.hot.wire.trace_events import TraceColumns
 from pyqd.trace.backoff import Backoff
-from pyqd.trace.source import Identity, Page, TraceSource
+from pyqd.trace.source import EventPage, LogIdentity, TraceSource
 
 WAIT_MS: Final = 10_000
 # A page with so many events is probably followed by others, which are read at once.
@@ -26,7 +26,7 @@ class Arrival:
     """Message of a fetcher to the writer: the broker has been reached, and the fetcher waits for `begin`."""
 
     fetcher: Fetcher
-    identity: Identity
+    identity: LogIdentity
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Fetcher(threading.Thread):
             if page.events.rows < FULL_PAGE_EVENTS:
                 self._stopped.wait(max(0.0, self._interval_s - (time.monotonic() - started_s)))
 
-    def _hand_over(self, turn: int, expected: int, page: Page) -> None:
+    def _hand_over(self, turn: int, expected: int, page: EventPage) -> None:
         """Put the events of a page, unless it is obsolete."""
         events = page.events
         if events.damaged:

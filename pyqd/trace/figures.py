@@ -54,7 +54,7 @@ class GapFigures:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TraceFigures:
     """Figures of all topics and channels, in the order of their names. gaps: of all brokers that have any."""
 
     topics: list[TopicFigures]
@@ -64,7 +64,7 @@ class Figures:
 
 def figures_of(
     database: Database, topic: str | None = None, since: datetime | None = None, until: datetime | None = None
-) -> Figures:
+) -> TraceFigures:
     """Return the figures of the messages that were published, and the deliveries that were sent, in a span of time.
 
     Gaps are those that were noticed in it, as it is unknown which topics they concern.
@@ -103,7 +103,7 @@ def figures_of(
             GapFigures(nsqd, int(event_count), int(unknown_count), last_at)
             for nsqd, event_count, unknown_count, last_at in connection.execute(_gaps(since, until))
         ]
-    return Figures(found, _summed(rows), gaps)
+    return TraceFigures(found, _summed(rows), gaps)
 
 
 def _gaps(since: datetime | None, until: datetime | None) -> sa.Select[Any]:

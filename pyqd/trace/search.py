@@ -56,7 +56,7 @@ def _in_mysql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Query:
+class TraceQuery:
     """Conditions; those that are None are not asked for.
 
     since, until: time of the last delivery, or for a message that was never sent the time at which the channel got it.
@@ -76,8 +76,8 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A message in a channel. state: `waiting`, or the outcome of its last delivery. at: see Query.since."""
+class FoundMessage:
+    """A message in a channel. state: `waiting`, or the outcome of its last delivery. at: see TraceQuery.since."""
 
     message_id: str
     topic: str
@@ -100,16 +100,16 @@ class Found:
         return (self.outcome_at - since).total_seconds()
 
 
-def find(database: Database, query: Query) -> list[Found]:
+def find(database: Database, query: TraceQuery) -> list[FoundMessage]:
     """Return the messages of a query, the newest first. Raises: DatabaseError, SchemaError."""
-    selects: list[tuple[sa.Table, Callable[[Query], sa.Select[Any]]]] = []
+    selects: list[tuple[sa.Table, Callable[[TraceQuery], sa.Select[Any]]]] = []
     if query.state != WAITING:
         selects.append((schema.deliveries, _delivered))
     if query.state in (None, UNFINISHED, WAITING) and query.slower_than is None and query.attempts_above is None:
         selects.append((schema.events, _waiting))
     with database.transaction("read", reading=True) as connection:
         found = [
-            Found(**row._mapping)
+            FoundMessage(**row._mapping)
             for table, select in selects
             for topic, channel in _places(connection, table, query)
             for row in connection.execute(select(replace(query, topic=topic, channel=channel)))
@@ -117,7 +117,7 @@ def find(database: Database, query: Query) -> list[Found]:
     return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
 
 
-def _places(connection: sa.Connection, table: sa.Table, query: Query) -> Iterator[tuple[str, str]]:
+def _places(connection: sa.Connection, table: sa.Table, query: TraceQuery) -> Iterator[tuple[str, str]]:
     """Yield the topics and channels of a query that a table has.
 
     One select for all would sort all rows of the table. A select for one channel reads its newest rows by an index.
@@ -138,7 +138,7 @@ def _names(connection: sa.Connection, column: sa.Column[Any], *conditions: sa.Co
         name = connection.scalar(query.where(column > name))
 
 
-def newest(database: Database, query: Query) -> list[Found]:
+def newest(database: Database, query: TraceQuery) -> list[FoundMessage]:
     """Return the messages of a query, those that no channel has got included, the newest first.
 
     Raises: DatabaseError, SchemaError.
@@ -147,7 +147,7 @@ def newest(database: Database, query: Query) -> list[Found]:
     return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
 
 
-def unclaimed(database: Database, query: Query) -> list[Found]:
+def unclaimed(database: Database, query: TraceQuery) -> list[FoundMessage]:
     """Return messages of which nothing is known but that they were published, the newest first.
 
     Their topic had no channel then, or was paused. If it has got one since, only the first delivery tells. Such a
@@ -157,10 +157,10 @@ def unclaimed(database: Database, query: Query) -> list[Found]:
     if query.state not in (None, UNFINISHED, WAITING) or any(each is not None for each in narrow):
         return []
     with database.transaction("read", reading=True) as connection:
-        return [Found(**row._mapping) for row in connection.execute(_unclaimed(query))]
+        return [FoundMessage(**row._mapping) for row in connection.execute(_unclaimed(query))]
 
 
-def _unclaimed(query: Query) -> sa.Select[Any]:
+def _unclaimed(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that were held when they were published, and that no channel is known to have got.
 
     They may have been rescheduled since.
@@ -205,7 +205,7 @@ def _unclaimed(query: Query) -> sa.Select[Any]:
     )
 
 
-def _narrowed(query: Query, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
+def _narrowed(query: TraceQuery, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
     if query.topic is not None:
         yield table.c.topic == query.topic
     if query.topics is not None:
@@ -224,7 +224,7 @@ def _same(one: Any, other: Any) -> sa.ColumnElement[bool]:
     return sa.and_(*(one.c[name] == other.c[name] for name in names))
 
 
-def _delivered(query: Query) -> sa.Select[Any]:
+def _delivered(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that were sent, by their last deliveries."""
     delivery, node, publication = schema.deliveries, schema.nodes, schema.publications
     later = schema.deliveries.alias("later")
@@ -320,7 +320,7 @@ def _on_many(bulk: Any, of: sa.Table) -> Iterator[sa.ColumnElement[bool]]:
     yield bulk.c.channel == of.c.channel
 
 
-def _waiting(query: Query) -> sa.Select[Any]:
+def _waiting(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that a channel has got and that were never sent."""
     event, node, publication = schema.events, schema.nodes, schema.publications
     published = sa.and_(

@@ -26,14 +26,14 @@ class NoTraceError(ClientError):
     """The broker has no event log that this program can read."""
 
 
-class Identity(NamedTuple):
+class LogIdentity(NamedTuple):
     """Broker behind an address. log: stays the same over restarts, and is another one in a new data directory."""
 
     log: str
     nsqd: str
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Some events of a log.
 
     next: position to ask for next. end: position after the newest event that the broker has.
@@ -56,7 +56,7 @@ class TraceSource:
         """Close the connection."""
         self._client.close()
 
-    def identity(self) -> Identity:
+    def identity(self) -> LogIdentity:
         """Return the identity of the broker."""
         info = self._client.json("/info")
         try:
@@ -64,9 +64,9 @@ class TraceSource:
         except (KeyError, TypeError):
             raise ProtocolError(f"{self.address}: /info is not the answer of a broker") from None
         reply = self._get(position=0, max_bytes=1)
-        return Identity(self._header(reply, "x-pyqd-node"), nsqd)
+        return LogIdentity(self._header(reply, "x-pyqd-node"), nsqd)
 
-    def read(self, expected: int, position: int, wait_ms: int) -> Page:
+    def read(self, expected: int, position: int, wait_ms: int) -> EventPage:
         """Return events.
 
         expected: position of the first one that the reader does not have; 0: it has none. position: to ask for; behind
@@ -80,7 +80,7 @@ class TraceSource:
         except ValueError as error:
             raise NoTraceError(f"{self.address}: cannot read the event log: {error}; is the broker newer?") from None
         following, end = (self._number(reply, name) for name in ("x-pyqd-next", "x-pyqd-end"))
-        return Page(self._header(reply, "x-pyqd-node"), events, following, end)
+        return EventPage(self._header(reply, "x-pyqd-node"), events, following, end)
 
     def _get(self, **query: int) -> Reply:
         reply = self._client.request("GET", "/trace/log", query, retry=False)

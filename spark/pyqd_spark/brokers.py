@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from pyqd.client import http
 from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
 from pyqd.client.http import Reply, message_of
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from pyqd_spark.tls import context_of, names_of
 
 FORMAT: Final = 1
@@ -50,7 +50,7 @@ class OtherNodeError(BrokerError):
     """The address now belongs to another node, with another data directory."""
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """A stretch of a topic's log: the position of its first record, its number of records, and their bytes."""
 
     first: int
@@ -72,11 +72,11 @@ class Positions(NamedTuple):
     earliest: int
     next: int
     at: int | None
-    segments: tuple[Segment, ...]
+    segments: tuple[LogSegment, ...]
     floors: Mapping[str, int]
 
 
-class Page(NamedTuple):
+class LogPage(NamedTuple):
     """Records in the format of the log.
 
     created: as in Positions. next: position after the page. end: position after the newest record. records: their
@@ -95,7 +95,7 @@ class Page(NamedTuple):
 class HttpClient(http.HttpClient):
     """HTTP client with the options of Spark. Raises: UnreachableError, TlsError, BrokerError."""
 
-    def __init__(self, address: str, connection: Connection) -> None:
+    def __init__(self, address: str, connection: BrokerOptions) -> None:
         super().__init__(
             address,
             tls=connection.tls,
@@ -159,11 +159,11 @@ class BrokerClient(HttpClient):
             earliest=shown["earliest"],
             next=shown["next"],
             at=shown.get("at"),
-            segments=tuple(Segment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
+            segments=tuple(LogSegment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
             floors={row["channel"]: row["floor"] for row in shown["channels"]},
         )
 
-    def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Page:
+    def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> LogPage:
         """Return records from position `first` to before `stop`: at least one if there is one.
 
         Raises: TopicNotFoundError, PositionGoneError, PositionBeyondEndError, BrokerError, UnreachableError.
@@ -174,7 +174,7 @@ class BrokerClient(HttpClient):
             raise self.refusal("/topic/log", query, reply)
         headers = reply.headers
         check_format(self.address, headers.get("x-pyqd-format"))
-        return Page(
+        return LogPage(
             node=headers["x-pyqd-node"],
             created=int(headers.get("x-pyqd-created", 0)),
             first=int(headers["x-pyqd-from"]),
@@ -184,7 +184,7 @@ class BrokerClient(HttpClient):
             data=reply.body,
         )
 
-    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[Page]:
+    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[LogPage]:
         """Yield the pages of a range, one request each; an empty page is the last. Each request begins at the end of
         the page before, even after a restart of the broker in between.
 
@@ -220,7 +220,7 @@ def check_format(address: str, found: object) -> None:
         )
 
 
-class Lookup(NamedTuple):
+class FoundBrokers(NamedTuple):
     """Result of a look-up. addresses: HTTP addresses of brokers. failures: errors of the daemons that did
     not answer.
     """
@@ -229,13 +229,13 @@ class Lookup(NamedTuple):
     failures: list[BrokerError]
 
 
-def find_brokers(connection: Connection, topic: str | None = None) -> Lookup:
+def find_brokers(connection: BrokerOptions, topic: str | None = None) -> FoundBrokers:
     """Return the given brokers, or those that the lookup daemons know: all, or the ones with a topic.
 
     Raises: UnreachableError if no lookup daemon answers. If only some answer, `failures` has the others.
     """
     if connection.nsqd:
-        return Lookup(list(connection.nsqd), [])
+        return FoundBrokers(list(connection.nsqd), [])
     found: dict[str, None] = {}
     failures: list[BrokerError] = []
     for address in connection.lookupd:
@@ -246,7 +246,7 @@ def find_brokers(connection: Connection, topic: str | None = None) -> Lookup:
             failures.append(error)
     if len(failures) == len(connection.lookupd):
         raise UnreachableError("no lookup daemon answers: " + "; ".join(map(str, failures)))
-    return Lookup(list(found), failures)
+    return FoundBrokers(list(found), failures)
 
 
 def producers(client: HttpClient, topic: str | None) -> list[str]:
@@ -261,7 +261,7 @@ def producers(client: HttpClient, topic: str | None) -> list[str]:
         raise BrokerError(f"{client.address}: not the answer of a lookup daemon: {error!r}") from None
 
 
-def topics_known(connection: Connection) -> tuple[set[str], list[BrokerError]]:
+def topics_known(connection: BrokerOptions) -> tuple[set[str], list[BrokerError]]:
     """Return the names of all topics of the lookup daemons or given brokers, and the errors of those that did not
     answer.
 

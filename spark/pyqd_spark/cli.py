@@ -21,12 +21,12 @@ from pyqd.primitives.program_start import begin_program
 from pyqd_spark.brokers import BrokerError
 from pyqd_spark.java import JavaMissingError
 from pyqd_spark.jobs.errors import DataLossError, JobError, spark_failure
-from pyqd_spark.options import CONNECTION, HTTPS_PORT, Connection, OptionError, parse_flag, parse_options
+from pyqd_spark.options import CONNECTION, HTTPS_PORT, BrokerOptions, OptionError, parse_flag, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pyqd_spark.jobs.progress import Progress
+    from pyqd_spark.jobs.progress import JobProgress
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -240,7 +240,7 @@ def flag(text: str) -> bool:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
-def connection_of(parsed: argparse.Namespace) -> Connection:
+def connection_of(parsed: argparse.Namespace) -> BrokerOptions:
     """Return the connection that the flags describe. Raises: OptionError, UsageError."""
     given: dict[str, str | None] = {
         "nsqd": ",".join(parsed.nsqd) if parsed.nsqd else None,
@@ -256,7 +256,7 @@ def connection_of(parsed: argparse.Namespace) -> Connection:
         "requestTimeoutMs": milliseconds("--request-timeout", parsed.request_timeout),
         "retryTimeoutMs": milliseconds("--retry-timeout", parsed.retry_timeout),
     }
-    return Connection.of(PROGRAM, parse_options(PROGRAM, given, CONNECTION))
+    return BrokerOptions.of(PROGRAM, parse_options(PROGRAM, given, CONNECTION))
 
 
 def token_of(path: str | None) -> str | None:
@@ -278,11 +278,11 @@ def milliseconds(name: str, text: str) -> str:
         raise UsageError(f"{name} {text!r}: expected a time such as 500ms, 30s or 1m30s") from None
 
 
-def progress_of(parsed: argparse.Namespace) -> Progress:
+def progress_of(parsed: argparse.Namespace) -> JobProgress:
     """Return the progress display."""
-    from pyqd_spark.jobs.progress import Progress
+    from pyqd_spark.jobs.progress import JobProgress
 
-    return Progress(quiet=parsed.quiet)
+    return JobProgress(quiet=parsed.quiet)
 
 
 def spark_of(parsed: argparse.Namespace) -> SparkSession:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyqd_spark.brokers import (
     PAGE_BYTES,
     BrokerClient,
+    LogPage,
     OtherNodeError,
-    Page,
     PositionBeyondEndError,
     PositionGoneError,
     TopicNotFoundError,
@@ -23,7 +23,7 @@ from pyqd_spark.brokers import (
 )
 from pyqd_spark.discovery import lose
 from pyqd_spark.plan import LogRange
-from pyqd_spark.read_options import Settings
+from pyqd_spark.read_options import ReadSettings
 
 try:
     from pyqd.hot.wire.columns import Columns
@@ -53,7 +53,7 @@ SCHEMA_WITHOUT_BODY: Final = pa.schema(list(SCHEMA)[1:])
 logger = logging.getLogger(__name__)
 
 
-def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
+def read_range(settings: ReadSettings, one: LogRange) -> Iterator[pa.RecordBatch]:
     """Yield all messages of a range, in order. Reading it again yields the same.
 
     Raises: DataLossError if some are missing and failOnDataLoss is true; BrokerError.
@@ -71,7 +71,7 @@ def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
         missing(settings, one, left, f"from {expected} to the end of the range, {one.stop}")
 
 
-def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Columns:
+def decoded(settings: ReadSettings, one: LogRange, page: LogPage, expected: int) -> Columns:
     """Return the columns of a page. Raises: DataLossError if it is damaged and failOnDataLoss is true."""
     try:
         return decode(page.data, expected, settings.include_body, False)
@@ -85,13 +85,13 @@ def place_of(one: LogRange) -> str:
     return f"topic {one.topic} at node {one.node} ({one.address})"
 
 
-def missing(settings: Settings, one: LogRange, count: int, where: str, damaged: int = 0) -> None:
+def missing(settings: ReadSettings, one: LogRange, count: int, where: str, damaged: int = 0) -> None:
     """Raise an error for missing records, or log them and go on. Raises: DataLossError."""
     how = f", {damaged} of them with a wrong checksum" if damaged else ""
     lose(settings, f"{place_of(one)}: {count} messages {where} cannot be read{how}")
 
 
-def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
+def pages_of(settings: ReadSettings, one: LogRange) -> Iterator[LogPage]:
     """Yield the pages of a range; if a part is gone, the pages of the rest.
 
     The reader notices the missing positions. Raises: DataLossError, BrokerError.
@@ -113,18 +113,18 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
                 return
 
 
-def check_created(one: LogRange, page: Page) -> None:
+def check_created(one: LogRange, page: LogPage) -> None:
     """Check that a topic was not deleted and created again. Raises: OtherNodeError."""
     if one.created and page.created and page.created != one.created:
         raise OtherNodeError(f"{one.address}: topic {one.topic} was deleted and re-created")
 
 
-def ahead(pages: Iterator[Page]) -> Iterator[Page]:
+def ahead(pages: Iterator[LogPage]) -> Iterator[LogPage]:
     """Yield pages while a thread fetches the next ones."""
-    waiting: queue.Queue[Page | BaseException | None] = queue.Queue(PAGES_AHEAD)
+    waiting: queue.Queue[LogPage | BaseException | None] = queue.Queue(PAGES_AHEAD)
     over = threading.Event()
 
-    def put(item: Page | BaseException | None) -> bool:
+    def put(item: LogPage | BaseException | None) -> bool:
         while not over.is_set():
             try:
                 waiting.put(item, timeout=0.1)

@@ -15,7 +15,7 @@ from pyqd_spark.brokers import (
     find_brokers,
     topics_known,
 )
-from pyqd_spark.read_options import Settings
+from pyqd_spark.read_options import ReadSettings
 
 # Positions by topic and node id.
 Found = dict[tuple[str, str], Positions]
@@ -34,7 +34,7 @@ class DataLossError(Exception):
         super().__init__(f"{text}. To go on without them set failOnDataLoss=false")
 
 
-def lose(settings: Settings, text: str) -> None:
+def lose(settings: ReadSettings, text: str) -> None:
     """Raise the error, or log it and go on, as failOnDataLoss says. Raises: DataLossError."""
     if settings.fail_on_data_loss:
         raise DataLossError(text)
@@ -44,7 +44,7 @@ def lose(settings: Settings, text: str) -> None:
         logger.warning("%s; going on, as failOnDataLoss is false", text)
 
 
-def topics_asked(settings: Settings) -> list[str]:
+def topics_asked(settings: ReadSettings) -> list[str]:
     """Return the names of the requested topics, whether they exist or not. Raises: BrokerError, DataLossError."""
     if settings.pattern is None:
         return list(settings.topics or settings.nodes_of)
@@ -55,7 +55,7 @@ def topics_asked(settings: Settings) -> list[str]:
     return sorted(name for name in names if matches(name))
 
 
-def addresses_of(settings: Settings, topic: str) -> list[str]:
+def addresses_of(settings: ReadSettings, topic: str) -> list[str]:
     """Return the brokers that may have a topic. Raises: BrokerError, DataLossError."""
     lookup = find_brokers(settings.connection, topic)
     for failure in lookup.failures:
@@ -66,7 +66,7 @@ def addresses_of(settings: Settings, topic: str) -> list[str]:
 class Discovery:
     """Look-ups at brokers over cached connections. Belongs to one thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ReadSettings) -> None:
         self.settings = settings
         self._client_of: dict[str, BrokerClient] = {}
 
@@ -122,7 +122,7 @@ class Discovery:
             del found[key]
 
 
-def check_topics(settings: Settings, found: Found) -> None:
+def check_topics(settings: ReadSettings, found: Found) -> None:
     """Check that every named topic exists at some node. Raises: DataLossError, BrokerError."""
     missing = sorted(set(settings.topics) - {topic for topic, _ in found})
     if missing:

@@ -13,7 +13,7 @@ except ImportError:  # For a copy of the Python modules without the compiled one
     from pyqd.fallback.mpub import command
 
 
-class Column(NamedTuple):
+class BodyColumn(NamedTuple):
     """The rows of an Arrow column as two buffers that begin with row 0, and a time for each row or None."""
 
     offsets: Any
@@ -23,7 +23,7 @@ class Column(NamedTuple):
     times: Any = None
 
     @classmethod
-    def of(cls, values: pa.Array, times: pa.Array | None = None) -> "Column":
+    def of(cls, values: pa.Array, times: pa.Array | None = None) -> "BodyColumn":
         """Return a column of binary or string. times: of int64. Neither has nulls."""
         offset_bytes = OFFSET_BYTES[values.type]
         _, offsets, data = values.buffers()

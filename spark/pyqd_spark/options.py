@@ -164,7 +164,7 @@ CONNECTION: Final = (
 
 
 @dataclass(frozen=True)
-class Connection:
+class BrokerOptions:
     """Settings of the connection to brokers, as sent to the executors.
 
     nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer` to these, and to
@@ -187,7 +187,7 @@ class Connection:
     retry_timeout_s: float = RETRY_TIMEOUT_MS / 1000
 
     @classmethod
-    def of(cls, source: str, values: Mapping[str, Any]) -> "Connection":
+    def of(cls, source: str, values: Mapping[str, Any]) -> "BrokerOptions":
         """Return the settings of a connection from the values of its options, by name. Raises: OptionError."""
         exactly_one(source, values, ("nsqd", "lookupd"))
         if values["tlsKey"] is not None and values["tlsCert"] is None:

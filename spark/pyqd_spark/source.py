@@ -14,7 +14,7 @@ from pyspark.sql.types import (
 )
 
 from pyqd_spark.options import OptionError, parse_flag
-from pyqd_spark.read_options import SOURCE, Settings, parse_settings
+from pyqd_spark.read_options import SOURCE, ReadSettings, parse_settings
 from pyqd_spark.reader import PyqdReader
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def schema_with(include_body: bool) -> StructType:
     return SCHEMA if include_body else StructType([column for column in SCHEMA if column.name != BODY])
 
 
-def check_schema(given: StructType, settings: Settings) -> None:
+def check_schema(given: StructType, settings: ReadSettings) -> None:
     """Refuse a schema given by the user. Raises: OptionError."""
     wanted = schema_with(settings.include_body)
     if [(column.name, column.dataType) for column in given] != [(one.name, one.dataType) for one in wanted]:

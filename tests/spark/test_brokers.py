@@ -19,8 +19,8 @@ from pyqd_spark.brokers import (
     topics_known,
 )
 from pyqd_spark.discovery import DataLossError, Discovery, check_topics
-from pyqd_spark.options import Connection, OptionError
-from pyqd_spark.read_options import Bound, Settings
+from pyqd_spark.options import BrokerOptions, OptionError
+from pyqd_spark.read_options import Bound, ReadSettings
 from tests.support.http_stub import cut_off, http_stub, json_answer, lookup_answers
 from tests.support.server import free_port
 
@@ -56,11 +56,11 @@ def log_answer(data=b"", node=NODE, first=0, following=0, end=10):
 
 
 def connection(*addresses, retry_s=0.0, **more):
-    return Connection(nsqd=addresses, retry_timeout_s=retry_s, request_timeout_s=5, **more)
+    return BrokerOptions(nsqd=addresses, retry_timeout_s=retry_s, request_timeout_s=5, **more)
 
 
 def settings(*addresses, lose=False, **more):
-    return Settings(connection(*addresses), fail_on_data_loss=not lose, **more)
+    return ReadSettings(connection(*addresses), fail_on_data_loss=not lose, **more)
 
 
 def nobody():
@@ -173,7 +173,7 @@ def test_brokers_are_looked_up_at_all_lookup_daemons():
         http_stub(lookup_answers({"orders": ["127.0.0.1:1", "127.0.0.1:2"]})) as first,
         http_stub(lookup_answers({"orders": ["127.0.0.1:2"], "bills": ["127.0.0.1:3"]})) as second,
     ):
-        both = Connection(lookupd=(first.address, second.address), retry_timeout_s=0)
+        both = BrokerOptions(lookupd=(first.address, second.address), retry_timeout_s=0)
         assert find_brokers(both, "orders") == (["127.0.0.1:1", "127.0.0.1:2"], [])
         assert find_brokers(both, "bills").addresses == ["127.0.0.1:3"]
         assert find_brokers(both, "nothing").addresses == []
@@ -184,17 +184,17 @@ def test_brokers_are_looked_up_at_all_lookup_daemons():
 def test_lookup_daemons_that_do_not_answer_are_reported():
     gone = nobody()
     with http_stub(lookup_answers({"orders": ["127.0.0.1:1"]})) as stub:
-        found = find_brokers(Connection(lookupd=(gone, stub.address), retry_timeout_s=0), "orders")
+        found = find_brokers(BrokerOptions(lookupd=(gone, stub.address), retry_timeout_s=0), "orders")
     assert found.addresses == ["127.0.0.1:1"]
     assert len(found.failures) == 1
     assert gone in str(found.failures[0])
     with pytest.raises(UnreachableError, match=f"no lookup daemon answers: {gone}"):
-        find_brokers(Connection(lookupd=(gone,), retry_timeout_s=0), "orders")
+        find_brokers(BrokerOptions(lookupd=(gone,), retry_timeout_s=0), "orders")
 
 
 def test_an_address_without_a_lookup_daemon_is_reported():
     with http_stub(lambda *_: json_answer([1])) as stub, pytest.raises(UnreachableError, match="not the answer of a"):
-        find_brokers(Connection(lookupd=(stub.address,), retry_timeout_s=0))
+        find_brokers(BrokerOptions(lookupd=(stub.address,), retry_timeout_s=0))
 
 
 def test_an_unreachable_lookup_daemon_fails_the_plan_or_is_left_out():
@@ -203,10 +203,10 @@ def test_an_unreachable_lookup_daemon_fails_the_plan_or_is_left_out():
         http_stub(lambda *_: positions_answer()) as broker,
         http_stub(lookup_answers({"orders": [broker.address]})) as lookup,
     ):
-        looked_up = Connection(lookupd=(lookup.address, gone), retry_timeout_s=0)
+        looked_up = BrokerOptions(lookupd=(lookup.address, gone), retry_timeout_s=0)
         with pytest.raises(DataLossError, match=rf"not known for sure: {gone}.*failOnDataLoss=false"):
-            Discovery(Settings(looked_up, topics=("orders",))).find()
-        found = Discovery(Settings(looked_up, topics=("orders",), fail_on_data_loss=False)).find()
+            Discovery(ReadSettings(looked_up, topics=("orders",))).find()
+        found = Discovery(ReadSettings(looked_up, topics=("orders",), fail_on_data_loss=False)).find()
     assert list(found) == [("orders", NODE)]
 
 

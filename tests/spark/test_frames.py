@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyqd.fallback import mpub as mpub_in_python
 from pyqd.hot.wire import mpub
 from pyqd_spark import frames
-from pyqd_spark.frames import Column
+from pyqd_spark.frames import BodyColumn
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
 
@@ -30,7 +30,7 @@ def test_both_forms_give_the_same_bytes(
 ) -> None:
     values = pa.array(["left out"] * skipped + bodies, pa.string()).cast(kind).slice(skipped)
     times = pa.array([-1] * skipped + list(range(len(bodies))), pa.int64()).slice(skipped) if timed else None
-    column = Column.of(values, times)
+    column = BodyColumn.of(values, times)
 
     def made(command: Any) -> list[tuple[bytes, int]]:
         with pytest.MonkeyPatch.context() as patch:

@@ -15,12 +15,12 @@ import pytest
 
 from pyqd.primitives.errors import DiskFull
 from pyqd_spark import cli
-from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
+from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
 from pyqd_spark.jobs.compact import CompactOptions, compact
 from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.profile import ProfileOptions, profile
 from pyqd_spark.jobs.runner import InProcess, OnSpark, Runner
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.table import JobTable
 from tests.spark.drained import QUIET, connection, files, http_address, options, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
@@ -77,7 +77,7 @@ def drain_is_resumed(chosen: Any, disk: Path, runner: Runner) -> None:
     enlarge(disk, ENOUGH_BYTES)
     assert [(report.run, report.rows) for report in run(chosen, runner)] == [(1, COUNT)]
     assert numbers_in(files(table)) == list(range(COUNT))
-    assert Table(str(table)).open_plan() is None
+    assert JobTable(str(table)).open_plan() is None
 
 
 def test_a_drain_onto_a_full_disk_fails_clearly_and_resumes_when_there_is_space(
@@ -125,7 +125,7 @@ def test_a_channel_drained_onto_a_full_disk_keeps_the_messages_that_have_not_lan
     broker.http("POST", "/channel/create", topic=topic, channel="c")
     publish(broker, topic)
     given = {"nsqd": http_address(broker), "topic": topic, "channel": "c", "path": str(disk / "landed")}
-    settings = ChannelSettings.of({**given, "batchMessages": "200", "idleTimeoutMs": "500"})
+    settings = ChannelReadSettings.of({**given, "batchMessages": "200", "idleTimeoutMs": "500"})
 
     def drain() -> None:
         reader = PyqdChannelReader(settings)

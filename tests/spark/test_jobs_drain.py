@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyqd.primitives.errors import DiskFull
-from pyqd_spark.brokers import BrokerClient, Page, TopicNotFoundError, UnreachableError
+from pyqd_spark.brokers import BrokerClient, LogPage, TopicNotFoundError, UnreachableError
 from pyqd_spark.jobs import ranges
 from pyqd_spark.jobs.errors import DataLossError, DrainError, TableError
 from pyqd_spark.jobs.ranges import drain_range
 from pyqd_spark.jobs.report import as_text
-from pyqd_spark.jobs.rows import Rows, read_page
+from pyqd_spark.jobs.rows import PageRows, read_page
 from pyqd_spark.jobs.runner import InProcess, Task
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.table import JobTable
 from tests.spark.drained import QUIET, bodies, connection, files, numbers, options, publish, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
@@ -101,7 +101,7 @@ def test_a_run_with_nothing_new_writes_nothing(broker: Daemon, topic: str, table
     (report,) = run(chosen)
     assert (report.rows, report.complete) == (0, True)
     assert as_text(report) == "nothing new"
-    assert Table(str(table)).numbers() == [1]
+    assert JobTable(str(table)).numbers() == [1]
 
 
 def test_rows_have_the_broker_s_metadata_of_a_message(broker: Daemon, topic: str, table: Path) -> None:
@@ -128,7 +128,7 @@ def test_messages_of_several_days_go_to_the_directories_of_their_days(
 ) -> None:
     read, day_us = read_page, ranges.US_PER_DAY
 
-    def spread(*arguments: Any, **more: Any) -> Rows:
+    def spread(*arguments: Any, **more: Any) -> PageRows:
         """Give each row a day of its own, the later ones first."""
         rows = read(*arguments, **more)
         place = rows.batch.schema.get_field_index("timestamp")
@@ -246,13 +246,13 @@ def test_a_path_that_differs_on_the_executors_is_named_and_nothing_lands_there(
 
 
 def test_a_table_has_one_writer_at_a_time(broker: Daemon, topic: str, table: Path) -> None:
-    with Table(str(table)).locked(), pytest.raises(TableError, match="changed by another"):
+    with JobTable(str(table)).locked(), pytest.raises(TableError, match="changed by another"):
         run(options(table, broker, topics=(topic,)))
 
 
 def test_an_obstacle_in_the_target_directory_is_named(broker: Daemon, table: Path) -> None:
     run(options(table, broker, topics=(), pattern="no such topic"))
-    state = Table(str(table)).state
+    state = JobTable(str(table)).state
     Path(state, "table.json").write_text('{"format": 2}')
     with pytest.raises(TableError, match="has format 2, and this version reads format 1"):
         run(options(table, broker))
@@ -270,7 +270,7 @@ def test_a_broker_that_does_not_answer_fails_the_run_before_anything_is_planned(
     chosen = options(table, brokers[0], away, topics=(topic,))
     with pytest.raises(UnreachableError, match=str(away.http_address[1])):
         run(chosen)
-    assert Table(str(table)).numbers() == []
+    assert JobTable(str(table)).numbers() == []
     (report,) = run(replace(chosen, fail_on_data_loss=False))
     assert numbers(table) == list(range(10))
     assert not report.complete
@@ -463,7 +463,7 @@ def test_a_page_damaged_on_the_way_is_an_error_or_a_gap(
 ) -> None:
     page_of = BrokerClient.page
 
-    def damaged(self: BrokerClient, *arguments: Any, **more: Any) -> Page:
+    def damaged(self: BrokerClient, *arguments: Any, **more: Any) -> LogPage:
         page = page_of(self, *arguments, **more)
         data = bytearray(page.data)
         data[-1 - 48] ^= 1
@@ -499,7 +499,7 @@ def test_a_full_disk_fails_the_run_clearly_and_a_rerun_completes_it(
         patch.setattr(os, "fsync", full)
         with pytest.raises(DrainError, match="No space left on device"):
             run(chosen)
-    assert Table(str(table)).open_plan() is not None
+    assert JobTable(str(table)).open_plan() is not None
     run(chosen)
     assert numbers(table) == list(range(3000))
 

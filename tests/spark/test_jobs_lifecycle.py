@@ -22,10 +22,10 @@ from pyqd_spark.brokers import UnreachableError
 from pyqd_spark.jobs import lifecycle, lifecycle_report
 from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lifecycle import LifecycleOptions, RunReport, update
-from pyqd_spark.jobs.progress import Progress
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.progress import JobProgress
+from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.jobs.trace_log import EventRange, EventTask, land_events
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from tests.spark.drained import QUIET, connection, files, http_address
 from tests.spark.gated_lifecycle import Gated, waiting
 from tests.support.nsq import Client
@@ -58,7 +58,7 @@ def brokers() -> Iterator[list[TraceBroker]]:
 def run(spark: SparkSession, brokers: list[TraceBroker], tmp_path: Path) -> Callable[[], RunReport]:
     """Function that brings the table up to date."""
     addresses = tuple(broker.address for broker in brokers)
-    options = LifecycleOptions(str(tmp_path / "lives"), Connection(nsqd=addresses, retry_timeout_s=0.0))
+    options = LifecycleOptions(str(tmp_path / "lives"), BrokerOptions(nsqd=addresses, retry_timeout_s=0.0))
     return lambda: update(options, spark, QUIET)
 
 
@@ -211,7 +211,7 @@ def test_acts_of_ephemeral_channels_are_counted_and_not_kept(
     for _ in range(1000):
         log.add("dropped", 0, channel="a", reason="ephemeral", count=2)
     deliver(log, 1, "finished")
-    address, options = brokers[0].address, Connection(nsqd=(brokers[0].address,), retry_timeout_s=0.0)
+    address, options = brokers[0].address, BrokerOptions(nsqd=(brokers[0].address,), retry_timeout_s=0.0)
     task = EventTask(0, EventRange("log of one", 1, log.next, True), address, str(tmp_path), options)
     assert land_events(task) == {"rows": 4, "many": [], "ignored": 1000}
     assert run().events == 1004
@@ -220,7 +220,7 @@ def test_acts_of_ephemeral_channels_are_counted_and_not_kept(
 
 def test_an_executor_without_compiled_modules_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyqd.hot.wire.trace_events", None)
-    task = EventTask(0, EventRange("one", 1, 2, True), "127.0.0.1:1", str(tmp_path), Connection())
+    task = EventTask(0, EventRange("one", 1, 2, True), "127.0.0.1:1", str(tmp_path), BrokerOptions())
     error = land_events(task)["error"]
     assert error.startswith(f"{socket.gethostname()} cannot decode trace events: ")
     assert f": install pyqd {pyqd.__version__} in the Python of the executors" in error
@@ -400,7 +400,7 @@ def test_a_table_of_another_job_is_left_alone(run: Callable[[], RunReport], tmp_
 def test_a_drain_leaves_a_table_of_lives_alone(tmp_path: Path) -> None:
     with lifecycle.LifeTable(str(tmp_path / "lives")).locked():
         pass
-    with pytest.raises(TableError, match="a table of another job"), Table(str(tmp_path / "lives")).locked():
+    with pytest.raises(TableError, match="a table of another job"), JobTable(str(tmp_path / "lives")).locked():
         pass
 
 
@@ -419,10 +419,10 @@ def test_following_goes_on_after_a_broker_was_away(
 
     monkeypatch.setattr(lifecycle, "update", update_)
     told: list[int] = []
-    options = LifecycleOptions("lives", Connection(nsqd=("127.0.0.1:1",)))
+    options = LifecycleOptions("lives", BrokerOptions(nsqd=("127.0.0.1:1",)))
     spark: Any = None
     with pytest.raises(KeyboardInterrupt):
-        lifecycle.follow(options, spark, Progress(), 0.0, lambda report: told.append(report.run))
+        lifecycle.follow(options, spark, JobProgress(), 0.0, lambda report: told.append(report.run))
     assert told == [1, 2]
     assert "broker is away; trying again" in capsys.readouterr().err
 

@@ -333,8 +333,8 @@ def test_only_unanswered_batches_are_sent_again(start: Starter, answers: int, ca
 def test_a_connection_idle_for_long_is_reconnected(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "IDLE_LONGEST_S", -1.0)
     daemon = start(pyqd())
-    publisher = writer.Publisher(settings(**to(daemon)), 0)
-    rows = writer.Rows(publisher.settings)
+    publisher = writer.TaskPublisher(settings(**to(daemon)), 0)
+    rows = writer.TopicRuns(publisher.settings)
     clients = []
     for index in range(2):
         for run in rows.runs(batch(value=numbered(5, 5 * index))):

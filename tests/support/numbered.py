@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 
 from pyqd_spark.brokers import BrokerClient
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from tests.support.server import Daemon
 
 PER_REQUEST = 5000
@@ -32,7 +32,7 @@ def body_of(number: int, size_bytes: int = 8) -> bytes:
 def publish_bodies(daemon: Daemon, topic: str, bodies: Iterable[bytes]) -> None:
     """Publish messages in one request."""
     framed = [struct.pack(">i", len(body)) + body for body in bodies]
-    with BrokerClient(addresses_of(daemon), Connection(retry_timeout_s=0)) as client:
+    with BrokerClient(addresses_of(daemon), BrokerOptions(retry_timeout_s=0)) as client:
         client.publish(topic, struct.pack(">i", len(framed)) + b"".join(framed))
 
 
@@ -48,7 +48,7 @@ def publish_until_dropped(daemon: Daemon, topic: str, start: int) -> int:
 
     Returns: the position of the oldest kept message.
     """
-    with BrokerClient(addresses_of(daemon), Connection(retry_timeout_s=0)) as client:
+    with BrokerClient(addresses_of(daemon), BrokerOptions(retry_timeout_s=0)) as client:
         for first in range(start, start + 100 * BATCHES_MAX, 100):
             publish_numbers(daemon, topic, first, first + 100, 2000)
             daemon.http("POST", "/topic/empty", topic=topic)

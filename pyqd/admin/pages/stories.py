@@ -17,7 +17,7 @@ from pyqd.admin.site import Site
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.trace.database import Database
 from pyqd.trace.errors import TraceError
-from pyqd.trace.search import STATES, Query, newest
+from pyqd.trace.search import STATES, TraceQuery, newest
 from pyqd.trace.story import stories_of
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Stories:
         state = fields.get("state", "") if fields.get("state") in STATES else ""
         span = fields.get("within", "") if fields.get("within") in SPANS else "1 h"
         until = time_of(fields.get("until", ""))
-        query = Query(
+        query = TraceQuery(
             topic=topic or None,
             channel=channel or None,
             since=(until or datetime.now(timezone.utc)) - timedelta(seconds=SPANS[span]),

@@ -16,7 +16,7 @@ from pyqd.tools.trace import views
 from pyqd.tools.trace.frame import instant, opened, reading_options, say, span
 
 if TYPE_CHECKING:
-    from pyqd.trace.search import Found
+    from pyqd.trace.search import FoundMessage
     from pyqd.trace.story import Story
 
 POLL_S: Final = 1.0
@@ -122,10 +122,12 @@ def find(
     message that was never sent the time at which the channel got it. A message that no channel has got is listed
     without one, with the time of its publishing. A query with topic and channel is the quickest.
     """
-    from pyqd.trace.search import Query, newest
+    from pyqd.trace.search import TraceQuery, newest
 
     output = Output(as_json)
-    query = Query(topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit)
+    query = TraceQuery(
+        topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit
+    )
     with opened(url) as database:
         if follow:
             return _follow_search(output, lambda: newest(database, query), limit)
@@ -134,7 +136,7 @@ def find(
     return OK
 
 
-def _follow_search(output: Output, ask: Callable[[], list[Found]], limit: int) -> int:
+def _follow_search(output: Output, ask: Callable[[], list[FoundMessage]], limit: int) -> int:
     """Print messages as they come to meet the conditions, for ever. limit: of messages that `ask` returns."""
     seen: set[tuple[str, ...]] = set()
     while True:

@@ -15,8 +15,8 @@ from pyqd.tools.ctl.table import Column, Fitted, count, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pyqd.trace.figures import Figures
-    from pyqd.trace.search import Found
+    from pyqd.trace.figures import TraceFigures
+    from pyqd.trace.search import FoundMessage
     from pyqd.trace.story import Step, Story
 
 # Of a body, on a terminal.
@@ -61,24 +61,24 @@ def step_value(story: Story, step: Step) -> dict[str, Any]:
     return found
 
 
-def found_value(found: Found) -> dict[str, Any]:
+def found_value(found: FoundMessage) -> dict[str, Any]:
     """Return a message for JSON."""
     value: dict[str, Any] = jsonable(found_row(found))
     return value
 
 
-def found_row(found: Found) -> dict[str, Any]:
+def found_row(found: FoundMessage) -> dict[str, Any]:
     """Return the values of a message."""
     return {**asdict(found), "taken_s": found.taken_s}
 
 
-def figures_value(figures: Figures) -> dict[str, Any]:
+def figures_value(figures: TraceFigures) -> dict[str, Any]:
     """Return figures for JSON."""
     value: dict[str, Any] = jsonable(asdict(figures))
     return value
 
 
-def key_of(found: Found) -> tuple[str, ...]:
+def key_of(found: FoundMessage) -> tuple[str, ...]:
     """Return the key of a line of `find --follow`: a message is shown again with each new state."""
     return found.nsqd, found.message_id, found.topic, found.channel, found.state, str(found.at)
 
@@ -94,7 +94,7 @@ def step_line(step: Step) -> str:
     return "  ".join(word for word in words if word not in ("", "-"))
 
 
-def found_line(found: Found) -> str:
+def found_line(found: FoundMessage) -> str:
     """Return a message as a line of text."""
     return "  ".join(column.text(found_row(found)) for column in FOUND)
 
@@ -208,12 +208,12 @@ def story_view(story: Story, steps: Sequence[Step] | None = None) -> RenderableT
     return Fitted(STEPS, [{**asdict(step), "note": note_of(step)} for step in shown])
 
 
-def found_view(found: Sequence[Found]) -> RenderableType:
+def found_view(found: Sequence[FoundMessage]) -> RenderableType:
     """Return the table of messages."""
     return Fitted(FOUND, [found_row(row) for row in found])
 
 
-def figures_views(figures: Figures) -> Sequence[RenderableType]:
+def figures_views(figures: TraceFigures) -> Sequence[RenderableType]:
     """Return the tables of topics and of channels, and one of lost events if there are any."""
     channels = [
         {

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from pyqd.trace.errors import DatabaseError, UrlError
 from pyqd.trace.literals import Literals, statement_text
-from pyqd.trace.stores.store import CONNECT_S, Change, Store
+from pyqd.trace.stores.store import CONNECT_S, OutcomeChange, Store
 
 # Bytes of one statement; the server's smallest default of max_allowed_packet is 4 MiB.
 STATEMENT_BYTES: Final = 512 << 10
@@ -59,7 +59,7 @@ class MysqlStore(Store):
         for texts in _portions([values % tuple(row) for row in rows]):
             cursor.execute(start + ",".join(texts))
 
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         """Set the outcomes of deliveries."""
         cursor = connection.connection.cursor()
         for texts in _portions([f"{change.position}, {change.outcome}, {change.outcome_at}" for change in changes]):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from pyqd.trace.literals import COPY_TEXT, Literals
-from pyqd.trace.stores.store import CONNECT_S, Change, Store
+from pyqd.trace.stores.store import CONNECT_S, OutcomeChange, Store
 
 # Rows of one write to the server.
 ROWS: Final = 2000
@@ -62,7 +62,7 @@ class PostgresqlStore(Store):
             for start in range(0, len(rows), ROWS):
                 copy.write("".join([line % tuple(row) for row in rows[start : start + ROWS]]))
 
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         """Set the outcomes of deliveries."""
         null = COPY_TEXT.null
         times = [None if change.outcome_at == null else change.outcome_at for change in changes]

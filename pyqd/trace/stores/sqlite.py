@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from pyqd.trace.errors import SchemaError
 from pyqd.trace.literals import VALUES, Literals
-from pyqd.trace.stores.store import Change, Store
+from pyqd.trace.stores.store import OutcomeChange, Store
 
 # Key of the path and the identity of a connection's file.
 FILE: Final = "file"
@@ -94,7 +94,7 @@ class SqliteStore(Store):
         if whole < len(rows):
             cursor.executemany(f"INSERT INTO {table.name} VALUES {values}", rows[whole:])
 
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         """Set the outcomes of deliveries."""
         connection.connection.cursor().executemany(
             f"UPDATE trace_deliveries SET outcome = ?, outcome_at = ? WHERE node_id = {node_id} AND position = ?",

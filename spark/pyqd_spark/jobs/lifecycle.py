@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lives import LIFE, lives_of, open_events, table_rows, with_released
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.reading import read_table
 from pyqd_spark.jobs.runner import OnSpark, Runner
-from pyqd_spark.jobs.table import JOB_FILE, Table
+from pyqd_spark.jobs.table import JOB_FILE, JobTable
 from pyqd_spark.jobs.trace_log import DDL, LOST, EventRange, EventTask, LogEnd, cut, land_events, look
 from pyqd_spark.landing import make_directories, sync_directory, uri_of, write_file
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +54,7 @@ class LifecycleOptions:
     """Options of a run. path: of the table."""
 
     path: str
-    connection: Connection
+    connection: BrokerOptions
     compression: str = "zstd"
 
 
@@ -90,7 +90,7 @@ class LifePlan:
     after: dict[str, int] = field(default_factory=dict)
 
 
-class LifeTable(Table):
+class LifeTable(JobTable):
     """Table of lives: a table with plans and commits of its own."""
 
     @property
@@ -127,7 +127,9 @@ class LifeTable(Table):
         return 0, {}, asdict(RunReport(0))
 
 
-def update(options: LifecycleOptions, spark: SparkSession, shown: Progress, runner: Runner | None = None) -> RunReport:
+def update(
+    options: LifecycleOptions, spark: SparkSession, shown: JobProgress, runner: Runner | None = None
+) -> RunReport:
     """Bring the table up to date. Returns: figures of the last run; its `run` stays the same if nothing is new.
 
     Raises: BrokerError, JobError, StorageError.
@@ -150,7 +152,7 @@ def update(options: LifecycleOptions, spark: SparkSession, shown: Progress, runn
 def follow(
     options: LifecycleOptions,
     spark: SparkSession,
-    shown: Progress,
+    shown: JobProgress,
     interval_s: float,
     tell: Callable[[RunReport], None],
 ) -> NoReturn:

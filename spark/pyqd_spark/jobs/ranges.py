@@ -23,7 +23,7 @@ from pyqd.primitives.errors import StorageError
 from pyqd_spark.brokers import (
     BrokerClient,
     BrokerError,
-    Page,
+    LogPage,
     PositionBeyondEndError,
     PositionGoneError,
     TopicNotFoundError,
@@ -31,10 +31,10 @@ from pyqd_spark.brokers import (
 )
 from pyqd_spark.decode import ahead
 from pyqd_spark.jobs.errors import DataLossError
-from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, Range
+from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, PlannedRange
 from pyqd_spark.jobs.rows import SCHEMA, RowGroups, read_page
 from pyqd_spark.landing import Landed, Landing, make_directories, not_shared, partition_directory, write_file
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 UNREACHABLE: Final = "unreachable"
 DATA_LOSS: Final = "data loss"
@@ -50,16 +50,16 @@ logger = logging.getLogger(__name__)
 class RangeTask:
     """Input of a task. number: the range's place in the plan. hidden: the directory of the attempt.
 
-    done_path: see Table.done_path. address: of the broker that serves the range's node.
+    done_path: see JobTable.done_path. address: of the broker that serves the range's node.
     """
 
     table: str
     number: int
-    range: Range
+    range: PlannedRange
     address: str
     hidden: str
     done_path: str
-    connection: Connection
+    connection: BrokerOptions
     compression: str
     fail_on_data_loss: bool
 
@@ -142,7 +142,7 @@ def batches(task: RangeTask, found: RangeRead) -> Iterator[pa.RecordBatch]:
                 first = part.stop
 
 
-def rows_of(task: RangeTask, page: Page, first: int, found: RangeRead) -> Iterator[pa.RecordBatch]:
+def rows_of(task: RangeTask, page: LogPage, first: int, found: RangeRead) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a page. A damaged page is an error, or its sound records are taken; first: the requested
     position.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyqd_spark.jobs.errors import JobError
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.landing import uri_of
-from pyqd_spark.options import CONNECTION, Connection
+from pyqd_spark.options import CONNECTION, BrokerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +19,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
     The files are listed under the lock of readers, so no compaction replaces any of them during the listing. Topic and
     day are read as text. Raises: TableError; JobError if there is no row yet.
     """
-    table = Table(path)
+    table = JobTable(path)
     with table.reading():
         if not table.partitions():
             raise JobError(f"{table.path} has no rows yet")
@@ -46,7 +46,7 @@ def chosen(frame: DataFrame, where: str | None) -> DataFrame:
         raise JobError(f"--where {where!r}: {said}; the columns are {', '.join(frame.columns)}") from None
 
 
-def connection_options(connection: Connection) -> dict[str, str]:
+def connection_options(connection: BrokerOptions) -> dict[str, str]:
     """Return the options of the formats for a connection."""
     values: dict[str, Any] = {
         "nsqd": ",".join(connection.nsqd) or None,

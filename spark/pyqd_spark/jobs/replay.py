@@ -19,9 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from pyqd_spark.jobs.errors import JobError, reason_in
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.reading import chosen, connection_options, read_table
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from pyqd_spark.writer import Published, WriteSettings, publish_batches
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ReplayOptions:
 
     path: str
     topic: str
-    connection: Connection
+    connection: BrokerOptions
     where: str | None = None
     rate: int | None = None
     tasks: int | None = None
@@ -61,7 +61,7 @@ class ReplayReport:
     dry_run: bool
 
 
-def replay(options: ReplayOptions, spark: SparkSession, shown: Progress) -> ReplayReport:
+def replay(options: ReplayOptions, spark: SparkSession, shown: JobProgress) -> ReplayReport:
     """Publish the selection, or count it. Raises: JobError, and BrokerError before a task starts."""
     from pyspark.sql import functions
 

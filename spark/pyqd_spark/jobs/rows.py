@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from pyqd_spark.brokers import Page
+from pyqd_spark.brokers import LogPage
 from pyqd_spark.decode import SCHEMA as SOURCE_SCHEMA
 from pyqd_spark.decode import batch_of, decode
-from pyqd_spark.jobs.plan import Range
+from pyqd_spark.jobs.plan import PlannedRange
 from pyqd_spark.landing import Landed, Landing
 from pyqd_spark.plan import LogRange
 
@@ -27,7 +27,7 @@ GROUP_BYTES = 16 << 20
 GROUP_ROWS = 1 << 20
 
 
-class Rows(NamedTuple):
+class PageRows(NamedTuple):
     """Rows of a page. body_bytes: of all bodies. damaged: number of damaged records, which are left out."""
 
     batch: pa.RecordBatch
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     damaged: int
 
 
-def read_page(page: Page, part: Range, expected: int, *, skip_damaged: bool) -> Rows:
+def read_page(page: LogPage, part: PlannedRange, expected: int, *, skip_damaged: bool) -> PageRows:
     """Return the rows of a page of a range. expected: the requested position.
 
     skip_damaged: leave out damaged records. Raises: ValueError for a damaged record that is not to be left out, or if
@@ -52,7 +52,7 @@ def read_page(page: Page, part: Range, expected: int, *, skip_damaged: bool) -> 
         stop=part.stop,
     )
     batch = batch_of(columns, one).select(COLUMNS)
-    return Rows(batch, len(columns.bodies or b""), columns.damaged)
+    return PageRows(batch, len(columns.bodies or b""), columns.damaged)
 
 
 class RowGroups:

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from pyqd.primitives.errors import storage_error
 from pyqd_spark.jobs.errors import TableError
-from pyqd_spark.jobs.plan import Plan, Progress, Range, Source, progress_from, progress_rows
+from pyqd_spark.jobs.plan import LogSource, Plan, PlannedRange, SourceProgress, progress_from, progress_rows
 from pyqd_spark.landing import local_path, make_directories, sync_directory, write_file
 
 FORMAT: Final = 1
@@ -40,16 +40,16 @@ RUNS_KEPT: Final = 100
 
 
 @dataclass
-class Commit:
+class RunCommit:
     """Result of a finished run for the next one. left: ranges that remain for the next run. report: see jobs.report."""
 
     run: int
-    progress: dict[Source, Progress] = field(default_factory=dict)
-    left: list[Range] = field(default_factory=list)
+    progress: dict[LogSource, SourceProgress] = field(default_factory=dict)
+    left: list[PlannedRange] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
 
 
-class Table:
+class JobTable:
     """Table's directory. path: of a local or network file system, or a file: URL. Raises: ValueError."""
 
     def __init__(self, path: str) -> None:
@@ -157,18 +157,18 @@ class Table:
         except FileNotFoundError:
             return []
 
-    def last_commit(self) -> Commit:
+    def last_commit(self) -> RunCommit:
         """Return the commit of the last finished run; of a new table, a run 0. Raises: TableError."""
         for run in reversed(self.numbers()):
             path = self.run_path(run, "commit.json")
             if os.path.exists(path):
                 shown = _read(path)
                 try:
-                    left = [Range(**each) for each in shown["left"]]
-                    return Commit(run, progress_from(shown["progress"]), left, shown["report"])
+                    left = [PlannedRange(**each) for each in shown["left"]]
+                    return RunCommit(run, progress_from(shown["progress"]), left, shown["report"])
                 except (KeyError, TypeError) as error:
                     raise TableError(f"cannot use {path}: its content is damaged: {error!r}; restore it") from None
-        return Commit(0)
+        return RunCommit(0)
 
     def open_plan(self) -> Plan | None:
         """Return the plan of an unfinished run; None if there is none. Raises: TableError."""
@@ -199,7 +199,7 @@ class Table:
             return {}
         return {int(name.removesuffix(".json")): _read(os.path.join(directory, name)) for name in sorted(names)}
 
-    def write_commit(self, commit: Commit, attempt: str) -> None:
+    def write_commit(self, commit: RunCommit, attempt: str) -> None:
         """Finish a run; then remove the files that only an unfinished run needs, and old runs."""
         content = {
             "run": commit.run,

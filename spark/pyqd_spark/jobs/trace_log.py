@@ -20,7 +20,7 @@ from pyqd.client.http import Reply
 from pyqd_spark.brokers import BrokerClient, BrokerError, OtherNodeError, check_format, find_brokers
 from pyqd_spark.jobs.errors import JobError
 from pyqd_spark.landing import land_batches, not_shared
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 PATH: Final = "/trace/log"
 PAGE_BYTES: Final = 2 << 20
@@ -75,7 +75,7 @@ class EventRange:
     is_first: bool
 
 
-class TraceClient(BrokerClient):
+class TraceLogClient(BrokerClient):
     """Client of a broker's trace log."""
 
     def log_end(self) -> LogEnd:
@@ -154,11 +154,11 @@ def _cut(columns: dict[str, Any], part: EventRange) -> Any:
     return pc.if_else(is_gap, cut, columns["count"])
 
 
-def look(connection: Connection) -> list[LogEnd]:
+def look(connection: BrokerOptions) -> list[LogEnd]:
     """Return the logs of all brokers. Raises: UnreachableError if one of them does not answer, BrokerError."""
     found: dict[str, LogEnd] = {}
     for address in find_brokers(connection).addresses:
-        with TraceClient(address, connection) as client:
+        with TraceLogClient(address, connection) as client:
             log = client.log_end()
             found[log.node] = log
     return list(found.values())
@@ -179,7 +179,7 @@ class EventTask:
     range: EventRange
     address: str
     directory: str
-    connection: Connection
+    connection: BrokerOptions
 
 
 def land_events(task: EventTask) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def land_events(task: EventTask) -> dict[str, Any]:
     many = Many()
     name = f"events-{task.number:05d}.parquet"
     try:
-        with TraceClient(task.address, task.connection) as client:
+        with TraceLogClient(task.address, task.connection) as client:
             landed = land_batches(task.directory, name, SCHEMA, _without_many(client.events(task.range), many))
     except (BrokerError, JobError) as error:
         return {"error": str(error)}
