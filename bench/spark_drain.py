@@ -58,7 +58,10 @@ def publish(address: str, count: int, size: int, kind: str = "random") -> None:
             bodies = min(MPUB_BODIES, count - first)
             each = [made(number, size) for number in range(first, first + bodies)]
             data = b"".join(struct.pack(">i", len(body)) + body for body in each)
-            client.publish(TOPIC, struct.pack(">i", bodies) + data)
+            reply = client.request(
+                "POST", "/mpub", {"topic": TOPIC, "binary": "true"}, struct.pack(">i", bodies) + data
+            )
+            assert reply.status == 200, reply
 
 
 def by_drain(spark: SparkSession, address: str, path: Path, rows: int) -> float:

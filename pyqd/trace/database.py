@@ -13,9 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from pyqd.hot.wire.trace_events import TraceColumns
-from pyqd.trace import schema
+from pyqd.trace import DatabaseError, MovedError, SchemaError, UrlError, schema
 from pyqd.trace.addresses import shown, store_of
-from pyqd.trace.errors import DatabaseError, MovedError, SchemaError, UrlError
 from pyqd.trace.recent import RecentDeliveries
 from pyqd.trace.rows import Drop, Place, TraceBatch, batch_of
 from pyqd.trace.stores.store import ANSWER_S, OutcomeChange

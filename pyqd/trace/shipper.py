@@ -19,9 +19,9 @@ from typing import Final, TypeVar
 from pyqd.client.errors import ClientError
 from pyqd.client.http import HttpClient
 from pyqd.hot.wire.trace_events import TraceColumns
+from pyqd.trace import DatabaseError, MovedError
 from pyqd.trace.backoff import Backoff
 from pyqd.trace.database import Database, TraceNode
-from pyqd.trace.errors import DatabaseError, MovedError
 from pyqd.trace.fetcher import Arrival, Ended, Events, Fetcher, Message
 from pyqd.trace.retention import Retention
 from pyqd.trace.rows import LOST_EVENTS

@@ -6,12 +6,11 @@ Source: docs/http.md, "Reading a topic by position"; docs/nsq/lookupd.md, "HTTP 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
-from pyqd.client import http
 from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
-from pyqd.client.http import Reply, message_of
+from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd_spark.options import BrokerOptions
 from pyqd_spark.tls import context_of, names_of
 
@@ -92,8 +91,11 @@ class LogPage(NamedTuple):
     data: bytes
 
 
-class HttpClient(http.HttpClient):
-    """HTTP client with the options of Spark. Raises: UnreachableError, TlsError, BrokerError."""
+class BrokerClient(HttpClient):
+    """Client of a broker or a lookup daemon: topics, their positions, pages of records.
+
+    All requests raise UnreachableError, TlsError, BrokerError.
+    """
 
     def __init__(self, address: str, connection: BrokerOptions) -> None:
         super().__init__(
@@ -125,23 +127,10 @@ class HttpClient(http.HttpClient):
             return AuthenticationError(f"{code} ({hint})", self.address, request)
         return super().refusal(path, query, reply)
 
-
-class BrokerClient(HttpClient):
-    """Client of a broker: its topics, their positions, pages of records, publishing."""
-
     def topics(self) -> list[str]:
         """Return the names of the broker's topics."""
         stats = self.json("/stats", format="json", include_clients="false", include_mem="false")
         return sorted(str(topic["topic_name"]) for topic in stats.get("topics") or [])
-
-    def info(self) -> dict[str, Any]:
-        """Return the fields of GET /info: version, broadcast_address, hostname, tcp_port, http_port."""
-        return dict(self.json("/info"))
-
-    def tcp_address(self) -> tuple[str, int]:
-        """Return host and port of the TCP protocol, as the broker announces them."""
-        info = self.info()
-        return str(info["broadcast_address"]), int(info["tcp_port"])
 
     def positions(self, topic: str, time_ns: int | None = None) -> Positions:
         """Return the readable part of a topic, and the position at a time.
@@ -199,18 +188,6 @@ class BrokerClient(HttpClient):
                 return
             first = page.next
 
-    def publish(self, topic: str, body: bytes, *, retry: bool = False) -> Reply:
-        """Publish messages in the binary form of POST /mpub; the answer names their ids.
-
-        retry: retry if there was no answer; the messages may then be published twice. Raises: BrokerError if the broker
-        refuses them, UnreachableError.
-        """
-        query = {"topic": topic, "binary": "true"}
-        reply = self.request("POST", "/mpub", query, body, retry=retry)
-        if reply.status != 200:
-            raise self.refusal("/mpub", query, reply)
-        return reply
-
 
 def check_format(address: str, found: object) -> None:
     """Check the format of records. Raises: BrokerError for an unknown format."""
@@ -240,7 +217,7 @@ def find_brokers(connection: BrokerOptions, topic: str | None = None) -> FoundBr
     failures: list[BrokerError] = []
     for address in connection.lookupd:
         try:
-            with HttpClient(address, connection) as client:
+            with BrokerClient(address, connection) as client:
                 found.update(dict.fromkeys(producers(client, topic)))
         except BrokerError as error:
             failures.append(error)
@@ -249,7 +226,7 @@ def find_brokers(connection: BrokerOptions, topic: str | None = None) -> FoundBr
     return FoundBrokers(list(found), failures)
 
 
-def producers(client: HttpClient, topic: str | None) -> list[str]:
+def producers(client: BrokerClient, topic: str | None) -> list[str]:
     """Return the HTTP addresses of the brokers that one lookup daemon knows; none for an unknown topic."""
     try:
         shown = client.json("/nodes") if topic is None else client.json("/lookup", topic=topic)

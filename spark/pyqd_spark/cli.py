@@ -19,9 +19,10 @@ from pyqd.primitives.durations import MILLISECOND_NS, parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.program_start import begin_program
 from pyqd_spark.brokers import BrokerError
+from pyqd_spark.discovery import DataLossError
 from pyqd_spark.java import JavaMissingError
-from pyqd_spark.jobs.errors import DataLossError, JobError, spark_failure
-from pyqd_spark.options import CONNECTION, HTTPS_PORT, BrokerOptions, OptionError, parse_flag, parse_options
+from pyqd_spark.jobs.errors import JobError, spark_failure
+from pyqd_spark.options import CONNECTION, HTTPS_PORT, BrokerOptions, OptionError, field_of, parse_flag, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,21 +243,22 @@ def flag(text: str) -> bool:
 
 def connection_of(parsed: argparse.Namespace) -> BrokerOptions:
     """Return the connection that the flags describe. Raises: OptionError, UsageError."""
-    given: dict[str, str | None] = {
-        "nsqd": ",".join(parsed.nsqd) if parsed.nsqd else None,
-        "lookupd": ",".join(parsed.lookupd) if parsed.lookupd else None,
+    values = {
+        **vars(parsed),
         "token": token_of(parsed.token_file),
-        "trustedBrokers": ",".join(parsed.trusted_broker) if parsed.trusted_broker else None,
-        "tls": str(parsed.tls).lower(),
-        "tlsRootCaFile": parsed.tls_root_ca_file,
-        "tlsCert": parsed.tls_cert,
-        "tlsKey": parsed.tls_key,
-        "tlsInsecureSkipVerify": str(parsed.tls_insecure_skip_verify).lower(),
-        "httpsPort": parsed.https_port,
-        "requestTimeoutMs": milliseconds("--request-timeout", parsed.request_timeout),
-        "retryTimeoutMs": milliseconds("--retry-timeout", parsed.retry_timeout),
+        "trusted_brokers": parsed.trusted_broker,
+        "request_timeout_ms": milliseconds("--request-timeout", parsed.request_timeout),
+        "retry_timeout_ms": milliseconds("--retry-timeout", parsed.retry_timeout),
     }
+    given = {option.name: text_of(values[field_of(option)]) for option in CONNECTION}
     return BrokerOptions.of(PROGRAM, parse_options(PROGRAM, given, CONNECTION))
+
+
+def text_of(value: Any) -> str | None:
+    """Return the text of an option for the value of a flag: lists with commas, as the formats have them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, list) else value
 
 
 def token_of(path: str | None) -> str | None:

@@ -30,14 +30,11 @@ logger = logging.getLogger(__name__)
 class DataLossError(Exception):
     """Requested messages cannot be read any more, or may be lost. The text names them and the reason."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(f"{text}. To go on without them set failOnDataLoss=false")
-
 
 def lose(settings: ReadSettings, text: str) -> None:
     """Raise the error, or log it and go on, as failOnDataLoss says. Raises: DataLossError."""
     if settings.fail_on_data_loss:
-        raise DataLossError(text)
+        raise DataLossError(f"{text}. To go on without them set failOnDataLoss=false")
     now_s = time.monotonic()
     if now_s - _told_s.get(text, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
         _told_s[text] = now_s

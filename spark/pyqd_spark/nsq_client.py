@@ -103,7 +103,7 @@ class TcpConnection:
         if target.is_tcp:
             return target.address
         with BrokerClient(target.address, replace(self.connection, retry_timeout_s=0.0)) as client:
-            port = client.info().get("tcp_port")
+            port = client.json("/info").get("tcp_port")
             if not port:
                 raise BrokerError(f"{target.address}: takes no TCP connections on a port")
             return f"[{client.host}]:{port}" if ":" in client.host else f"{client.host}:{port}"

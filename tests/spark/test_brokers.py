@@ -9,7 +9,6 @@ from pyqd_spark.bounds import resolve, within
 from pyqd_spark.brokers import (
     BrokerClient,
     BrokerError,
-    HttpClient,
     OtherNodeError,
     PositionBeyondEndError,
     PositionGoneError,
@@ -30,13 +29,13 @@ NODE = "1f0c"
 @pytest.fixture(autouse=True)
 def _connections_are_closed(monkeypatch):
     made = []
-    init = HttpClient.__init__
+    init = BrokerClient.__init__
 
     def noted_init(client, *arguments):
         made.append(client)
         init(client, *arguments)
 
-    monkeypatch.setattr(HttpClient, "__init__", noted_init)
+    monkeypatch.setattr(BrokerClient, "__init__", noted_init)
     yield
     for client in made:
         client.close()
@@ -86,7 +85,7 @@ def test_a_request_is_tried_again_until_it_is_answered():
 def test_publishing_is_not_tried_again():
     address = nobody()
     with pytest.raises(UnreachableError, match=r"/mpub: Connection refused$"):
-        BrokerClient(address, connection(retry_s=1000)).publish("orders", b"\0\0\0\0")
+        BrokerClient(address, connection(retry_s=1000)).request("POST", "/mpub", {}, b"\0\0\0\0", retry=False)
 
 
 def test_a_broker_that_does_not_answer_is_named():

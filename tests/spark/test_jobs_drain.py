@@ -16,8 +16,9 @@ import pytest
 
 from pyqd.primitives.errors import DiskFull
 from pyqd_spark.brokers import BrokerClient, LogPage, TopicNotFoundError, UnreachableError
+from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs import ranges
-from pyqd_spark.jobs.errors import DataLossError, DrainError, TableError
+from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.ranges import drain_range
 from pyqd_spark.jobs.report import as_text
 from pyqd_spark.jobs.rows import PageRows, read_page

@@ -3,8 +3,8 @@
 import pytest
 
 from pyqd_spark.brokers import ORDINAL_BITS, LogSegment, Positions
+from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs.drain import DrainOptions, FoundLogs, first_of, make_plan, start_ns
-from pyqd_spark.jobs.errors import DataLossError
 from pyqd_spark.jobs.plan import (
     BYTES_PER_FILE,
     DAMAGE,

@@ -32,8 +32,9 @@ def body_of(number: int, size_bytes: int = 8) -> bytes:
 def publish_bodies(daemon: Daemon, topic: str, bodies: Iterable[bytes]) -> None:
     """Publish messages in one request."""
     framed = [struct.pack(">i", len(body)) + body for body in bodies]
-    with BrokerClient(addresses_of(daemon), BrokerOptions(retry_timeout_s=0)) as client:
-        client.publish(topic, struct.pack(">i", len(framed)) + b"".join(framed))
+    body = struct.pack(">i", len(framed)) + b"".join(framed)
+    reply = daemon.http("POST", "/mpub", body, topic=topic, binary="true")
+    assert reply.status == 200, reply
 
 
 def publish_numbers(daemon: Daemon, topic: str, start: int, stop: int, size_bytes: int = 8) -> None:

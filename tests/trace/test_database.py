@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from pyqd.trace import MovedError
 from pyqd.trace.database import Database, TraceNode
-from pyqd.trace.errors import MovedError
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.support.trace_tables import outcomes_of, rows_of
 from tests.trace.conftest import Store

@@ -10,8 +10,8 @@ import pytest
 
 from pyqd.client.http import HttpClient
 from pyqd.hot.wire.trace_events import TraceColumns
+from pyqd.trace import DatabaseError
 from pyqd.trace.database import Database, TraceNode
-from pyqd.trace.errors import DatabaseError
 from pyqd.trace.fetcher import Fetcher
 from pyqd.trace.retention import Retention
 from pyqd.trace.shipper import ShipOptions, Shipper

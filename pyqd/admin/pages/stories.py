@@ -15,8 +15,8 @@ from pyqd.admin.pages.browser import MESSAGE_ID
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.primitives.names import is_valid_name_str
+from pyqd.trace import TraceError
 from pyqd.trace.database import Database
-from pyqd.trace.errors import TraceError
 from pyqd.trace.search import STATES, TraceQuery, newest
 from pyqd.trace.story import stories_of
 

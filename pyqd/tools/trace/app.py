@@ -46,7 +46,7 @@ class Commands(click.Group):
 def reported(error: Exception) -> int:
     """Report an error of the database, and return the exit code. Raises: any other error."""
     # SQLAlchemy is loaded by commands that use it.
-    from pyqd.trace.errors import TraceError, UrlError
+    from pyqd.trace import TraceError, UrlError
 
     if not isinstance(error, TraceError):
         raise error

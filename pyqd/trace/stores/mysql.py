@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from pyqd.trace.errors import DatabaseError, UrlError
+from pyqd.trace import DatabaseError, UrlError
 from pyqd.trace.literals import Literals, statement_text
 from pyqd.trace.stores.store import CONNECT_S, OutcomeChange, Store
 

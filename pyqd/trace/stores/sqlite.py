@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from pyqd.trace.errors import SchemaError
+from pyqd.trace import SchemaError
 from pyqd.trace.literals import VALUES, Literals
 from pyqd.trace.stores.store import OutcomeChange, Store
 

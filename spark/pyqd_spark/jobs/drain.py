@@ -30,7 +30,8 @@ from pyqd_spark.brokers import (
     find_brokers,
     topics_known,
 )
-from pyqd_spark.jobs.errors import DataLossError, DrainError
+from pyqd_spark.discovery import DataLossError
+from pyqd_spark.jobs.errors import DrainError
 from pyqd_spark.jobs.plan import RESET, RETENTION, Gap, LogSource, Plan, SourceProgress, between, cut, rows_per_file
 from pyqd_spark.jobs.progress import JobProgress as Shown
 from pyqd_spark.jobs.ranges import UNREACHABLE, RangeTask, describe, drain_range

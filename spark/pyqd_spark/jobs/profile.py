@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyqd_spark.jobs.errors import JobError
 from pyqd_spark.jobs.profile_report import page
 from pyqd_spark.jobs.progress import JobProgress
-from pyqd_spark.jobs.reading import chosen, connection_options, read_table
+from pyqd_spark.jobs.reading import chosen, read_table
 from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.landing import local_path, make_directories, uri_of, write_file
 from pyqd_spark.options import BrokerOptions
@@ -95,7 +95,7 @@ def source(options: ProfileOptions, spark: SparkSession) -> DataFrame:
             return read_table(spark, options.path)
         return spark.read.parquet(options.path)
     assert options.connection is not None
-    reader = spark.read.format("pyqd").options(**connection_options(options.connection))
+    reader = spark.read.format("pyqd").options(**options.connection.given())
     if options.topics:
         return reader.option("subscribe", ",".join(options.topics)).load()
     return reader.option("subscribePattern", ".*").load()

@@ -30,7 +30,7 @@ from pyqd_spark.brokers import (
     UnreachableError,
 )
 from pyqd_spark.decode import ahead
-from pyqd_spark.jobs.errors import DataLossError
+from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, PlannedRange
 from pyqd_spark.jobs.rows import SCHEMA, RowGroups, read_page
 from pyqd_spark.landing import Landed, Landing, make_directories, not_shared, partition_directory, write_file

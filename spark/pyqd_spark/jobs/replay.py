@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from pyqd_spark.jobs.errors import JobError, reason_in
 from pyqd_spark.jobs.progress import JobProgress
-from pyqd_spark.jobs.reading import chosen, connection_options, read_table
+from pyqd_spark.jobs.reading import chosen, read_table
 from pyqd_spark.options import BrokerOptions
 from pyqd_spark.writer import Published, WriteSettings, publish_batches
 
@@ -94,7 +94,7 @@ def publish(options: ReplayOptions, frame: DataFrame, spark: SparkSession) -> tu
     spark.dataSource.register(ReplaySink)
     with tempfile.TemporaryDirectory(prefix="pyqd-replay-") as directory:
         summary = os.path.join(directory, "summary.json")
-        writer = spread.write.format(ReplaySink.name()).mode("append").options(**connection_options(options.connection))
+        writer = spread.write.format(ReplaySink.name()).mode("append").options(**options.connection.given())
         if options.rate is not None:
             writer = writer.option("rate", options.rate / tasks)
         try:
