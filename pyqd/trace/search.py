@@ -13,15 +13,12 @@ from sqlalchemy.sql.functions import GenericFunction
 
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.trace.schema import OUTCOMES
-from pyqd.wire.trace_states import CLEARED, SEEK, WAITING
+from pyqd.wire.trace_states import CLEARED, SEEK, UNFINISHED, WAITING
 
 # Deliveries after which the message is not delivered again.
 LAST: Final = ("finished", "dead_lettered", "cancelled")
 # Events after which a message that was never sent will not be.
 REMOVED: Final = ("finished", "dead_lettered", "cancelled", "dropped")
-UNFINISHED: Final = "unfinished"
-STATES: Final = (UNFINISHED, WAITING, *OUTCOMES)
 
 
 class SecondsBetween(GenericFunction[float]):
@@ -165,7 +162,7 @@ def _unclaimed(query: TraceQuery) -> sa.Select[Any]:
 
     They may have been rescheduled since.
     """
-    publication, node, bulk = schema.publications, schema.nodes, schema.bulk_events
+    publication, bulk = schema.publications, schema.bulk_events
 
     def elsewhere(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         names = ("node_id", "message_id", "topic")
@@ -177,35 +174,47 @@ def _unclaimed(query: TraceQuery) -> sa.Select[Any]:
         bulk.c.reason.in_(CLEARED),
         bulk.c.position > publication.c.position,
     )
-    conditions = _narrowed(query, publication, publication.c.published_at)
-    return (
-        sa.select(
-            publication.c.message_id,
-            publication.c.topic,
-            sa.literal("").label("channel"),
-            node.c.nsqd,
-            sa.literal(WAITING).label("state"),
-            publication.c.published_at.label("at"),
-            sa.literal(0).label("attempts"),
-            sa.null().label("client"),
-            sa.null().label("outcome_at"),
-            publication.c.published_at,
-            publication.c.due_at,
-        )
-        .select_from(publication.join(node, node.c.node_id == publication.c.node_id))
-        .where(
-            publication.c.held == 1,
-            *conditions,
-            ~elsewhere(schema.deliveries),
-            ~elsewhere(schema.events, schema.events.c.event.in_(("stored", *REMOVED))),
-            ~cleared,
-        )
-        .order_by(publication.c.published_at.desc())
-        .limit(query.limit)
-    )
+    conditions = [
+        publication.c.held == 1,
+        *narrowed(query, publication, publication.c.published_at),
+        ~elsewhere(schema.deliveries),
+        ~elsewhere(schema.events, schema.events.c.event.in_(("stored", *REMOVED))),
+        ~cleared,
+    ]
+    return _newest(query, publication, publication.c.published_at, conditions, channel=sa.literal(""))
 
 
-def _narrowed(query: TraceQuery, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
+def _newest(
+    query: TraceQuery, table: sa.Table, at: sa.Column[Any], conditions: Iterable[Any], **values: sa.ColumnElement[Any]
+) -> sa.Select[Any]:
+    """Return the select of the newest messages that a table has. values: fields of FoundMessage, those of a message
+    that was never sent by default.
+    """
+    node, publication = schema.nodes, schema.publications
+    source: sa.FromClause = table.join(node, node.c.node_id == table.c.node_id)
+    if table is not publication:
+        names = ("message_id", "node_id", "topic")
+        source = source.outerjoin(publication, sa.and_(*(publication.c[name] == table.c[name] for name in names)))
+    fields = {
+        "message_id": table.c.message_id,
+        "topic": table.c.topic,
+        "channel": table.c.get("channel"),
+        "nsqd": node.c.nsqd,
+        "state": sa.literal(WAITING),
+        "at": at,
+        "attempts": sa.literal(0),
+        "client": sa.null(),
+        "outcome_at": sa.null(),
+        "published_at": publication.c.published_at,
+        "due_at": publication.c.due_at,
+        **values,
+    }
+    columns = (value.label(name) for name, value in fields.items() if value is not None)
+    return sa.select(*columns).select_from(source).where(*conditions).order_by(at.desc()).limit(query.limit)
+
+
+def narrowed(query: TraceQuery, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the conditions of a query on topic, channel and time."""
     if query.topic is not None:
         yield table.c.topic == query.topic
     if query.topics is not None:
@@ -226,10 +235,10 @@ def _same(one: Any, other: Any) -> sa.ColumnElement[bool]:
 
 def _delivered(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that were sent, by their last deliveries."""
-    delivery, node, publication = schema.deliveries, schema.nodes, schema.publications
+    delivery, publication = schema.deliveries, schema.publications
     later = schema.deliveries.alias("later")
     conditions = [
-        *_narrowed(query, delivery, delivery.c.sent_at),
+        *narrowed(query, delivery, delivery.c.sent_at),
         ~sa.exists().where(_same(later, delivery), later.c.position > delivery.c.position),
     ]
     if query.state == UNFINISHED:
@@ -251,29 +260,15 @@ def _delivered(query: TraceQuery) -> sa.Select[Any]:
         # A channel gets a message when it is published. Most rows need no look at other tables then.
         stored = delivery.c.stored_at
         conditions.append(stored.is_(None) | (SecondsBetween(stored, delivery.c.outcome_at) > least_s))
-    published = sa.and_(
-        publication.c.message_id == delivery.c.message_id,
-        publication.c.node_id == delivery.c.node_id,
-        publication.c.topic == delivery.c.topic,
-    )
-    return (
-        sa.select(
-            delivery.c.message_id,
-            delivery.c.topic,
-            delivery.c.channel,
-            node.c.nsqd,
-            delivery.c.outcome.label("state"),
-            delivery.c.sent_at.label("at"),
-            delivery.c.attempt.label("attempts"),
-            delivery.c.client,
-            delivery.c.outcome_at,
-            publication.c.published_at,
-            publication.c.due_at,
-        )
-        .select_from(delivery.join(node, node.c.node_id == delivery.c.node_id).outerjoin(publication, published))
-        .where(*conditions)
-        .order_by(delivery.c.sent_at.desc())
-        .limit(query.limit)
+    return _newest(
+        query,
+        delivery,
+        delivery.c.sent_at,
+        conditions,
+        state=delivery.c.outcome,
+        attempts=delivery.c.attempt,
+        client=delivery.c.client,
+        outcome_at=delivery.c.outcome_at,
     )
 
 
@@ -322,34 +317,11 @@ def _on_many(bulk: Any, of: sa.Table) -> Iterator[sa.ColumnElement[bool]]:
 
 def _waiting(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that a channel has got and that were never sent."""
-    event, node, publication = schema.events, schema.nodes, schema.publications
-    published = sa.and_(
-        publication.c.message_id == event.c.message_id,
-        publication.c.node_id == event.c.node_id,
-        publication.c.topic == event.c.topic,
-    )
+    event = schema.events
     conditions = [
-        *_narrowed(query, event, event.c.happened_at),
+        *narrowed(query, event, event.c.happened_at),
         event.c.event == "stored",
         ~sa.exists().where(_same(schema.deliveries, event)),
         ~_removed(event),
     ]
-    return (
-        sa.select(
-            event.c.message_id,
-            event.c.topic,
-            event.c.channel,
-            node.c.nsqd,
-            sa.literal(WAITING).label("state"),
-            event.c.happened_at.label("at"),
-            sa.literal(0).label("attempts"),
-            sa.null().label("client"),
-            sa.null().label("outcome_at"),
-            publication.c.published_at,
-            publication.c.due_at,
-        )
-        .select_from(event.join(node, node.c.node_id == event.c.node_id).outerjoin(publication, published))
-        .where(*conditions)
-        .order_by(event.c.happened_at.desc())
-        .limit(query.limit)
-    )
+    return _newest(query, event, event.c.happened_at, conditions)

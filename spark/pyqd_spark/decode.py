@@ -65,7 +65,7 @@ def read_range(settings: ReadSettings, one: LogRange) -> Iterator[pa.RecordBatch
             missing(settings, one, columns.lost, f"between {expected} and {columns.following}", columns.damaged)
         expected = max(expected, columns.following)
         if columns.rows:
-            yield batch_of(columns, one)
+            yield batch_of(columns, one.topic, one.node, one.partition)
     left = ordinal_of(one.stop) - ordinal_of(expected)
     if expected < one.stop and left > 0:
         missing(settings, one, left, f"from {expected} to the end of the range, {one.stop}")
@@ -154,13 +154,13 @@ def ahead(pages: Iterator[LogPage]) -> Iterator[LogPage]:
         over.set()
 
 
-def batch_of(columns: Columns, one: LogRange) -> pa.RecordBatch:
+def batch_of(columns: Columns, topic: str, node: str, partition: int) -> pa.RecordBatch:
     """Return a record batch over the buffers of the columns, without a copy."""
     rows = columns.rows
     arrays = [
-        constant(one.topic, rows),
-        constant(one.node, rows),
-        constant(one.partition, rows),
+        constant(topic, rows),
+        constant(node, rows),
+        constant(partition, rows),
         values(pa.int64(), rows, columns.positions),
         values(SCHEMA.field("timestamp").type, rows, columns.timestamps_us),
         values(pa.int64(), rows, columns.timestamps_ns),

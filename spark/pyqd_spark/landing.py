@@ -231,22 +231,6 @@ def sync_directory(path: str | Path) -> None:
         raise storage_error("sync", os.fspath(path), error) from error
 
 
-def remove_hidden(directory: str | Path, *, older_than_s: float = 0.0, now_s: float | None = None) -> list[str]:
-    """Remove the hidden files of killed landings in a directory; hidden files of other programs stay.
-
-    older_than_s, now_s: spare files written since then; without now_s all are removed. Returns: the removed names.
-    """
-    removed = []
-    for entry in os.scandir(directory):
-        if not (entry.name.startswith(".") and entry.name.endswith(_SUFFIX)):
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            if now_s is None or now_s - entry.stat().st_mtime >= older_than_s:
-                os.unlink(entry.path)
-                removed.append(entry.name)
-    return sorted(removed)
-
-
 def local_path(text: str) -> str:
     """Return the path that a user named, which may be a file: URL. Raises: ValueError for other schemes."""
     if not _SCHEME.match(text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,22 @@ import pyarrow.parquet as pq
 from pyqd_spark.jobs.drain import DrainOptions, drain
 from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.report import Report
-from pyqd_spark.jobs.runner import InProcess, Runner
+from pyqd_spark.jobs.runner import Runner, Task
 from pyqd_spark.options import BrokerOptions
 from tests.support.nsq import Client
 from tests.support.server import Daemon
 
 QUIET = JobProgress(quiet=True)
 BATCH = 1000
+
+
+class InProcess:
+    """Runner of tasks one after the other in this process."""
+
+    cores = 1
+
+    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+        return [function(argument) for argument in arguments]
 
 
 def publish(daemon: Daemon, topic: str, numbers: Iterable[int]) -> None:

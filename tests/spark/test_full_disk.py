@@ -19,9 +19,9 @@ from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
 from pyqd_spark.jobs.compact import CompactOptions, compact
 from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.profile import ProfileOptions, profile
-from pyqd_spark.jobs.runner import InProcess, OnSpark, Runner
+from pyqd_spark.jobs.runner import OnSpark, Runner
 from pyqd_spark.jobs.table import JobTable
-from tests.spark.drained import QUIET, connection, files, http_address, options, run
+from tests.spark.drained import QUIET, InProcess, connection, files, http_address, options, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
 from tests.support.small_disk import enlarge, fill, mounted_or_skipped

@@ -12,7 +12,7 @@ import pytest
 from pyqd_spark import cli
 from pyqd_spark.jobs import runner
 from pyqd_spark.options import BrokerOptions
-from tests.spark.drained import http_address, numbers, publish
+from tests.spark.drained import InProcess, http_address, numbers, publish
 from tests.support.server import Daemon
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         yield None
 
     monkeypatch.setattr(cli, "spark_of", none)
-    monkeypatch.setattr(runner, "OnSpark", lambda *_: runner.InProcess())
+    monkeypatch.setattr(runner, "OnSpark", lambda *_: InProcess())
 
 
 def test_a_drain_prints_its_report_and_says_0(

@@ -16,9 +16,9 @@ import pytest
 from pyqd_spark.jobs import compact as module
 from pyqd_spark.jobs.compact import CompactOptions, CompactReport, as_text, compact, exchange
 from pyqd_spark.jobs.errors import TableError
-from pyqd_spark.jobs.runner import InProcess, Task
+from pyqd_spark.jobs.runner import Task
 from pyqd_spark.jobs.table import JobTable
-from tests.spark.drained import QUIET, files, numbers, options, publish, run
+from tests.spark.drained import QUIET, InProcess, files, numbers, options, publish, run
 from tests.support.server import Daemon
 
 # Each test takes long, by itself or with the programs that it starts.

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyqd.primitives.errors import DiskFull
+from pyqd_spark import decode
 from pyqd_spark.brokers import BrokerClient, LogPage, TopicNotFoundError, UnreachableError
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs import ranges
 from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.ranges import drain_range
 from pyqd_spark.jobs.report import as_text
-from pyqd_spark.jobs.rows import PageRows, read_page
-from pyqd_spark.jobs.runner import InProcess, Task
+from pyqd_spark.jobs.runner import Task
 from pyqd_spark.jobs.table import JobTable
-from tests.spark.drained import QUIET, bodies, connection, files, numbers, options, publish, run
+from tests.spark.drained import QUIET, InProcess, bodies, connection, files, numbers, options, publish, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 
@@ -127,17 +127,17 @@ def test_rows_have_the_broker_s_metadata_of_a_message(broker: Daemon, topic: str
 def test_messages_of_several_days_go_to_the_directories_of_their_days(
     broker: Daemon, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, day_us = read_page, ranges.US_PER_DAY
+    made, day_us = decode.batch_of, ranges.US_PER_DAY
 
-    def spread(*arguments: Any, **more: Any) -> PageRows:
+    def spread(*arguments: Any) -> pa.RecordBatch:
         """Give each row a day of its own, the later ones first."""
-        rows = read(*arguments, **more)
-        place = rows.batch.schema.get_field_index("timestamp")
-        times = [number * day_us - 1 for number in range(rows.batch.num_rows, 0, -1)]
-        stamps = pa.array(times, pa.int64()).cast(rows.batch.schema.field(place).type)
-        return rows._replace(batch=rows.batch.set_column(place, rows.batch.schema.field(place), stamps))
+        rows = made(*arguments)
+        place = rows.schema.get_field_index("timestamp")
+        times = [number * day_us - 1 for number in range(rows.num_rows, 0, -1)]
+        stamps = pa.array(times, pa.int64()).cast(rows.schema.field(place).type)
+        return rows.set_column(place, rows.schema.field(place), stamps)
 
-    monkeypatch.setattr(ranges, "read_page", spread)
+    monkeypatch.setattr(ranges, "batch_of", spread)
     publish(broker, topic, range(3))
     run(options(table, broker, topics=(topic,)))
     days = {file.parent.name: pq.ParquetFile(file).read()["value"].to_pylist() for file in files(table)}

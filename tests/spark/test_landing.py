@@ -21,7 +21,6 @@ from pyqd_spark.landing import (
     local_path,
     make_directories,
     partition_directory,
-    remove_hidden,
     write_file,
 )
 
@@ -137,7 +136,7 @@ def test_a_full_disk_is_a_disk_full_error_and_leaves_nothing_visible(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_process_killed_while_it_writes_leaves_only_hidden_files_which_can_be_swept(tmp_path: Path) -> None:
+def test_a_process_killed_while_it_writes_leaves_only_hidden_files(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path[:0] = {sys.path!r}
@@ -150,16 +149,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
     (left,) = names(tmp_path)
     assert left.startswith(".a.parquet.")
-    assert remove_hidden(tmp_path, older_than_s=3600, now_s=os.path.getmtime(tmp_path / left) + 60) == []
-    assert remove_hidden(tmp_path) == [left]
-    assert names(tmp_path) == []
-
-
-def test_the_sweep_keeps_hidden_files_of_others(tmp_path: Path) -> None:
-    (tmp_path / ".a.parquet.crc").touch()
-    (tmp_path / "_SUCCESS").touch()
-    assert remove_hidden(tmp_path) == []
-    assert names(tmp_path) == [".a.parquet.crc", "_SUCCESS"]
 
 
 def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:

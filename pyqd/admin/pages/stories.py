@@ -17,8 +17,9 @@ from pyqd.admin.site import Site
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.trace import TraceError
 from pyqd.trace.database import Database
-from pyqd.trace.search import STATES, TraceQuery, newest
+from pyqd.trace.search import TraceQuery, newest
 from pyqd.trace.story import stories_of
+from pyqd.wire.trace_states import STATES
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from pyqd.tools.ctl.exits import NOT_FOUND, OK
 from pyqd.tools.ctl.output import Output
 from pyqd.tools.trace import views
 from pyqd.tools.trace.frame import instant, opened, reading_options, say, span
+from pyqd.wire.trace_states import STATES
 
 if TYPE_CHECKING:
     from pyqd.trace.search import FoundMessage
@@ -21,17 +23,6 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 ID_CHARS: Final = 16
-STATES: Final = (
-    "unfinished",
-    "waiting",
-    "in_flight",
-    "finished",
-    "requeued",
-    "timed_out",
-    "disconnected",
-    "dead_lettered",
-    "cancelled",
-)
 ALIASES: Final = {"dead": "dead_lettered"}
 
 
@@ -132,7 +123,9 @@ def find(
         if follow:
             return _follow_search(output, lambda: newest(database, query), limit)
         found = newest(database, query)
-        output.show({"messages": [views.found_value(row) for row in found]}, lambda: views.found_view(found))
+        output.show(
+            {"messages": [views.jsonable(views.found_row(row)) for row in found]}, lambda: views.found_view(found)
+        )
     return OK
 
 
@@ -143,7 +136,9 @@ def _follow_search(output: Output, ask: Callable[[], list[FoundMessage]], limit:
         found = {views.key_of(row): row for row in reversed(ask())}
         for key, row in found.items():
             if key not in seen:
-                output.show_line(views.found_value(row)) if output.is_json else output.line(views.found_line(row))
+                output.show_line(views.jsonable(views.found_row(row))) if output.is_json else output.line(
+                    views.found_line(row)
+                )
         if seen and len(found) >= limit and seen.isdisjoint(found):
             say(
                 f"more than {limit} messages at once, of which the oldest are left out: --limit sets how many are shown"
@@ -172,7 +167,7 @@ def stats(
     with opened(url) as database:
         while True:
             figures = figures_of(database, topic, since, until)
-            value = views.figures_value(figures)
+            value = views.jsonable(asdict(figures))
             if output.is_json:
                 output.show_line(value) if follow else output.show(value, lambda: "")
             else:

@@ -61,21 +61,9 @@ def step_value(story: Story, step: Step) -> dict[str, Any]:
     return found
 
 
-def found_value(found: FoundMessage) -> dict[str, Any]:
-    """Return a message for JSON."""
-    value: dict[str, Any] = jsonable(found_row(found))
-    return value
-
-
 def found_row(found: FoundMessage) -> dict[str, Any]:
     """Return the values of a message."""
     return {**asdict(found), "taken_s": found.taken_s}
-
-
-def figures_value(figures: TraceFigures) -> dict[str, Any]:
-    """Return figures for JSON."""
-    value: dict[str, Any] = jsonable(asdict(figures))
-    return value
 
 
 def key_of(found: FoundMessage) -> tuple[str, ...]:
@@ -90,7 +78,7 @@ def key_of_step(story: Story, step: Step) -> tuple[object, ...]:
 
 def step_line(step: Step) -> str:
     """Return a step as a line of text."""
-    words = [column.text({**asdict(step), "note": note_of(step)}) for column in STEPS]
+    words = [column.text(step_row(step)) for column in STEPS]
     return "  ".join(word for word in words if word not in ("", "-"))
 
 
@@ -202,15 +190,19 @@ def head_of(story: Story) -> list[str]:
     return lines
 
 
-def story_view(story: Story, steps: Sequence[Step] | None = None) -> RenderableType:
-    """Return the table of a story, or of some of its steps."""
-    shown = story.steps if steps is None else steps
-    return Fitted(STEPS, [{**asdict(step), "note": note_of(step)} for step in shown])
+def step_row(step: Step) -> dict[str, Any]:
+    """Return the values of a step."""
+    return {**asdict(step), "note": note_of(step)}
+
+
+def story_view(story: Story) -> RenderableType:
+    """Return the table of a story."""
+    return Fitted(STEPS, list(map(step_row, story.steps)))
 
 
 def found_view(found: Sequence[FoundMessage]) -> RenderableType:
     """Return the table of messages."""
-    return Fitted(FOUND, [found_row(row) for row in found])
+    return Fitted(FOUND, list(map(found_row, found)))
 
 
 def figures_views(figures: TraceFigures) -> Sequence[RenderableType]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from pyqd.wire.trace_states import OVER
 from pyqd_spark.jobs.lifecycle import LifeTable, RunReport
 from pyqd_spark.jobs.lives import LIFE, lives_of
 from pyqd_spark.jobs.reading import read_table
@@ -22,9 +23,8 @@ SPANS: Final = ("wait_s", "total_s")
 ACCURACY: Final = 10_000
 UNFINISHED_MAX: Final = 1_000
 MESSAGES_SHOWN: Final = 10
-OUTCOMES: Final = ("finished", "dead_lettered", "cancelled", "dropped")
 HEAD: Final = (
-    *("topic", "channel", "messages", *(outcome.replace("_", " ") for outcome in OUTCOMES), "redelivered"),
+    *("topic", "channel", "messages", *(outcome.replace("_", " ") for outcome in OVER), "redelivered"),
     *("wait p50", "p90", "p99", "total p50", "p90", "p99", "max"),
 )
 
@@ -45,7 +45,7 @@ def figures(lives: DataFrame) -> DataFrame:
         for name in SPANS
         for percent in PERCENTILES
     ]
-    outcomes = [f.count(f.when(f.col("outcome") == name, 1)).alias(name) for name in OUTCOMES]
+    outcomes = [f.count(f.when(f.col("outcome") == name, 1)).alias(name) for name in OVER]
     return (
         lives.groupBy("topic", "channel")
         .agg(
@@ -106,7 +106,7 @@ def channel_row(channel: dict[str, Any]) -> tuple[str, ...]:
     return (
         channel["topic"],
         channel["channel"] or "-",
-        *(f"{channel[name]:,}" for name in ("messages", *OUTCOMES, "redelivered")),
+        *(f"{channel[name]:,}" for name in ("messages", *OVER, "redelivered")),
         *(span(channel[name]) for name in (*spans, "total_s_max")),
     )
 

@@ -29,10 +29,10 @@ from pyqd_spark.brokers import (
     TopicNotFoundError,
     UnreachableError,
 )
-from pyqd_spark.decode import ahead
+from pyqd_spark.decode import ahead, batch_of, decode
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, PlannedRange
-from pyqd_spark.jobs.rows import SCHEMA, RowGroups, read_page
+from pyqd_spark.jobs.rows import COLUMNS, SCHEMA, RowGroups
 from pyqd_spark.landing import Landed, Landing, make_directories, not_shared, partition_directory, write_file
 from pyqd_spark.options import BrokerOptions
 
@@ -152,19 +152,19 @@ def rows_of(task: RangeTask, page: LogPage, first: int, found: RangeRead) -> Ite
     if page.created != part.created:
         raise TopicNotFoundError(f"{task.address}: topic {part.topic} was deleted and re-created")
     try:
-        rows = read_page(page, part, first, skip_damaged=not task.fail_on_data_loss)
+        columns = decode(page.data, first, True, not task.fail_on_data_loss)
     except ValueError as error:
         where = f"topic {part.topic}, node {part.node}: the page from position {page.first}"
         if task.fail_on_data_loss:
             raise DataLossError(f"{where} is damaged: {error}") from None
         logger.warning("%s is left out, as it is damaged: %s", where, error)
         return
-    if rows.damaged:
-        logger.warning("%d damaged messages from position %d on are left out", rows.damaged, page.first)
-    if rows.batch.num_rows:
-        found.rows += rows.batch.num_rows
-        found.bytes += rows.body_bytes
-        yield rows.batch
+    if columns.damaged:
+        logger.warning("%d damaged messages from position %d on are left out", columns.damaged, page.first)
+    if columns.rows:
+        found.rows += columns.rows
+        found.bytes += len(columns.bodies or b"")
+        yield batch_of(columns, part.topic, part.node, 0).select(COLUMNS)
 
 
 def settle(task: RangeTask, found: RangeRead) -> None:

@@ -31,7 +31,6 @@ EVENTS_PER_RANGE_MIN: Final = 100_000
 RANGES_MAX: Final = 256
 
 LOST: Final = "lost_events"
-UNKNOWN_GAP: Final = "unknown_gap"
 EPHEMERAL: Final = "ephemeral"
 
 SCHEMA: Final = pa.schema(
