@@ -28,7 +28,7 @@ from pyqd_spark.nsq_client import BrokenError, NsqClient
 from pyqd_spark.options import OptionError
 from tests.support import nsq
 from tests.support.certificates import Certificates
-from tests.support.server import REPOSITORY, Daemon, Implementation, free_port, pyqd, wait_until
+from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
 from tests.support.spark_side import Starter, http_address, parametrize_implementation, servers, tcp_address
 
 pytest_generate_tests = parametrize_implementation
@@ -41,11 +41,6 @@ real_land = channel.land
 def start(tmp_path: Path) -> Iterator[Starter]:
     with servers(tmp_path) as starter:
         yield starter
-
-
-@pytest.fixture
-def daemon(start: Starter, implementation: Implementation) -> Daemon:
-    return start(implementation)
 
 
 @pytest.fixture

@@ -26,12 +26,12 @@ from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.jobs.trace_log import EventRange, EventTask, land_events
 from pyqd_spark.options import BrokerOptions
+from tests.spark import gated_lifecycle
 from tests.spark.drained import QUIET, connection, files, http_address
 from tests.spark.gated_lifecycle import Gated, waiting
 from tests.support.nsq import Client
 from tests.support.numbered import how_many
 from tests.support.server import REPOSITORY, Daemon, wait_until
-from tests.support.spark_home import settings
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import AT_US, TraceLog
 
@@ -328,30 +328,25 @@ def test_a_driver_may_be_killed_during_a_run(
     daemons = make_broker("--trace-topic=test*"), make_broker("--trace-topic=test*")
     for daemon in daemons:
         consume(daemon, topic, COUNT)
-    words = ["lifecycle", "--quiet", "--path", str(tmp_path / "lives")]
-    words += [word for daemon in daemons for word in ("--nsqd", http_address(daemon))]
-    config = settings(tmp_path)
-    words += [word for item in config.items() for word in ("--conf", "=".join(item))]
+    table = tmp_path / "lives"
     entries = [str(REPOSITORY), str(REPOSITORY / "spark"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, entries))}
-    driver = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "tests" / "spark" / "gated_lifecycle.py"), str(gate), *words],
-        env=environment,
-        cwd=REPOSITORY,
-        start_new_session=True,
-    )
+    command = [sys.executable, gated_lifecycle.__file__, str(gate), str(table), *map(http_address, daemons)]
+    driver = subprocess.Popen(command, env=environment, cwd=REPOSITORY, start_new_session=True)
     try:
-        wait_until(lambda: bool(waiting(gate)) or driver.poll() is not None, "workers at the gate", WAIT_S)
-        assert driver.poll() is None
-    finally:
-        os.killpg(driver.pid, signal.SIGKILL)
+        wait_until(lambda: len(waiting(gate)) == 2 or driver.poll() is not None, "workers at the gate", WAIT_S)
+        # Its workers go on.
+        driver.kill()
         driver.wait(WAIT_S)
-    (gate / "open").touch()
-    assert files(tmp_path / "lives") == []
-    consume(daemons[0], topic, 10)
-    report = update(LifecycleOptions(str(tmp_path / "lives"), connection(*daemons)), spark, QUIET)
+        assert files(table) == []
+        (gate / "open").touch()
+        consume(daemons[0], topic, 10)
+        report = update(LifecycleOptions(str(table), connection(*daemons)), spark, QUIET)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
     assert (report.run, report.rows) == (2, 10)
-    rows = rows_in(tmp_path / "lives")
+    rows = rows_in(table)
     assert len({(row["node"], row["message_id"]) for row in rows}) == len(rows) == 2 * COUNT + 10
 
 

@@ -56,11 +56,6 @@ def start(tmp_path: Path) -> Iterator[Starter]:
         yield starter
 
 
-@pytest.fixture
-def daemon(start: Starter, implementation: Implementation) -> Daemon:
-    return start(implementation)
-
-
 def schema(*names: str, value: DataType | None = None) -> StructType:
     return StructType([StructField(name, TYPE_OF.get(name, value or BinaryType())) for name in names])
 
