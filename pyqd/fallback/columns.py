@@ -90,7 +90,6 @@ def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
 def columns_of(
     data: bytes, rows: list[tuple[int, Header]], with_bodies: bool, lost: int, damaged: int, following: int
 ) -> Columns:
-    """Return the columns of records, given by offset and header."""
     body_offsets = array("i", [0])
     end = 0
     for _, header in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
@@ -43,18 +43,6 @@ class TraceNode:
     position: int
 
 
-@dataclass(frozen=True)
-class Portion:
-    """Rows of consecutive events; see the table trace_portions."""
-
-    first_position: int
-    end_position: int
-    oldest_at: datetime
-    newest_at: datetime
-    row_count: int
-    size_bytes: int
-
-
 class Database:
     """A trace database.
 
@@ -76,7 +64,6 @@ class Database:
         self._recent: dict[int, RecentDeliveries] = {}
 
     def close(self) -> None:
-        """Close all connections."""
         self.engine.dispose()
 
     def forget(self) -> None:
@@ -253,7 +240,7 @@ class Database:
         values: dict[str, Any] = {"position": following, "shipped_at": datetime.now(timezone.utc)}
         if batch.event_count:
             at = values["event_at"] = _time(batch.last_us)
-            self._note_portion(connection, node, Portion(node.position, following, at, at, row_count, size_bytes))
+            self._note_portion(connection, node, following, at, row_count, size_bytes)
         connection.execute(sa.update(schema.nodes).where(schema.nodes.c.node_id == node.node_id).values(values))
 
     def _last_deliveries(
@@ -276,26 +263,24 @@ class Database:
                     found[key] = position, outcome
         return found
 
-    def _note_portion(self, connection: sa.Connection, node: TraceNode, added: Portion) -> None:
-        """Count rows for retention: with those of the newest portion, or as a new one."""
+    def _note_portion(
+        self, connection: sa.Connection, node: TraceNode, following: int, at: datetime, row_count: int, size_bytes: int
+    ) -> None:
+        """Count rows for retention: with those of the newest portion, or as a new one. at: time of the last event."""
         table = schema.portions
+        own = table.c.node_id == node.node_id
         newest = connection.execute(
-            sa.select(table).where(table.c.node_id == node.node_id).order_by(table.c.first_position.desc()).limit(1)
+            sa.select(table).where(own).order_by(table.c.first_position.desc()).limit(1)
         ).one_or_none()
-        if newest is None or newest.row_count >= PORTION_ROWS or added.newest_at - newest.oldest_at > PORTION_TIME:
-            connection.execute(sa.insert(table).values(node_id=node.node_id, **asdict(added)))
+        values = {"end_position": following, "newest_at": at, "row_count": row_count, "size_bytes": size_bytes}
+        if newest is None or newest.row_count >= PORTION_ROWS or at - newest.oldest_at > PORTION_TIME:
+            first = {"node_id": node.node_id, "first_position": node.position, "oldest_at": at}
+            connection.execute(sa.insert(table).values(first | values))
             return
-        changed = {
-            "end_position": added.end_position,
-            "newest_at": max(newest.newest_at, added.newest_at),
-            "row_count": newest.row_count + added.row_count,
-            "size_bytes": newest.size_bytes + added.size_bytes,
-        }
-        connection.execute(
-            sa.update(table)
-            .where(table.c.node_id == node.node_id, table.c.first_position == newest.first_position)
-            .values(changed)
-        )
+        values["newest_at"] = max(newest.newest_at, at)
+        values["row_count"] += newest.row_count
+        values["size_bytes"] += newest.size_bytes
+        connection.execute(sa.update(table).where(own, table.c.first_position == newest.first_position).values(values))
 
 
 @contextlib.contextmanager

@@ -120,7 +120,6 @@ class Fetcher(threading.Thread):
             return self.turn, self._position or 0
 
     def run(self) -> None:
-        """Read until stopped."""
         error = None
         while not self._is_over() and error is None:
             try:

@@ -24,7 +24,6 @@ class RecentDeliveries:
         self._position = 0
 
     def clear(self) -> None:
-        """Forget all."""
         self._found.clear()
 
     def begin(self, position: int) -> None:

@@ -53,11 +53,9 @@ class TraceSource:
         self.address = client.address
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def identity(self) -> LogIdentity:
-        """Return the identity of the broker."""
         info = self._client.json("/info")
         try:
             nsqd = f"{info['broadcast_address']}:{info['http_port']}"

@@ -110,7 +110,6 @@ class BrokerClient(HttpClient):
         self.names = names_of(connection)
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
-        """Return the error for an answer with a status other than 200."""
         code = message_of(reply)
         request = f"{path}?{urlencode(query)}: {reply.status}"
         asked = f"{self.address}: {request} {code}"
@@ -128,7 +127,6 @@ class BrokerClient(HttpClient):
         return super().refusal(path, query, reply)
 
     def topics(self) -> list[str]:
-        """Return the names of the broker's topics."""
         stats = self.json("/stats", format="json", include_clients="false", include_mem="false")
         return sorted(str(topic["topic_name"]) for topic in stats.get("topics") or [])
 

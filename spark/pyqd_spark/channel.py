@@ -174,7 +174,6 @@ class TakenBatch:
         return [message_id for _, _, _, message_id, _ in self.frames]
 
     def commands(self, name: bytes, behind: bytes = b"\n") -> bytes:
-        """Return the command for each of the messages."""
         return b"".join([b"%s %s%s" % (name, message_id, behind) for message_id in self.ids()])
 
 

@@ -86,7 +86,6 @@ def failed(text: str, code: int = FAILED) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
     top = Parser(PROGRAM, description="Spark jobs around pyqd's topics.", allow_abbrev=False)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     add_drain(commands)
@@ -115,7 +114,6 @@ def add_command(commands: Any, name: str, help: str, run: Any) -> argparse.Argum
 
 
 def add_connection(command: argparse.ArgumentParser) -> None:
-    """Add the flags of the connection to brokers."""
     group = command.add_argument_group("brokers")
     group.add_argument("--nsqd", action="append", metavar="HOST:PORT", help="HTTP address of a broker; may be repeated")
     group.add_argument("--lookupd", action="append", metavar="HOST:PORT", help="of a lookup daemon; may be repeated")
@@ -144,7 +142,6 @@ def add_connection(command: argparse.ArgumentParser) -> None:
 
 
 def add_drain(commands: Any) -> None:
-    """Add the command drain."""
     command = add_command(commands, "drain", "Topics to Parquet by topic and day, each message once.", run_drain)
     add_connection(command)
     command.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be repeated (default: all)")
@@ -170,7 +167,6 @@ def add_drain(commands: Any) -> None:
 
 
 def add_compact(commands: Any) -> None:
-    """Add the command compact."""
     command = add_command(commands, "compact", "Merge the small files of a drained table.", run_compact)
     command.add_argument("--path", required=True, help="directory of the table")
     command.add_argument("--small-bytes", type=count, default=128 << 20, metavar="N", help="default: %(default)s")
@@ -179,7 +175,6 @@ def add_compact(commands: Any) -> None:
 
 
 def add_replay(commands: Any) -> None:
-    """Add the command replay."""
     command = add_command(commands, "replay", "Publish messages of a table again.", run_replay)
     add_connection(command)
     command.add_argument("--path", required=True, help="directory of the table")
@@ -193,7 +188,6 @@ def add_replay(commands: Any) -> None:
 
 
 def add_profile(commands: Any) -> None:
-    """Add the command profile."""
     command = add_command(
         commands, "profile", "Counts, sizes and rates by topic and minute, with a report.", run_profile
     )
@@ -207,7 +201,6 @@ def add_profile(commands: Any) -> None:
 
 
 def add_lifecycle(commands: Any) -> None:
-    """Add the command lifecycle."""
     command = add_command(
         commands, "lifecycle", "Trace logs to Parquet, one row for each message and channel.", run_lifecycle
     )
@@ -220,21 +213,18 @@ def add_lifecycle(commands: Any) -> None:
 
 
 def add_compression(command: argparse.ArgumentParser) -> None:
-    """Add the flag of the files' compression."""
     command.add_argument(
         "--compression", choices=("zstd", "snappy", "gzip", "lz4", "none"), default="zstd", help="default: %(default)s"
     )
 
 
 def count(text: str) -> int:
-    """Return a number of at least 1."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
 
 
 def flag(text: str) -> bool:
-    """Return the boolean of true or false."""
     try:
         return parse_flag(text)
     except ValueError as error:
@@ -281,7 +271,6 @@ def milliseconds(name: str, text: str) -> str:
 
 
 def progress_of(parsed: argparse.Namespace) -> JobProgress:
-    """Return the progress display."""
     from pyqd_spark.jobs.progress import JobProgress
 
     return JobProgress(quiet=parsed.quiet)

@@ -81,7 +81,6 @@ def decoded(settings: ReadSettings, one: LogRange, page: LogPage, expected: int)
 
 
 def place_of(one: LogRange) -> str:
-    """Return the name of a range for errors."""
     return f"topic {one.topic} at node {one.node} ({one.address})"
 
 

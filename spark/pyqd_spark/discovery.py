@@ -71,13 +71,11 @@ class Discovery:
         return {"settings": self.settings, "_client_of": {}}
 
     def client(self, address: str) -> BrokerClient:
-        """Return the connection to an address."""
         if address not in self._client_of:
             self._client_of[address] = BrokerClient(address, self.settings.connection)
         return self._client_of[address]
 
     def close(self) -> None:
-        """Close all connections."""
         for client in self._client_of.values():
             client.close()
         self._client_of.clear()

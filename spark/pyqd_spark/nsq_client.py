@@ -90,10 +90,6 @@ class TcpConnection:
         addresses = find_brokers(self.connection, topic).addresses
         return [BrokerTarget(address, False) for address in (addresses if self.connection.nsqd else sorted(addresses))]
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context of a connection; None without TLS. Raises: TlsError for the files."""
-        return context_of(self.connection) if self.connection.tls else None
-
     def tcp_address(self, target: BrokerTarget) -> str:
         """Return a broker's TCP address: the host that is known to be reachable, and the port that the broker
         announces.
@@ -113,7 +109,7 @@ class TcpConnection:
 
         Raises: BrokenError, RefusedError, TlsError, BrokerError, UnreachableError.
         """
-        context = self.tls_context()
+        context = context_of(self.connection) if self.connection.tls else None
         client = NsqClient(self.tcp_address(target), self.connection.request_timeout_s)
         secret = self.auth_secret
         if secret is not None and not target.is_tcp and not self.connection.may_have_secrets(target.address):
@@ -151,12 +147,6 @@ class NsqClient:
         except (OSError, UnicodeError) as error:
             # UnicodeError: a host name that cannot exist.
             raise BrokenError(f"{address}: {error}") from error
-
-    def __enter__(self) -> "NsqClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._socket.close()

@@ -33,7 +33,6 @@ class PyqdReader(DataSourceReader):
         return [RangePartition(one) for one in batch_ranges(self.settings)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of a range."""
         return read_partition(self.settings, partition)
 
 

@@ -56,7 +56,6 @@ def session(
 
 
 def formats() -> list[type[DataSource]]:
-    """Return the data sources of pyqd, one class for each format."""
     from pyqd_spark.channel import PyqdChannelDataSource
     from pyqd_spark.source import PyqdDataSource
 
@@ -87,7 +86,6 @@ def is_local(master: str) -> bool:
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Return the default settings of a session."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": _text(sys.stderr.isatty()),

@@ -42,11 +42,9 @@ class PyqdDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "pyqd"
 
     def schema(self) -> StructType:
-        """Return the columns of a read."""
         text = next((text for name, text in self.options.items() if name.lower() == "includebody"), "true")
         return schema_with(parse_flag(text)) if text.lower() in ("true", "false") else SCHEMA
 

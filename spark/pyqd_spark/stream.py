@@ -68,7 +68,6 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a batch."""
         most = self.settings.offsets_per_trigger_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -118,14 +117,12 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(one) for one in cut]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of a range."""
         return read_partition(self.settings, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: reading removes no message."""
 
     def stop(self) -> None:
-        """Close the connections."""
         self.discovery.close()
 
     def find(self, fresh: bool = False) -> Found:
@@ -229,5 +226,4 @@ def by_topic(places: Places) -> dict[str, dict[str, int]]:
 
 
 def named(key: tuple[str, str]) -> str:
-    """Return the name of a topic at a node for errors."""
     return f"topic {key[0]} at node {key[1]}"

@@ -41,5 +41,4 @@ def _no_password() -> str:
 
 
 def names_of(given: BrokerOptions) -> TlsNames:
-    """Return the options of Spark for the remedies of TLS failures."""
     return TlsNames("tlsRootCaFile", "tlsCert", "tlsKey", certificate_given=given.tls_cert, port=http.NAMES.port)

@@ -431,7 +431,6 @@ def publish_batches(
 
 
 def log_published(what: str, messages: Iterable[Any]) -> None:
-    """Log the totals of the tasks of a write."""
     done = [message for message in messages if message is not None]
     rows, repeated = sum(each.rows for each in done), sum(each.repeated for each in done)
     logger.info("%s: %d rows published, %d sent more than once", what, rows, repeated)

@@ -22,7 +22,6 @@ class Commands(click.Group):
     """All commands. Errors become a line on standard error and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
         try:
             ctx.exit(super().invoke(ctx) or 0)
         except ClientError as error:

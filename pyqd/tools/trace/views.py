@@ -43,7 +43,6 @@ def jsonable(value: Any) -> Any:
 
 
 def story_value(story: Story) -> dict[str, Any]:
-    """Return a story for JSON."""
     shown = asdict(story)
     shown["channels"] = list(shown["channels"].values())
     for step in shown["steps"]:
@@ -62,7 +61,6 @@ def step_value(story: Story, step: Step) -> dict[str, Any]:
 
 
 def found_row(found: FoundMessage) -> dict[str, Any]:
-    """Return the values of a message."""
     return {**asdict(found), "taken_s": found.taken_s}
 
 
@@ -77,18 +75,15 @@ def key_of_step(story: Story, step: Step) -> tuple[object, ...]:
 
 
 def step_line(step: Step) -> str:
-    """Return a step as a line of text."""
     words = [column.text(step_row(step)) for column in STEPS]
     return "  ".join(word for word in words if word not in ("", "-"))
 
 
 def found_line(found: FoundMessage) -> str:
-    """Return a message as a line of text."""
     return "  ".join(column.text(found_row(found)) for column in FOUND)
 
 
 def time_text(at: datetime) -> str:
-    """Return a time in UTC."""
     return at.strftime(TIME)
 
 
@@ -191,17 +186,14 @@ def head_of(story: Story) -> list[str]:
 
 
 def step_row(step: Step) -> dict[str, Any]:
-    """Return the values of a step."""
     return {**asdict(step), "note": note_of(step)}
 
 
 def story_view(story: Story) -> RenderableType:
-    """Return the table of a story."""
     return Fitted(STEPS, list(map(step_row, story.steps)))
 
 
 def found_view(found: Sequence[FoundMessage]) -> RenderableType:
-    """Return the table of messages."""
     return Fitted(FOUND, list(map(found_row, found)))
 
 

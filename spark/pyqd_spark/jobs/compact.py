@@ -214,7 +214,6 @@ def tables(sources: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.
 
 
 def pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """Yield a table in parts of at most rows_max rows."""
     for start in range(0, table.num_rows, rows_max):
         yield table.slice(start, rows_max)
 
@@ -247,7 +246,6 @@ def must_exchange(directory: str) -> None:
 
 
 def as_text(report: CompactReport) -> str:
-    """Return a line for people."""
     if not report.days:
         return "nothing to compact"
     return (

@@ -386,7 +386,6 @@ def release(options: DrainOptions, plan: Plan, left: Sequence[int]) -> None:
 
 
 def write_report(reports: Sequence[Report], path: str) -> None:
-    """Write reports as JSON."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump([asdict(report) for report in reports], file, indent=1)
         file.write("\n")

@@ -74,7 +74,6 @@ def unfinished(table: LifeTable, run: RunReport, spark: SparkSession) -> list[di
 
 
 def run_text(run: RunReport) -> str:
-    """Return the figures of a run as a line."""
     parts = [f"{run.events:,} events", f"{run.rows:,} messages are over", f"{run.open:,} are not"]
     if run.repeated:
         parts.append(f"{run.repeated:,} were over before and delivered again")
@@ -84,7 +83,6 @@ def run_text(run: RunReport) -> str:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Return a report for people."""
     lines = []
     if report["channels"]:
         lines += aligned([HEAD, *(channel_row(channel) for channel in report["channels"])])
@@ -101,7 +99,6 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def channel_row(channel: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of a topic and channel."""
     spans = [f"{name}_p{percent}" for name in SPANS for percent in PERCENTILES]
     return (
         channel["topic"],

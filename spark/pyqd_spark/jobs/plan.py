@@ -98,7 +98,6 @@ class Plan:
     carried: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of plan.json."""
         return {
             "run": self.run,
             "started": self.started,
@@ -122,12 +121,10 @@ class Plan:
 
 
 def progress_rows(progress: Mapping[LogSource, SourceProgress]) -> list[dict[str, Any]]:
-    """Return the progress of sources as JSON rows."""
     return [{**source._asdict(), **vars(each)} for source, each in sorted(progress.items())]
 
 
 def progress_from(rows: Iterable[Mapping[str, Any]]) -> dict[LogSource, SourceProgress]:
-    """Return the progress of sources from JSON rows."""
     return {LogSource(row["topic"], row["node"]): SourceProgress(row["next"], row["created"]) for row in rows}
 
 

@@ -89,7 +89,6 @@ def origin(options: ProfileOptions) -> str:
 
 
 def source(options: ProfileOptions, spark: SparkSession) -> DataFrame:
-    """Return the messages of a table or of topics."""
     if options.path is not None:
         if os.path.isdir(JobTable(options.path).state):
             return read_table(spark, options.path)

@@ -22,7 +22,6 @@ class JobProgress:
         self.quiet = quiet
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
         if not self.quiet:
             print(text, file=self.stream, flush=True)
 

@@ -190,7 +190,6 @@ def lose(task: RangeTask, found: RangeRead, gap: Gap) -> None:
 
 
 def describe(gap: Gap) -> str:
-    """Return a sentence about a gap."""
     count = "an unknown number of" if gap.records is None else str(gap.records)
     why = {
         RETENTION: "were removed by retention before they were read",
@@ -263,7 +262,6 @@ class Days:
         return kept
 
     def described(self, landed: Landed) -> dict[str, Any]:
-        """Return the done file's entry of a file."""
         return {"path": os.path.relpath(landed.path, self.task.table), "rows": landed.rows, "bytes": landed.bytes}
 
     def __enter__(self) -> Days:

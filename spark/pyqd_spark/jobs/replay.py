@@ -111,11 +111,9 @@ class ReplaySink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format, which only this job uses."""
         return "pyqd-replay"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002 - Spark's signature
-        """Return the publisher."""
         given = {name: text for name, text in self.options.items() if name not in ("rate", "summary")}
         rate = self.options.get("rate")
         settings = WriteSettings.of(given, schema)
@@ -168,7 +166,6 @@ def paced(
 
 
 def as_text(report: ReplayReport) -> str:
-    """Return a line for people."""
     if report.dry_run:
         return f"{report.rows:,} messages with {report.bytes:,} bytes would go to topic {report.topic}"
     again = f", {report.repeated:,} of them sent more than once" if report.repeated else ""

@@ -83,11 +83,8 @@ def report_of(
         source.lost = None if gap.records is None or source.lost is None else source.lost + gap.records
         report.gaps.append(asdict(gap))
     report.sources = [each for _, each in sorted(by_source.items())]
-    for each in report.sources:
-        report.rows += each.rows
-        report.bytes += each.bytes
-        report.files += each.files
-        report.file_bytes += each.file_bytes
+    for name in ("rows", "bytes", "files", "file_bytes"):
+        setattr(report, name, sum(getattr(source, name) for source in report.sources))
     return report
 
 
@@ -113,7 +110,6 @@ def as_text(report: Report) -> str:
 
 
 def row_of(source: SourceReport) -> tuple[str, ...]:
-    """Return a source's row of the table."""
     rate = source.rows / source.seconds if source.seconds else 0
     return (
         source.topic,

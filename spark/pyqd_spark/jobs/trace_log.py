@@ -211,7 +211,6 @@ class Many:
     ignored: int = 0
 
     def add(self, found: pa.RecordBatch) -> None:
-        """Add events."""
         told = found.filter(pc.not_equal(pc.fill_null(found.column("reason"), ""), EPHEMERAL))
         self.rows += told.to_pylist()
         self.ignored += found.num_rows - told.num_rows
