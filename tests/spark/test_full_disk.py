@@ -19,7 +19,6 @@ from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
 from pyqd_spark.jobs.compact import CompactOptions, compact
 from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.profile import ProfileOptions, profile
-from pyqd_spark.jobs.runner import OnSpark, Runner
 from pyqd_spark.jobs.table import JobTable
 from tests.spark.drained import QUIET, InProcess, connection, files, http_address, options, run
 from tests.support.nsq import Client
@@ -65,34 +64,23 @@ def hidden(path: Path) -> list[str]:
     return [name for _, _, names in os.walk(path) for name in names if name.endswith(".tmp")]
 
 
-def drain_is_resumed(chosen: Any, disk: Path, runner: Runner) -> None:
-    table = disk / "table"
-    with pytest.raises(DrainError, match=NO_SPACE):
-        run(chosen, runner)
-    landed = numbers_in(files(table))
-    assert 0 < len(landed) == len(set(landed)) < COUNT
-    assert hidden(table) == []
-    with pytest.raises(DrainError, match=NO_SPACE):
-        run(chosen, runner)
-    enlarge(disk, ENOUGH_BYTES)
-    assert [(report.run, report.rows) for report in run(chosen, runner)] == [(1, COUNT)]
-    assert numbers_in(files(table)) == list(range(COUNT))
-    assert JobTable(str(table)).open_plan() is None
-
-
 def test_a_drain_onto_a_full_disk_fails_clearly_and_resumes_when_there_is_space(
     broker: Daemon, topic: str, disk: Path
 ) -> None:
     publish(broker, topic)
-    drain_is_resumed(options(disk / "table", broker, topics=(topic,), rows_per_file=200), disk, InProcess())
-
-
-def test_a_drain_by_tasks_of_spark_onto_a_full_disk_does_the_same(
-    spark: SparkSession, broker: Daemon, topic: str, disk: Path
-) -> None:
-    publish(broker, topic)
-    chosen = options(disk / "table", broker, topics=(topic,), rows_per_file=200)
-    drain_is_resumed(chosen, disk, OnSpark(spark, "onto a full disk"))
+    table = disk / "table"
+    chosen = options(table, broker, topics=(topic,), rows_per_file=200)
+    with pytest.raises(DrainError, match=NO_SPACE):
+        run(chosen)
+    landed = numbers_in(files(table))
+    assert 0 < len(landed) == len(set(landed)) < COUNT
+    assert hidden(table) == []
+    with pytest.raises(DrainError, match=NO_SPACE):
+        run(chosen)
+    enlarge(disk, ENOUGH_BYTES)
+    assert [(report.run, report.rows) for report in run(chosen)] == [(1, COUNT)]
+    assert numbers_in(files(table)) == list(range(COUNT))
+    assert JobTable(str(table)).open_plan() is None
 
 
 def test_a_disk_that_is_full_to_the_last_byte_is_named_before_anything_is_planned(

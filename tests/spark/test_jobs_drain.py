@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyqd.primitives.errors import DiskFull
 from pyqd_spark import decode
 from pyqd_spark.brokers import BrokerClient, LogPage, TopicNotFoundError, UnreachableError
 from pyqd_spark.discovery import DataLossError
@@ -480,46 +478,6 @@ def test_a_page_damaged_on_the_way_is_an_error_or_a_gap(
     assert 0 < resumed.rows < 1500
     assert resumed.rows + sum(gap["records"] for gap in resumed.gaps) == 1500
     assert len(numbers(table)) == len(set(numbers(table))) == resumed.rows
-
-
-def test_a_full_disk_fails_the_run_clearly_and_a_rerun_completes_it(
-    broker: Daemon, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync, synced = os.fsync, 0
-
-    def full(fd: int) -> None:
-        nonlocal synced
-        synced += 1
-        if synced > 12:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(fd)
-
-    publish(broker, topic, range(3000))
-    chosen = options(table, broker, topics=(topic,))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(DrainError, match="No space left on device"):
-            run(chosen)
-    assert JobTable(str(table)).open_plan() is not None
-    run(chosen)
-    assert numbers(table) == list(range(3000))
-
-
-def test_a_disk_that_is_full_before_the_plan_is_written_is_named(
-    broker: Daemon, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = options(table, broker, topics=(topic,))
-    publish(broker, topic, range(10))
-
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(DiskFull, match="No space left"):
-            run(chosen)
-    run(chosen)
-    assert numbers(table) == list(range(10))
 
 
 def test_a_task_reports_its_failure_instead_of_raising(broker: Daemon, topic: str, table: Path) -> None:
