@@ -1,6 +1,5 @@
 """Tests of pyqd_spark.brokers, pyqd_spark.discovery and pyqd_spark.bounds against stub servers."""
 
-import http.client
 import pickle
 
 import pytest
@@ -20,7 +19,7 @@ from pyqd_spark.brokers import (
 from pyqd_spark.discovery import DataLossError, Discovery, check_topics
 from pyqd_spark.options import BrokerOptions, OptionError
 from pyqd_spark.read_options import Bound, ReadSettings
-from tests.support.http_stub import cut_off, http_stub, json_answer, lookup_answers
+from tests.support.http_stub import http_stub, json_answer, lookup_answers
 from tests.support.server import free_port
 
 NODE = "1f0c"
@@ -74,20 +73,6 @@ def test_positions_are_read():
     assert found.segments == ((0, 10, 100),)
 
 
-@pytest.mark.slow
-def test_a_request_is_tried_again_until_it_is_answered():
-    answers = [None, json_answer({"message": "TOO_MANY_CONNECTIONS"}, 503), positions_answer()]
-    with http_stub(lambda *_: answers.pop(0)) as stub:
-        found = BrokerClient(stub.address, connection(retry_s=30)).positions("orders")
-    assert (found.next, len(stub.requests)) == (10, 3)
-
-
-def test_publishing_is_not_tried_again():
-    address = nobody()
-    with pytest.raises(UnreachableError, match=r"/mpub: Connection refused$"):
-        BrokerClient(address, connection(retry_s=1000)).request("POST", "/mpub", {}, b"\0\0\0\0", retry=False)
-
-
 def test_a_broker_that_does_not_answer_is_named():
     address = nobody()
     said = rf"{address}: GET /topic/positions: Connection refused, tried for 0\.1 s"
@@ -113,21 +98,6 @@ def test_a_refusal_of_a_broker_is_an_error_at_once(answer, error, said):
     assert len(stub.requests) == 1
 
 
-def test_a_token_is_sent(monkeypatch):
-    with http_stub(lambda *_: positions_answer()) as stub:
-        client = BrokerClient(stub.address, connection(stub.address, token="secret"))
-        sent = []
-        put = http.client.HTTPConnection.putheader
-
-        def noted_put(connection, *header):
-            sent.append(header)
-            put(connection, *header)
-
-        monkeypatch.setattr("http.client.HTTPConnection.putheader", noted_put)
-        client.positions("orders")
-    assert ("Authorization", "Bearer secret") in sent
-
-
 def test_positions_that_do_not_exist_are_errors_with_the_existing_range():
     gone = json_answer({"message": "POSITION_GONE", "earliest": 900}, 410)
     beyond = json_answer({"message": "POSITION_BEYOND_END", "next": 12}, 400)
@@ -146,15 +116,6 @@ def test_each_page_starts_at_the_end_of_the_previous_one():
         pages = list(BrokerClient(stub.address, connection()).pages("orders", NODE, 0, 7))
     assert [page.next for page in pages] == [3, 6, 7]
     assert [query["from"] for _, query in stub.requests] == ["0", "3", "6"]
-
-
-@pytest.mark.parametrize("byte_count", [0, 40])
-def test_a_page_that_is_cut_off_is_requested_again(byte_count):
-    page = log_answer(data=bytes(100), following=7)
-    answers = iter([cut_off(page, byte_count), page])
-    with http_stub(lambda *_: next(answers)) as stub:
-        pages = list(BrokerClient(stub.address, connection(retry_s=10.0)).pages("orders", NODE, 0, 7))
-    assert [(page.next, len(page.data)) for page in pages] == [(7, 100)]
 
 
 def test_a_page_without_anything_is_the_last():
