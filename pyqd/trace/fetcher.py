@@ -93,20 +93,13 @@ class Fetcher(threading.Thread):
     def end(self) -> None:
         """End the thread soon, also while others go on."""
         self._is_ended = True
-        self.pause()
+        self.begin(None)
 
     def _is_over(self) -> bool:
         return self._is_ended or self._stopped.is_set()
 
-    def begin(self, position: int) -> None:
-        """Read from a position on. Pages of turns before are obsolete."""
-        self._turn_to(position)
-
-    def pause(self) -> None:
-        """Read nothing until the next `begin`. Pages of turns before are obsolete."""
-        self._turn_to(None)
-
-    def _turn_to(self, position: int | None) -> None:
+    def begin(self, position: int | None) -> None:
+        """Read from a position on; None: read nothing until the next call. Pages of turns before are obsolete."""
         with self._begun:
             self.turn += 1
             self._position = position
@@ -140,7 +133,7 @@ class Fetcher(threading.Thread):
     def _read(self) -> None:
         """Read until stopped or, if once, until the end of the log. Raises: ClientError."""
         while not self._is_over():
-            self.pause()
+            self.begin(None)
             identity = self.source.identity()
             self._put(Arrival(self, identity))
             if self._read_log(identity.log):

@@ -206,7 +206,7 @@ class Shipper:
                 return
             # The broker has another address now.
             self._forget(other)
-            other.pause()
+            other.begin(None)
         self._doubles.discard(fetcher)
         node = self._persist(lambda: self._database.node(identity.log, identity.nsqd))
         if node is not None:
@@ -238,7 +238,7 @@ class Shipper:
         """Leave a broker to another shipper for a while."""
         node = self._nodes[fetcher]
         logger.info("%s: %s; standing by", node.nsqd, moved)
-        fetcher.pause()
+        fetcher.begin(None)
         self._standby[fetcher] = time.monotonic() + self._options.standby_s, LogIdentity(node.log, node.nsqd)
 
     def _stand_aside(self, fetcher: Fetcher, other: Fetcher, identity: LogIdentity) -> None:

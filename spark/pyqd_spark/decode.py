@@ -3,9 +3,9 @@ for completeness.
 """
 
 import logging
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Final
 
@@ -31,8 +31,8 @@ try:
 except ImportError:  # For a copy of the Python modules without the compiled ones.
     from pyqd.fallback.columns import Columns, decode  # type: ignore[assignment]
 
-# Fetched pages that wait to be decoded.
-PAGES_AHEAD: Final = 2
+# Pages that are fetched, or wait to be decoded.
+PAGES_AHEAD: Final = 3
 
 SCHEMA: Final = pa.schema(
     [
@@ -120,37 +120,14 @@ def check_created(one: LogRange, page: LogPage) -> None:
 
 def ahead(pages: Iterator[LogPage]) -> Iterator[LogPage]:
     """Yield pages while a thread fetches the next ones."""
-    waiting: queue.Queue[LogPage | BaseException | None] = queue.Queue(PAGES_AHEAD)
-    over = threading.Event()
-
-    def put(item: LogPage | BaseException | None) -> bool:
-        while not over.is_set():
-            try:
-                waiting.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def fetch() -> None:
-        try:
-            for page in pages:
-                if not put(page):
-                    return
-        except BaseException as error:
-            put(error)
-        else:
-            put(None)
-
-    thread = threading.Thread(target=fetch, name="pyqd-pages", daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(1, "pyqd-pages")
+    waiting = deque(pool.submit(next, pages, None) for _ in range(PAGES_AHEAD))
     try:
-        while (item := waiting.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        while (page := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, pages, None))
+            yield page
     finally:
-        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def batch_of(columns: Columns, topic: str, node: str, partition: int) -> pa.RecordBatch:

@@ -238,7 +238,7 @@ def test_a_read_that_is_given_up_ends_its_thread(broker, topic, monkeypatch):
     (one,) = batch_ranges(asked)
     batches = read_range(asked, one)
     next(batches)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "pyqd-pages"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("pyqd-pages")]
     batches.close()  # type: ignore[attr-defined]
     thread.join(30)
     assert not thread.is_alive()
