@@ -7,6 +7,7 @@ import importlib
 from array import array
 from typing import Any, Final
 
+from pyqd.fallback.columns import ID_BYTES
 from pyqd.hot.wire.trace_events import KINDS, TraceColumns
 
 NAMES: Final = (
@@ -26,7 +27,6 @@ NAMES: Final = (
     "reason",
     "body",
 )
-ID_BYTES: Final = 16
 
 
 def lists(decoded: TraceColumns) -> dict[str, list[Any]]:

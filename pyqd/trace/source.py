@@ -6,6 +6,7 @@ Source: docs/trace.md.
 from __future__ import annotations
 
 import struct
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from pyqd.client.errors import ClientError, ProtocolError
@@ -18,8 +19,6 @@ PAGE_BYTES: Final = 2 << 20
 # Place of a number in the header of a block.
 DENSE_FROM: Final = struct.Struct("<q")
 DENSE_FROM_AT: Final = 16
-OK: Final = 200
-NOT_FOUND: Final = 404
 
 
 class NoTraceError(ClientError):
@@ -82,9 +81,9 @@ class TraceSource:
 
     def _get(self, **query: int) -> Reply:
         reply = self._client.request("GET", "/trace/log", query, retry=False)
-        if reply.status == OK:
+        if reply.status == HTTPStatus.OK:
             return reply
-        if reply.status == NOT_FOUND:
+        if reply.status == HTTPStatus.NOT_FOUND:
             raise NoTraceError(f"{self.address}: the broker has no event log: it is nsqd, or an older pyqd")
         raise self._client.refusal("/trace/log", query, reply)
 

@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 
 from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
 from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.fallback.records import FORMAT
 from pyqd_spark.options import BrokerOptions
 from pyqd_spark.tls import context_of, names_of
 
-FORMAT: Final = 1
 ORDINAL_BITS: Final = 48
 # The broker copies this much in one slice of its loop; larger pages cost it more for each record.
 PAGE_BYTES: Final = 1 << 20

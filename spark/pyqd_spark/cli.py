@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pyqd.client.http import HTTPS_PORT
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.durations import MILLISECOND_NS, parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
@@ -22,7 +23,7 @@ from pyqd_spark.brokers import BrokerError
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.java import JavaMissingError
 from pyqd_spark.jobs.errors import JobError, spark_failure
-from pyqd_spark.options import CONNECTION, HTTPS_PORT, BrokerOptions, OptionError, field_of, parse_flag, parse_options
+from pyqd_spark.options import CONNECTION, BrokerOptions, OptionError, field_of, parse_flag, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,11 +28,11 @@ from pyqd.client.errors import (
     refusal,
 )
 from pyqd.client.http import refuse_own
+from pyqd.client.settings import TCP_PORT
 from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
 from pyqd_spark.options import BrokerOptions, Option, exactly_one, parse_address, parse_names, parse_text
 from pyqd_spark.tls import context_of, names_of
 
-TCP_PORT: Final = 4150
 OK: Final = b"OK"
 RECEIVE_BYTES: Final = 1 << 18
 # For the last frames of a broker that has closed: they have arrived already, or never will.

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from pyqd.client.http import HTTP_PORT, HTTPS_PORT
 from pyqd.client.trust import TrustedBrokers
 
-HTTP_PORT: Final = 4151
-HTTPS_PORT: Final = 4152
 LOOKUPD_HTTP_PORT: Final = 4161
 
 REQUEST_TIMEOUT_MS: Final = 30_000

@@ -40,9 +40,8 @@ from pyqd_spark.jobs.runner import Runner
 from pyqd_spark.jobs.table import JobTable, RunCommit
 from pyqd_spark.landing import COMPRESSION
 from pyqd_spark.options import BrokerOptions
+from pyqd_spark.read_options import EARLIEST, LATEST
 
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
 ROWS_PER_FILE: Final = 1_000_000
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -24,8 +25,6 @@ from pyqd_spark.options import BrokerOptions
 
 PATH: Final = "/trace/log"
 PAGE_BYTES: Final = 2 << 20
-OK: Final = 200
-NOT_FOUND: Final = 404
 # A range is not cut smaller than this only to keep more tasks busy, nor into more pieces than this.
 EVENTS_PER_RANGE_MIN: Final = 100_000
 RANGES_MAX: Final = 256
@@ -87,9 +86,9 @@ class TraceLogClient(BrokerClient):
         """Return the blocks from a position on. Raises: BrokerError, UnreachableError."""
         query = {"position": position, "max_bytes": bytes_max}
         reply = self.request("GET", PATH, query)
-        if reply.status == NOT_FOUND:
+        if reply.status == HTTPStatus.NOT_FOUND:
             raise BrokerError(f"{self.address}: the broker has no event log: it is nsqd, or an older pyqd")
-        if reply.status != OK:
+        if reply.status != HTTPStatus.OK:
             raise self.refusal(PATH, query, reply)
         check_format(self.address, reply.headers.get("x-pyqd-format"))
         return reply
