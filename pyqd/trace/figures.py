@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -98,7 +98,11 @@ def figures_of(
         .order_by(delivery.topic, delivery.channel)
     )
     with database.transaction("read", reading=True) as connection:
-        found = [TopicFigures(*_plain(row)) for row in connection.execute(topics)]
+        # Sums are decimals in some databases.
+        found = [
+            TopicFigures(topic, int(count), int(size_bytes), *times)
+            for topic, count, size_bytes, *times in connection.execute(topics)
+        ]
         rows = connection.execute(channels).all()
         gaps = [
             GapFigures(nsqd, int(event_count), int(unknown_count), last_at)
@@ -122,12 +126,6 @@ def _gaps(query: TraceQuery) -> sa.Select[Any]:
         .group_by(node.nsqd)
         .order_by(node.nsqd)
     )
-
-
-def _plain(row: Sequence[Any]) -> Iterator[Any]:
-    """Yield the values of a row; sums are decimals in some databases."""
-    name, count, size_bytes, *times = row
-    yield from (name, int(count), int(size_bytes), *times)
 
 
 def _class_of(duration_s: sa.ColumnElement[float]) -> sa.ColumnElement[int]:

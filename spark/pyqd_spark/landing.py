@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -163,22 +163,6 @@ class Landing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
-
-
-def land_batches(
-    directory: str | Path,
-    name: str,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch | pa.Table],
-    *,
-    compression: str = COMPRESSION,
-    temporary: str | Path | None = None,
-) -> Landed:
-    """Write one Parquet file whole. Arguments and errors are those of Landing."""
-    with Landing(directory, name, schema, compression=compression, temporary=temporary) as landing:
-        for batch in batches:
-            landing.write(batch)
-        return landing.land()
 
 
 def write_file(path: str | Path, content: bytes, *, temporary: str | Path | None = None) -> None:

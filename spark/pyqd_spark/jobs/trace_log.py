@@ -20,7 +20,7 @@ from pyqd.client.errors import ProtocolError
 from pyqd.client.http import Reply
 from pyqd_spark.brokers import BrokerClient, BrokerError, OtherNodeError, check_format, find_brokers
 from pyqd_spark.jobs.errors import JobError
-from pyqd_spark.landing import land_batches, not_shared
+from pyqd_spark.landing import Landing, not_shared
 from pyqd_spark.options import BrokerOptions
 
 PATH: Final = "/trace/log"
@@ -191,8 +191,13 @@ def land_events(task: EventTask) -> dict[str, Any]:
     many = Many()
     name = f"events-{task.number:05d}.parquet"
     try:
-        with TraceLogClient(task.address, task.connection) as client:
-            landed = land_batches(task.directory, name, SCHEMA, _without_many(client.events(task.range), many))
+        with (
+            TraceLogClient(task.address, task.connection) as client,
+            Landing(task.directory, name, SCHEMA) as landing,
+        ):
+            for batch in _without_many(client.events(task.range), many):
+                landing.write(batch)
+            landed = landing.land()
     except (BrokerError, JobError) as error:
         return {"error": str(error)}
     return {"rows": landed.rows, "many": many.rows, "ignored": many.ignored}
