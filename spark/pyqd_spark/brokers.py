@@ -61,7 +61,7 @@ class Positions(NamedTuple):
     """Readable part of a topic at a broker. node: permanent id of the data directory. next: position after the newest.
 
     created: creation time of the topic in ns, or 0; a topic created at another time has positions of its own. at: the
-    position at the requested time. floors: by channel, the first unfinished message.
+    position at the requested time.
     """
 
     topic: str
@@ -72,7 +72,6 @@ class Positions(NamedTuple):
     next: int
     at: int | None
     segments: tuple[LogSegment, ...]
-    floors: Mapping[str, int]
 
 
 class LogPage(NamedTuple):
@@ -147,7 +146,6 @@ class BrokerClient(HttpClient):
             next=shown["next"],
             at=shown.get("at"),
             segments=tuple(LogSegment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
-            floors={row["channel"]: row["floor"] for row in shown["channels"]},
         )
 
     def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> LogPage:

@@ -37,7 +37,6 @@ def positions(
         next=end,
         at=at,
         segments=segments,
-        floors={},
     )
 
 
