@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,7 +46,8 @@ class GatedProcesses:
         self.directory = directory
 
     def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        with ProcessPoolExecutor(self.cores) as pool:
+        # Forked processes would hold the table's lock.
+        with ProcessPoolExecutor(self.cores, get_context("spawn")) as pool:
             return list(pool.map(partial(at_gate, function, self.directory), arguments))
 
 
