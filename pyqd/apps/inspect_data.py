@@ -6,10 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from pyqd.broker.inspection import Inspection
-from pyqd.broker.offline_topics import OfflineData
-from pyqd.diskqueue.files import Files
 from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
+from pyqd.primitives.errors import StartupError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", metavar="DIR", help="data directory of pyqd")
     given = parser.parse_args(argv)
     try:
-        inspection = Inspection(OfflineData(Files(), os.path.abspath(given.directory)), given.verify)
-    except (StartupError, StorageError, CorruptionError) as error:
+        inspection = Inspection(os.path.abspath(given.directory), given.verify)
+    except StartupError as error:
         print(f"pyqd inspect: {error}", file=sys.stderr)
         return 1
     if given.json:

@@ -58,7 +58,8 @@ _libc: Any = _ffi.dlopen(None)
 _MAP_FAILED = 2 ** (8 * _ffi.sizeof("size_t")) - 1
 
 
-def _map_memory(size_bytes: int) -> Mapping:
+def map_memory(size_bytes: int) -> Mapping:
+    """Return a mapping of anonymous memory, zeros. Raises: StorageError."""
     address = _libc.mmap(_ffi.NULL, size_bytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     number = int(_ffi.cast("uintptr_t", address))
     if number == _MAP_FAILED:
@@ -228,6 +229,9 @@ class Files:
 
     distrusted = False
 
+    def note_damage(self, text: str) -> None:
+        """Take note of damage that a log has found; the log has reported it."""
+
     def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
         """Make a file of that size with all its blocks reserved, map it shared and, if asked, populate its pages.
 
@@ -236,7 +240,7 @@ class Files:
         path None: anonymous memory.
         """
         if path is None:
-            return _map_memory(size_bytes)
+            return map_memory(size_bytes)
         making = path + MAKING
         try:
             fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pyqd.fallback.checksums import values as checksums_of
-from pyqd.fallback.records import ALIGN_BYTES, HEADER_BYTES, LOST
+from pyqd.fallback.records import ALIGN_BYTES, HEADER_BYTES, LOST, ORDINAL_MASK
 from pyqd.primitives.durations import MICROSECOND_NS
 
 ID_BYTES: Final = 16
-ORDINAL_MASK: Final = (1 << 48) - 1
 
 _HEADER = struct.Struct("<IIQQqqHHHH")
 _CHECKED_FROM = 8

@@ -12,13 +12,13 @@ from urllib.parse import urlencode
 from pyqd.client import http
 from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
 from pyqd.client.http import Reply, message_of
+from pyqd.fallback.records import ORDINAL_BITS, ORDINAL_MASK
 from pyqd_spark.options import Connection
 from pyqd_spark.tls import context_of, names_of
 
 FORMAT: Final = 1
-ORDINAL_BITS: Final = 48
 # The broker copies this much in one slice of its loop; larger pages cost it more for each record.
-PAGE_BYTES: Final = 1 << 20
+LOG_PAGE_BYTES: Final = 1 << 20
 
 # Error answer of a broker or lookup daemon, or no answer. The text names its address.
 BrokerError = ClientError
@@ -163,7 +163,7 @@ class BrokerClient(HttpClient):
             floors={row["channel"]: row["floor"] for row in shown["channels"]},
         )
 
-    def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Page:
+    def page(self, topic: str, first: int, stop: int, bytes_max: int = LOG_PAGE_BYTES) -> Page:
         """Return records from position `first` to before `stop`: at least one if there is one.
 
         Raises: TopicNotFoundError, PositionGoneError, PositionBeyondEndError, BrokerError, UnreachableError.
@@ -184,7 +184,7 @@ class BrokerClient(HttpClient):
             data=reply.body,
         )
 
-    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[Page]:
+    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = LOG_PAGE_BYTES) -> Iterator[Page]:
         """Yield the pages of a range, one request each; an empty page is the last. Each request begins at the end of
         the page before, even after a restart of the broker in between.
 
@@ -292,4 +292,4 @@ def epoch_of(position: int) -> int:
 
 def ordinal_of(position: int) -> int:
     """Return the ordinal of a position. Records of a log are numbered densely, across epochs too."""
-    return position & ((1 << ORDINAL_BITS) - 1)
+    return position & ORDINAL_MASK

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyqd.fallback import columns as columns_in_python
 from pyqd.fallback.columns import Decoded
 from pyqd_spark.brokers import (
-    PAGE_BYTES,
+    LOG_PAGE_BYTES,
     BrokerClient,
     OtherNodeError,
     Page,
@@ -105,7 +105,7 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
     with BrokerClient(one.address, settings.connection) as client:
         while first < one.stop:
             try:
-                for page in client.pages(one.topic, one.node, first, one.stop, PAGE_BYTES):
+                for page in client.pages(one.topic, one.node, first, one.stop, LOG_PAGE_BYTES):
                     check_created(one, page)
                     yield page
                 return

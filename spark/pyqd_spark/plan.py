@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyqd_spark.brokers import ORDINAL_BITS, Positions, Segment, epoch_of, ordinal_of
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd_spark.brokers import Positions, Segment, epoch_of, ordinal_of
 
 
 @dataclass(frozen=True)

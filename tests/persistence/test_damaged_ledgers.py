@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pyqd.broker.broker import Broker
-from pyqd.broker.offline_topics import OfflineData
-from pyqd.diskqueue.files import Files
+from pyqd.broker.inspection import Inspection
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
@@ -195,11 +194,11 @@ def test_bits_that_are_newer_than_the_header_after_a_power_failure_are_no_damage
 def test_the_offline_reader_refuses_a_ledger_with_a_changed_byte(stopped, tmp_path):
     for offset in (24, 32, RING + 3):
         root = Path(shutil.copytree(stopped, tmp_path / str(offset)))
-        assert OfflineData(Files(), str(root)).all_unreadable() == []
+        assert Inspection(str(root), verify=False).problems == []
         flip(path_in(root), offset)
-        ((place, reason),) = OfflineData(Files(), str(root)).all_unreadable()
-        assert place == "topic t, channel c"
-        assert "checksum" in reason
+        (problem,) = Inspection(str(root), verify=False).problems
+        assert problem.startswith("topic t, channel c: ")
+        assert "checksum" in problem
 
 
 def await_sync(daemon: Daemon) -> None:

@@ -9,7 +9,6 @@ from pyqd.apps import cli
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.importer import Importer
 from pyqd.broker.inspection import Inspection
-from pyqd.broker.offline_topics import OfflineData
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
 from pyqd.diskqueue.lock import DirectoryLock
@@ -207,7 +206,7 @@ def test_export_as_a_command(tmp_path, capsys):
 
 
 def rows_of(path, verify=False):
-    inspection = Inspection(OfflineData(Files(), str(path)), verify)
+    inspection = Inspection(str(path), verify)
     return {(row.topic, row.channel): row for row in inspection.rows}, inspection.problems
 
 

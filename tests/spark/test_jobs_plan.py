@@ -2,7 +2,8 @@
 
 import pytest
 
-from pyqd_spark.brokers import ORDINAL_BITS, Positions, Segment
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd_spark.brokers import Positions, Segment
 from pyqd_spark.jobs.drain import DrainOptions, Found, first_of, make_plan, start_ns
 from pyqd_spark.jobs.errors import DataLossError
 from pyqd_spark.jobs.plan import (

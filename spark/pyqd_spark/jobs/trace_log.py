@@ -26,7 +26,7 @@ except ImportError:  # For a copy of the Python modules without the compiled one
     from pyqd.fallback.trace_events import decode  # type: ignore[assignment]
 
 PATH: Final = "/trace/log"
-PAGE_BYTES: Final = 2 << 20
+TRACE_PAGE_BYTES: Final = 2 << 20
 OK: Final = 200
 NOT_FOUND: Final = 404
 # A range is not cut smaller than this only to keep more tasks busy, nor into more pieces than this.
@@ -87,7 +87,7 @@ class TraceClient(BrokerClient):
         oldest, end = (int(self._header(reply, name)) for name in ("x-pyqd-oldest", "x-pyqd-end"))
         return LogEnd(self._header(reply, "x-pyqd-node"), self.address, oldest, end)
 
-    def trace_log(self, position: int, bytes_max: int = PAGE_BYTES) -> Reply:
+    def trace_log(self, position: int, bytes_max: int = TRACE_PAGE_BYTES) -> Reply:
         """Return the blocks from a position on. Raises: BrokerError, UnreachableError."""
         query = {"position": position, "max_bytes": bytes_max}
         reply = self.request("GET", PATH, query)
