@@ -1,5 +1,6 @@
 """`pyqd export`: writes the data of a stopped pyqd as a data directory of Go's nsqd."""
 
+import logging
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("directory", metavar="DIR", help="target: an empty directory, or a new one")
     given = parser.parse_args(argv)
+    # Damage is in the report.
+    logging.getLogger("pyqd").addHandler(logging.NullHandler())
     source, target = os.path.abspath(given.source), os.path.abspath(given.directory)
     try:
         lock = DirectoryLock(source)

@@ -1,6 +1,7 @@
-"""`pyqd inspect`: lists the queues of a data directory. Opens files read-only and takes no lock."""
+"""`pyqd inspect`: lists the queues of a data directory. Changes no file and takes no lock."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("directory", metavar="DIR", help="data directory of pyqd")
     given = parser.parse_args(argv)
+    # Damage is in the output.
+    logging.getLogger("pyqd").addHandler(logging.NullHandler())
     try:
         inspection = Inspection(os.path.abspath(given.directory), given.verify)
     except StartupError as error:

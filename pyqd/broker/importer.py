@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from pyqd.broker.broker import BOOT_ID, NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
+from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY, read_boot_id
 from pyqd.broker.import_topic import ChannelImport, QueueCounts, TopicImport
 from pyqd.config.options import Options
 from pyqd.diskqueue.files import Files
@@ -287,8 +287,7 @@ class Importer:
         report.moved_to = target
         plan = {"originals": originals, "target": target, "report": report.text()}
         self.files.write(os.path.join(self.importing, PLAN_FILE), json.dumps(plan).encode())
-        boot = self.files.read(BOOT_ID).decode().strip() if self.files.exists(BOOT_ID) else ""
-        node = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
+        node = {"format": NODE_FORMAT, "epoch": 0, "boot": read_boot_id(self.files), "clean": True}
         self.files.write(os.path.join(self.importing, NODE_FILE), json.dumps(node).encode())
         self.files.sync_directory(self.importing)
 

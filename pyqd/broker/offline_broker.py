@@ -22,6 +22,7 @@ from pyqd.diskqueue.private_files import PrivateFiles
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logstart import SUFFIX
 from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.primitives.schedule import Scheduler
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.names import channel_of_dir, topic_of_dir
 
@@ -140,6 +141,8 @@ class OfflineBroker(Broker):
         if topic is not None:
             self.topic_names.remove(name)
             topic.abandon()
+            # The former one refers to the topic, of which it has been asked for a run.
+            self.scheduler = Scheduler()
         self.private.problems.clear()
         self.private.forget_changes(path)
 

@@ -311,7 +311,7 @@ def test_unreadable_files_do_not_hide_the_other_queues(tmp_path, capsys):
         ("held", None, "unreadable"),
     ]
     assert len(found["problems"]) == 2
-    with pytest.raises(StartupError, match="failed to export - topic held"):
+    with pytest.raises(StartupError, match="failed to export - topic busy, channel idle"):
         exporter_to(tmp_path, tmp_path / "nsqd").run()
 
 
