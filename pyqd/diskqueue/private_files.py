@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Collection
 
-from pyqd.diskqueue.files import PAGE_BYTES, Files, map_memory
+from pyqd.diskqueue.files import PAGE_BYTES, Files, map_memory, opened, reporting
 from pyqd.hot.diskqueue.logstart import SUFFIX
 from pyqd.hot.diskqueue.mapping import Mapping, map_file
 from pyqd.hot.diskqueue.segment import SEGMENT_HEADER_SIZE, segment_identity
@@ -100,20 +100,12 @@ class PrivateFiles(Files):
             except StorageError as error:
                 if error.errno != errno.EIO:
                     raise
-        try:
-            fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error("open", path, error) from error
-        try:
+        with reporting("read", path), opened("open", source, os.O_RDONLY) as fd:
             size_bytes = os.fstat(fd).st_size
             if size_bytes == 0:
                 raise CorruptionError(path, 0, "the file is empty")
             self._identities[source] = segment_identity(os.pread(fd, SEGMENT_HEADER_SIZE, 0))
             return map_file(fd, size_bytes, path, private=True)
-        except OSError as error:
-            raise storage_error("read", path, error) from error
-        finally:
-            os.close(fd)
 
     def _settled(self, path: str) -> bytes:
         """Return the content of a small file that another process may be changing, as of one point in time."""

@@ -83,7 +83,9 @@ def test_a_directory_is_read_as_a_start_reads_it(operations, stops):
             assert (rows[name].depth, rows[name].parked) == (channel.depth, channel.deferred_count)
             assert (rows[name].floor, rows[name].cursor) == (channel.ledger.floor, channel.ledger.cursor)
             assert len(exported[name]) == channel.depth + channel.deferred_count
-            queued = [(number_in(body), attempts - 1) for _, attempts, _, body in take_all(channel, consumer_on(channel))]
+            queued = [
+                (number_in(body), attempts - 1) for _, attempts, _, body in take_all(channel, consumer_on(channel))
+            ]
             assert sorted(exported[name][: len(queued)]) == sorted(queued)
 
 
