@@ -1,9 +1,9 @@
 """Files of a data directory that is only read: all changes to them are made in memory, and no other process sees them.
 
-A broker over these files concludes from a directory the same as a start would, and changes no byte in it. A segment is
-mapped privately: a page takes memory once something is stored to it. Other files are small and are copied. A daemon may
-run on the directory meanwhile. A copy is of one point in time; a segment is not, so `is_unchanged` tells whether the
-daemon has reused or removed it.
+The methods are those of `Files`. A broker over these files concludes from a directory the same as a start would, and
+changes no byte in it. A segment is mapped privately: a page takes memory once something is stored to it. Other files
+are small and are copied. A daemon may run on the directory meanwhile. A copy is of one point in time; a segment is not,
+so `is_unchanged` tells whether the daemon has reused or removed it.
 
 Memory: the changes of a start to the files, until `forget_changes`. Most are a few pages; after a power failure, all
 that the journal holds.
@@ -124,17 +124,14 @@ class PrivateFiles(Files):
         return mapping
 
     def exists(self, path: str) -> bool:
-        """Return whether a path exists."""
         content = self._content_at(path)
         return path in self._made or (os.path.lexists(content) if isinstance(content, str) else content is not None)
 
     def is_directory(self, path: str) -> bool:
-        """Return whether a path names a directory."""
         content = self._content_at(path)
         return path in self._made or (isinstance(content, str) and os.path.isdir(content))
 
     def list_directory(self, path: str) -> list[str]:
-        """Return the names in a directory."""
         content = self._content_at(path)
         names: set[str] = set()
         if isinstance(content, str) and (path not in self._made or os.path.lexists(content)):
@@ -146,17 +143,14 @@ class PrivateFiles(Files):
         return list(names)
 
     def read(self, path: str) -> bytes:
-        """Return the whole content of a small file."""
         content = self._content_at(path)
         return super().read(content) if isinstance(content, str) else bytes(self._memory_at(path))
 
     def size_of(self, path: str) -> int:
-        """Return the bytes of a file."""
         content = self._content_at(path)
         return super().size_of(content) if isinstance(content, str) else len(self._memory_at(path))
 
     def read_range(self, path: str, start_bytes: int, length_bytes: int) -> bytes:
-        """Return the bytes of a file from an offset on; fewer than requested at its end."""
         content = self._content_at(path)
         if isinstance(content, str):
             return super().read_range(content, start_bytes, length_bytes)
@@ -170,13 +164,11 @@ class PrivateFiles(Files):
         mapping.view()[start_bytes : start_bytes + len(content)] = content
 
     def write(self, path: str, content: bytes) -> None:
-        """Replace a small file's content."""
         self._contents[path] = content
 
     write_in_place = write
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file or directory another name, replacing the file that had it."""
         content = self._content_at(source)
         self.remove_tree(target)
         for path in _within(self._contents, source):
@@ -187,18 +179,15 @@ class PrivateFiles(Files):
         self.remove_tree(source)
 
     def remove(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
         self._contents[path] = None
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all in it; one that is gone already is fine."""
         self._made.difference_update(_within(self._made, path))
         for known in _within(self._contents, path):
             del self._contents[known]
         self._contents[path] = None
 
     def make_directory(self, path: str) -> None:
-        """Create a directory if it is missing."""
         if not self.exists(path):
             self._made.add(path)
 

@@ -4,11 +4,13 @@ import os
 
 import pytest
 
+from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.private_files import PrivateFiles
 from pyqd.hot.diskqueue.log import Log
 from pyqd.primitives.errors import CorruptionError, StorageError
 from tests.support.nsqd_data import snapshot
 from tests.support.storage import SEGMENT_BYTES_MIN
+from tests.support.unreadable import make_unreadable
 
 
 @pytest.fixture
@@ -89,3 +91,16 @@ def test_segments_that_another_process_reuses_or_removes_are_noticed(files, tmp_
     assert not files.is_unchanged(str(tmp_path / "log"))
     files.forget_changes(str(tmp_path / "log"))
     assert files.is_unchanged(str(tmp_path / "log"))
+
+
+def test_an_unreadable_page_is_damage(files, tmp_path):
+    log = Log(Files(), f"{tmp_path}/log", SEGMENT_BYTES_MIN)
+    for number in range(20):
+        log.append_message(number + 1, bytes(1000))
+    (path,) = (tmp_path / "log").iterdir()
+    before = snapshot(tmp_path)
+    make_unreadable(files.open_mapped(str(path)), 2)
+    found = Log(files, f"{tmp_path}/log", SEGMENT_BYTES_MIN)
+    assert 10 < len(list(found.records())) < 18
+    assert [problem.split(" at ")[0] for problem in files.problems] == [f"{path}: damaged record"]
+    assert snapshot(tmp_path) == before
