@@ -31,7 +31,7 @@ LOADS_MAX = 10
 LEDGERS = (LEDGER_FILE, PARKED_LEDGER, CANCELLED_LEDGER)
 
 
-class FoundTopic(NamedTuple):
+class OfflineTopic(NamedTuple):
     """One topic. topic: None if it cannot be read at all; `unreadable` gives the reason then.
 
     unreadable: (channel, or None for the topic, and the reason) of what cannot be read. problems: damage that a start
@@ -80,7 +80,7 @@ class OfflineBroker(Broker):
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to read {self.root} - {error}") from error
 
-    def found_topics(self) -> Iterator[FoundTopic]:
+    def found_topics(self) -> Iterator[OfflineTopic]:
         """Yield the topics in the order of their directories; each is usable until the next one is asked for."""
         directory = os.path.join(self.root, TOPICS_DIRECTORY)
         for entry in sorted(self.files.entries_of(directory) or ()):
@@ -89,7 +89,7 @@ class OfflineBroker(Broker):
                 yield self.load_topic(f"{directory}/{entry}", name)
                 self.forget(f"{directory}/{entry}", name)
 
-    def load_topic(self, path: str, name: str) -> FoundTopic:
+    def load_topic(self, path: str, name: str) -> OfflineTopic:
         """Load one topic, again if a running daemon has changed it too much meanwhile."""
         for _ in range(LOADS_MAX - 1):
             try:
@@ -104,7 +104,7 @@ class OfflineBroker(Broker):
             self.forget(path, name)
         return self.try_load(path, name)
 
-    def try_load(self, path: str, name: str) -> FoundTopic:
+    def try_load(self, path: str, name: str) -> OfflineTopic:
         """Load one topic."""
         try:
             entries = self.files.list_directory(path)
@@ -115,16 +115,16 @@ class OfflineBroker(Broker):
             self.add_topic(topic)
             topic.load_channels(entries)
         except (CorruptionError, StorageError) as error:
-            return FoundTopic(name, None, [(None, str(error))], [])
+            return OfflineTopic(name, None, [(None, str(error))], [])
         if topic.state_damage:
-            return FoundTopic(name, None, [(None, topic.state_damage)], [])
+            return OfflineTopic(name, None, [(None, topic.state_damage)], [])
         unreadable: list[tuple[str | None, str]] = [
             (channel.name, ledger.damage)
             for channel in topic.channels_by_name.values()
             for ledger in channel.ledgers()
             if ledger.damage is not None
         ]
-        return FoundTopic(name, topic, unreadable, list(self.private.problems))
+        return OfflineTopic(name, topic, unreadable, list(self.private.problems))
 
     def copy_ledgers(self, directory: str) -> None:
         """Copy the ledgers of a channel; those that cannot be read are left to its load."""

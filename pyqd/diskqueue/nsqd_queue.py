@@ -32,7 +32,7 @@ from pyqd.diskqueue.interchange import (
 )
 
 WRITE_BUFFER_BYTES = 4 << 20
-WINDOW_BYTES = 256 << 10
+NSQD_READ_BYTES = 256 << 10
 
 
 class Window:
@@ -41,7 +41,7 @@ class Window:
     Thousands of files can be read at the same time: each costs its window, and none a descriptor. Raises: StorageError.
     """
 
-    def __init__(self, files: Files, path: str, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, files: Files, path: str, window_bytes: int = NSQD_READ_BYTES) -> None:
         self.path = path
         self._files = files
         self._window_bytes = window_bytes

@@ -34,7 +34,7 @@ def play(broker, operations):
     topic = broker.topic("t")
     channels = [topic.channel(name) for name in ("a", "b")]
     consumers = [consumer_on(channel) for channel in channels]
-    taken = [], []
+    taken: tuple[list[int], list[int]] = [], []
     for name, number in operations:
         channel, consumer, mine = channels[number % 2], consumers[number % 2], taken[number % 2]
         if name == "publish":
