@@ -253,7 +253,8 @@ class JournaledTopic:
             try:
                 self._files.overwrite(path, start + at, part)
             except StorageError as error:
-                if error.errno != errno.EIO or self._is_readable(path, start + at):
+                page = (start + at) // PAGE_BYTES * PAGE_BYTES
+                if error.errno != errno.EIO or self._readable(path, page, PAGE_BYTES) is not None:
                     # The start is refused; the next one retries with the same journal.
                     raise
                 # The log finds and bridges the damage, as with any unreadable page.
@@ -284,24 +285,18 @@ class JournaledTopic:
         directory, name = os.path.split(path)
         return self._files.exists(os.path.join(damaged_directory(directory), name))
 
-    def _is_readable(self, path: str, at: int) -> bool:
-        """Return whether the page with the byte at an offset can be read. Raises: StorageError for anything but EIO."""
+    def _readable(self, path: str, start: int, length: int) -> bytes | None:
+        """Return a range of a file; None if the disk cannot read it. Raises: StorageError for any other error."""
         try:
-            self._files.read_range(path, at // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)
+            return self._files.read_range(path, start, length)
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            return False
-        return True
+            return None
 
     def _identity_at(self, path: str) -> tuple[int, int]:
         """Return the identity of the segment in a file; (0, 0) if it has none. Raises: StorageError, except EIO."""
-        try:
-            return segment_identity(self._files.read_range(path, 0, SEGMENT_HEADER_SIZE))
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            return 0, 0
+        return segment_identity(self._readable(path, 0, SEGMENT_HEADER_SIZE) or b"")
 
 
 class Redo:
