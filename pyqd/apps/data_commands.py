@@ -18,7 +18,7 @@ from pyqd.config.options import build
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.errors import StartupError
+from pyqd.primitives.errors import StartupError, StorageError
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def inspect(argv: Sequence[str] | None = None) -> int:
     log_nothing()
     try:
         inspection = Inspection(os.path.abspath(given.directory), given.verify)
-    except StartupError as error:
+    except (StartupError, StorageError) as error:
         return failed(parser, error)
     print(json.dumps(inspection.as_dict(), indent=2) if given.json else "\n".join(inspection.lines()))
     return 1 if inspection.problems else 0

@@ -2,7 +2,7 @@
 
 Everything the disk queue asks of the system goes through one `Files` object, so that a test can give one that runs out
 of space, tears or forgets. The calls the standard library lacks, or makes while holding the interpreter's lock, go
-through cffi, which releases it: they run in threads beside the loop.
+through cffi, which releases it: they run in threads.
 
 Sources: mmap(2), madvise(2), msync(2), syncfs(2), fallocate(2).
 """
