@@ -7,6 +7,8 @@ Beside a running daemon the result is not exact. Ledgers are copied before the l
 than its ledgers contradicts none of them. A topic some of whose segments the daemon reuses meanwhile is loaded again.
 """
 
+import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -76,7 +78,9 @@ class OfflineBroker(Broker):
             self.stored_node: dict[str, Any] = dict(node)
             self.private.forget_changes(self.root)
             self.load_node()
-            self.load_journal()
+            if self.power_failed:
+                # Otherwise nothing of it is needed, and a running daemon may remove its files meanwhile.
+                self.load_journal()
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to read {self.root} - {error}") from error
 
@@ -91,31 +95,31 @@ class OfflineBroker(Broker):
 
     def load_topic(self, path: str, name: str) -> OfflineTopic:
         """Load one topic, again if a running daemon has changed it too much meanwhile."""
-        for _ in range(LOADS_MAX - 1):
+        loads_left = LOADS_MAX
+        while True:
+            loads_left -= 1
             try:
                 found = self.try_load(path, name)
-            except Exception:
-                # Segments that are reused while they are read contradict themselves in any way.
-                if self.private.is_unchanged(path):
-                    raise
-            else:
-                if self.private.is_unchanged(path):
+                if loads_left == 0 or self.private.is_unchanged(path):
                     return found
+            except Exception as error:
+                # Segments that are reused while they are read contradict themselves in any way; removed ones are gone.
+                is_gone = isinstance(error, StorageError) and error.errno == errno.ENOENT
+                if loads_left == 0 or (self.private.is_unchanged(path) and not is_gone):
+                    if not isinstance(error, (CorruptionError, StorageError)):
+                        raise
+                    return OfflineTopic(name, None, [(None, str(error))], [])
             self.forget(path, name)
-        return self.try_load(path, name)
 
     def try_load(self, path: str, name: str) -> OfflineTopic:
-        """Load one topic."""
-        try:
-            entries = self.files.list_directory(path)
-            for entry in entries:
-                if channel_of_dir(entry) is not None:
-                    self.copy_ledgers(os.path.join(path, entry))
-            topic = Topic(self, name, path, found=entries)
-            self.add_topic(topic)
-            topic.load_channels(entries)
-        except (CorruptionError, StorageError) as error:
-            return OfflineTopic(name, None, [(None, str(error))], [])
+        """Load one topic. Raises: StorageError, CorruptionError; anything if a daemon changes its files meanwhile."""
+        entries = self.files.list_directory(path)
+        for entry in entries:
+            if channel_of_dir(entry) is not None:
+                self.copy_ledgers(os.path.join(path, entry))
+        topic = Topic(self, name, path, found=entries)
+        self.add_topic(topic)
+        topic.load_channels(entries)
         if topic.state_damage:
             return OfflineTopic(name, None, [(None, topic.state_damage)], [])
         unreadable: list[tuple[str | None, str]] = [
@@ -177,12 +181,13 @@ def channel_bytes(channel: Channel) -> int:
 
 def bytes_of(directory: str, names: str | tuple[str, ...]) -> int:
     """Return the bytes of the files in a directory whose names have an ending, or are among those given."""
-    files = Files()
-    return sum(
-        files.size_of(os.path.join(directory, name))
-        for name in files.entries_of(directory) or ()
-        if (name.endswith(names) if isinstance(names, str) else name in names)
-    )
+    files, total = Files(), 0
+    for name in files.entries_of(directory) or ():
+        if name.endswith(names) if isinstance(names, str) else name in names:
+            # A running daemon may remove it meanwhile.
+            with contextlib.suppress(StorageError):
+                total += files.size_of(os.path.join(directory, name))
+    return total
 
 
 def damage_copies(topic: Topic) -> list[str]:
