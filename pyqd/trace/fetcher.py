@@ -11,7 +11,7 @@ from typing import Final
 
 from pyqd.client.errors import ClientError
 from pyqd.fallback.trace_events import Decoded
-from pyqd.trace.backoff import Backoff
+from pyqd.trace.outage import Outage
 from pyqd.trace.source import Identity, Page, TraceSource
 
 WAIT_MS: Final = 10_000
@@ -76,7 +76,7 @@ class Fetcher(threading.Thread):
         self.turn = 0
         # None: wait for `begin`.
         self._position: int | None = None
-        self._backoff = Backoff()
+        self._outage = Outage()
         # In place of `source`, from the next attempt on.
         self._renewed: TraceSource | None = None
         self._is_ended = False
@@ -84,7 +84,7 @@ class Fetcher(threading.Thread):
     @property
     def is_failing(self) -> bool:
         """True from a failure to the next success."""
-        return self._backoff.count > 0
+        return self._outage.count > 0
 
     def renew(self, source: TraceSource) -> None:
         """Use another connection to the same address from the next attempt on: the login may have changed."""
@@ -127,11 +127,11 @@ class Fetcher(threading.Thread):
                 self._read()
                 break
             except ClientError as failure:
-                if self._is_once and self._backoff.count:
+                if self._is_once and self._outage.count:
                     error = failure
                 else:
-                    self._backoff.note(f"cannot read the event log: {failure}")
-                    self._stopped.wait(self._backoff.next_s())
+                    self._outage.note(f"cannot read the event log: {failure}")
+                    self._stopped.wait(self._outage.next_s())
             if self._renewed is not None:
                 self.source.close()
                 self.source, self._renewed = self._renewed, None
@@ -161,10 +161,10 @@ class Fetcher(threading.Thread):
             if page.log != log:
                 return False
             if page.end < expected:
-                self._backoff.note(_shortened(self.source.address, page.end, expected))
-                self._stopped.wait(self._backoff.next_s())
+                self._outage.note(_shortened(self.source.address, page.end, expected))
+                self._stopped.wait(self._outage.next_s())
                 continue
-            self._backoff.recovered(f"{self.source.address}: reading the event log again")
+            self._outage.recovered(f"{self.source.address}: reading the event log again")
             position = page.next
             self._hand_over(turn, expected, page)
             if self._is_once and position >= page.end:

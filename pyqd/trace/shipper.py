@@ -19,10 +19,10 @@ from typing import Final, TypeVar
 from pyqd.client.errors import ClientError
 from pyqd.client.http import HttpClient
 from pyqd.fallback.trace_events import LOST_EVENTS, Decoded
-from pyqd.trace.backoff import Backoff
 from pyqd.trace.database import Database, Node
 from pyqd.trace.errors import DatabaseError, MovedError
 from pyqd.trace.fetcher import Arrival, Ended, Events, Fetcher, Message
+from pyqd.trace.outage import Outage
 from pyqd.trace.retention import Retention
 from pyqd.trace.source import Identity, TraceSource
 
@@ -81,7 +81,7 @@ class Shipper:
         self._standby: dict[Fetcher, tuple[float, Identity]] = {}
         # Fetchers on standby whose other reader is a fetcher here.
         self._doubles: set[Fetcher] = set()
-        self._backoff = Backoff()
+        self._outage = Outage()
         self._event_count = 0
         self._lags: dict[Fetcher, int] = {}
         self._reported_s = time.monotonic()
@@ -140,15 +140,15 @@ class Shipper:
 
     def _discover(self) -> None:
         """Start fetchers for all brokers that are found, from time to time."""
-        backoff = Backoff()
+        outage = Outage()
         while not self._stopped.is_set():
             try:
                 self._start_fetchers()
-                backoff.recovered("brokers are found again")
+                outage.recovered("brokers are found again")
                 self._stopped.wait(self._options.discovery_s)
             except ClientError as error:
-                backoff.note(f"cannot find brokers: {error}")
-                self._stopped.wait(backoff.next_s())
+                outage.note(f"cannot find brokers: {error}")
+                self._stopped.wait(outage.next_s())
 
     def _start_fetchers(self) -> None:
         """Start a fetcher for each broker that is new, and end those that fail for brokers that are gone."""
@@ -182,12 +182,12 @@ class Shipper:
             try:
                 result = write()
             except DatabaseError as error:
-                if self._options.is_once and self._backoff.count >= ONCE_RETRIES:
+                if self._options.is_once and self._outage.count >= ONCE_RETRIES:
                     raise
-                self._backoff.note(str(error))
-                self._stopped.wait(self._backoff.next_s())
+                self._outage.note(str(error))
+                self._stopped.wait(self._outage.next_s())
             else:
-                self._backoff.recovered(f"{self._database.name} is used again")
+                self._outage.recovered(f"{self._database.name} is used again")
                 return result
         return None
 
@@ -216,12 +216,12 @@ class Shipper:
     def _store(self, message: Events) -> None:
         fetcher = message.fetcher
         node = self._nodes[fetcher]
-        failures = self._backoff.total
+        failures = self._outage.total
         written: Node | None
         try:
             written = self._persist(lambda: self._database.write(node, message.events))
         except MovedError as moved:
-            if self._backoff.total == failures or moved.position != message.events.following:
+            if self._outage.total == failures or moved.position != message.events.following:
                 self._stand_by(fetcher, moved)
                 return
             # The connection was lost after the database had stored the events, and before it could say so.

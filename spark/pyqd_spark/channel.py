@@ -162,7 +162,7 @@ class Row:
 class Batch:
     """Received messages that are not finished. touched_s: start of the first message's lease.
 
-    frames: the messages: see pyqd.client.core.frames.
+    frames: the messages: see pyqd.client.core.connection.
     """
 
     started_s: float

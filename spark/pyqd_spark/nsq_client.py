@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pyqd.client.core.connection import ConnectionCore, Event, Ready, Refusal, Response
+from pyqd.client.core.connection import CommandAnswer, ConnectionCore, Event, Ready, Refusal
 from pyqd.client.core.layers import TlsLayer
 from pyqd.client.core.tls import lasting_cause
 from pyqd.client.errors import (
@@ -27,7 +27,7 @@ from pyqd.client.errors import (
     UnansweredError,
     refusal,
 )
-from pyqd.client.http import refuse_own
+from pyqd.primitives.http_client import refuse_own
 from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
 from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
 from pyqd_spark.tls import context_of, names_of
@@ -220,7 +220,7 @@ class NsqClient:
 
     def answered(self) -> int:
         """Return the number of unread OKs of a broken connection."""
-        return sum(isinstance(event, Response) and event.data.split(b" ", 1)[0] == OK for event in self._events)
+        return sum(isinstance(event, CommandAnswer) and event.data.split(b" ", 1)[0] == OK for event in self._events)
 
     def response(self, doing: str) -> bytes:
         """Return the data of the next response. Raises: RefusedError for an error instead, BrokenError."""
@@ -230,7 +230,7 @@ class NsqClient:
             except TimeoutError:
                 raise BrokenError(f"{self.address}: {doing}: no answer for {self.timeout_s:g} s") from None
         event = self._events.pop(0)
-        if isinstance(event, Response):
+        if isinstance(event, CommandAnswer):
             return event.data
         if isinstance(event, Refusal):
             raise refusal(event.data, self.address, doing)

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, IntegerType, LongType, ShortType, StringType, StructType, TimestampType
 
 from pyqd.client.errors import RefusedError
+from pyqd.primitives.backoff import NO_JITTER, Backoff
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.frames import OFFSET_BYTES, Column
 from pyqd_spark.nsq_client import OK, TCP_CONNECTION, BrokenError, NsqClient, Target, TcpConnection
@@ -297,7 +298,7 @@ class Publisher:
             return self._client
         patience_s = self.settings.tcp.connection.retry_timeout_s
         deadline_s = time.monotonic() + patience_s
-        wait_s = RETRY_FIRST_S
+        delays = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, jitter=NO_JITTER)
         while True:
             self._client, failures = self._try_each()
             if self._client is not None:
@@ -305,8 +306,7 @@ class Publisher:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise UnreachableError(f"no broker can be reached, tried for {patience_s:g} s: " + "; ".join(failures))
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+            time.sleep(min(delays.next_s(), left_s))
 
     def _try_each(self) -> tuple[NsqClient | None, list[str]]:
         """Connect to the next reachable broker, round robin.
