@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyqd.fallback.checksums import values as checksums_of
-from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, LOST, Header, spans
+from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, LOST, ORDINAL_MASK, Header, spans
 from pyqd.primitives.durations import MICROSECOND_NS
 
 ID_BYTES: Final = 16
-ORDINAL_MASK: Final = (1 << 48) - 1
 
 
 @dataclass(frozen=True)

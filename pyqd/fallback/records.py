@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 FORMAT: Final = 1
 HEADER_BYTES: Final = 48
 ALIGN_BYTES: Final = 8
+# Of a position; the rest is the epoch.
+ORDINAL_BITS: Final = 48
+ORDINAL_MASK: Final = (1 << ORDINAL_BITS) - 1
 
 LOST: Final = 1
 

@@ -15,7 +15,7 @@ from pyqd.fallback import records
 from pyqd.hot.wire.trace_events import TraceColumns, decode
 
 # Bytes of one answer: some 150,000 events.
-PAGE_BYTES: Final = 2 << 20
+POLLED_BYTES: Final = 2 << 20
 # Place of a number in the header of a block.
 DENSE_FROM: Final = struct.Struct("<q")
 DENSE_FROM_AT: Final = 16
@@ -70,7 +70,7 @@ class TraceSource:
         `expected` if the blocks in between are damaged, which becomes a gap before the next events. wait_ms: longest
         wait for the first event, if there is none yet.
         """
-        reply = self._get(position=position, max_bytes=PAGE_BYTES, wait_ms=wait_ms)
+        reply = self._get(position=position, max_bytes=POLLED_BYTES, wait_ms=wait_ms)
         try:
             # Events that were overwritten before the first request are a gap too.
             events = decode(reply.body, expected or first_given(reply.body), True)

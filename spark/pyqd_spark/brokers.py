@@ -11,13 +11,12 @@ from urllib.parse import urlencode
 
 from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
 from pyqd.client.http import HttpClient, Reply, message_of
-from pyqd.fallback.records import FORMAT
+from pyqd.fallback.records import FORMAT, ORDINAL_BITS, ORDINAL_MASK
 from pyqd_spark.options import BrokerOptions
 from pyqd_spark.tls import context_of, names_of
 
-ORDINAL_BITS: Final = 48
 # The broker copies this much in one slice of its loop; larger pages cost it more for each record.
-PAGE_BYTES: Final = 1 << 20
+LOG_PAGE_BYTES: Final = 1 << 20
 
 # Error answer of a broker or lookup daemon, or no answer. The text names its address.
 BrokerError = ClientError
@@ -148,7 +147,7 @@ class BrokerClient(HttpClient):
             segments=tuple(LogSegment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
         )
 
-    def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> LogPage:
+    def page(self, topic: str, first: int, stop: int, bytes_max: int = LOG_PAGE_BYTES) -> LogPage:
         """Return records from position `first` to before `stop`: at least one if there is one.
 
         Raises: TopicNotFoundError, PositionGoneError, PositionBeyondEndError, BrokerError, UnreachableError.
@@ -169,7 +168,7 @@ class BrokerClient(HttpClient):
             data=reply.body,
         )
 
-    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[LogPage]:
+    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = LOG_PAGE_BYTES) -> Iterator[LogPage]:
         """Yield the pages of a range, one request each; an empty page is the last. Each request begins at the end of
         the page before, even after a restart of the broker in between.
 
@@ -265,4 +264,4 @@ def epoch_of(position: int) -> int:
 
 def ordinal_of(position: int) -> int:
     """Return the ordinal of a position. Records of a log are numbered densely, across epochs too."""
-    return position & ((1 << ORDINAL_BITS) - 1)
+    return position & ORDINAL_MASK

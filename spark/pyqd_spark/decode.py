@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from pyqd_spark.brokers import (
-    PAGE_BYTES,
+    LOG_PAGE_BYTES,
     BrokerClient,
     LogPage,
     OtherNodeError,
@@ -99,7 +99,7 @@ def pages_of(settings: ReadSettings, one: LogRange) -> Iterator[LogPage]:
     with BrokerClient(one.address, settings.connection) as client:
         while first < one.stop:
             try:
-                for page in client.pages(one.topic, one.node, first, one.stop, PAGE_BYTES):
+                for page in client.pages(one.topic, one.node, first, one.stop, LOG_PAGE_BYTES):
                     check_created(one, page)
                     yield page
                 return

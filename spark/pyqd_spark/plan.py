@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyqd_spark.brokers import ORDINAL_BITS, LogSegment, Positions, epoch_of, ordinal_of
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd_spark.brokers import LogSegment, Positions, epoch_of, ordinal_of
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pyqd_spark.brokers import ORDINAL_BITS, LogSegment, Positions
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd_spark.brokers import LogSegment, Positions
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs.drain import DrainOptions, FoundLogs, first_of, make_plan, start_ns
 from pyqd_spark.jobs.plan import (

@@ -75,7 +75,7 @@ def test_each_message_of_two_brokers_is_read_once_and_again_the_same(brokers, to
 def test_pages_of_any_size_make_the_same_rows(broker, topic, monkeypatch):
     publish_numbers(broker, topic, 0, 3000)
     whole = read(settings(broker, topic))
-    monkeypatch.setattr(decode, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(decode, "LOG_PAGE_BYTES", 1000)
     assert read(settings(broker, topic)) == whole
 
 
@@ -216,7 +216,7 @@ def test_a_broker_that_is_gone_fails_the_task(make_broker, topic):
 
 @pytest.mark.slow
 def test_a_task_sits_out_the_restart_of_a_killed_broker(make_broker, topic, monkeypatch):
-    monkeypatch.setattr(decode, "PAGE_BYTES", 50_000)
+    monkeypatch.setattr(decode, "LOG_PAGE_BYTES", 50_000)
     broker = make_broker()
     publish_numbers(broker, topic, 0, 20_000)
     asked = settings(broker, topic, retryTimeoutMs="60000")
@@ -232,7 +232,7 @@ def test_a_task_sits_out_the_restart_of_a_killed_broker(make_broker, topic, monk
 
 
 def test_a_read_that_is_given_up_ends_its_thread(broker, topic, monkeypatch):
-    monkeypatch.setattr(decode, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(decode, "LOG_PAGE_BYTES", 1000)
     publish_numbers(broker, topic, 0, 5000)
     asked = settings(broker, topic)
     (one,) = batch_ranges(asked)

@@ -24,7 +24,7 @@ from pyqd_spark.landing import Landing, not_shared
 from pyqd_spark.options import BrokerOptions
 
 PATH: Final = "/trace/log"
-PAGE_BYTES: Final = 2 << 20
+TRACE_PAGE_BYTES: Final = 2 << 20
 # A range is not cut smaller than this only to keep more tasks busy, nor into more pieces than this.
 EVENTS_PER_RANGE_MIN: Final = 100_000
 RANGES_MAX: Final = 256
@@ -82,7 +82,7 @@ class TraceLogClient(BrokerClient):
         oldest, end = (int(self._header(reply, name)) for name in ("x-pyqd-oldest", "x-pyqd-end"))
         return LogEnd(self._header(reply, "x-pyqd-node"), self.address, oldest, end)
 
-    def trace_log(self, position: int, bytes_max: int = PAGE_BYTES) -> Reply:
+    def trace_log(self, position: int, bytes_max: int = TRACE_PAGE_BYTES) -> Reply:
         """Return the blocks from a position on. Raises: BrokerError, UnreachableError."""
         query = {"position": position, "max_bytes": bytes_max}
         reply = self.request("GET", PATH, query)
