@@ -65,7 +65,7 @@ class AdminServer:
             settings=SETTINGS,
             admission=Admission(lambda: (options.max_http_connections, 0)),
         )
-        Shedder(gevent.get_hub(), BUFFER_BYTES_MAX).sources = [lambda: self.server.connections]
+        Shedder(gevent.get_hub(), BUFFER_BYTES_MAX, lambda: self.server.connections)
 
     def start(self) -> None:
         """Listen. Raises: StartupError."""

@@ -263,7 +263,8 @@ class Topic(TopicCore):
             self.broker.tracing.apply_to_new(channel)
             self.attach(channel)
             logger.info("TOPIC(%s): new channel(%s)", self.name, name)
-            self.broker.observer.channel_created(self, name)
+            if self.broker.observer is not None:
+                self.broker.observer.channel_created(self, name)
         return channel
 
     def delete_channel(self, name: str) -> bool:
@@ -285,7 +286,8 @@ class Topic(TopicCore):
             self.names.changed(self.directory)
         channel.trace_dropped(CHANNEL_DELETED)
         self.drop_channel(channel)
-        self.broker.observer.channel_deleted(self, name)
+        if self.broker.observer is not None:
+            self.broker.observer.channel_deleted(self, name)
         if directory is not None:
             self.broker.remove_discarded(directory, moved)
         if self.ephemeral and not self.channels_by_name:

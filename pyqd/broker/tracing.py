@@ -151,8 +151,6 @@ class Tracing:
             logger.error("TRACE: cannot open the log of events: %s; no message is traced", error)
             return None
         self._reader = LogReader(self.log.log)
-        self.log.on_begun = self.tell_waiting
-        self.log.on_sealed = self.trim
         return self.log
 
     def _open_log(self) -> TraceLog:
@@ -168,7 +166,8 @@ class Tracing:
         log.pool.jobs = self._broker.segment_jobs
         log.pool.limit = self.space
         self.space.log = log
-        return TraceLog(log, mapping, self._broker.options.node_id, self._broker.power_failed)
+        node_id, power_failed = self._broker.options.node_id, self._broker.power_failed
+        return TraceLog(log, mapping, node_id, power_failed, self.tell_waiting, self.trim)
 
     def _open_block(self, path: str) -> Mapping:
         if self._files.exists(path):

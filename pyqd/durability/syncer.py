@@ -241,12 +241,8 @@ def no_pause() -> None:
     """Do nothing: run without a pause."""
 
 
-def ignore_duration(_took_s: float) -> None:
-    """Ignore the duration of a sync."""
-
-
-def ignore_internal_error(_error: BaseException) -> None:
-    """Ignore the error: it has been logged, and health is bad."""
+def ignore(_event: object) -> None:
+    """Ignore the duration of a sync, or an error: it has been logged, and health is bad."""
 
 
 class Syncer:
@@ -254,16 +250,24 @@ class Syncer:
 
     in_thread: runs a function in a thread and waits for it while the loop goes on; gevent's threadpool by default.
     on_timed: is called with the seconds of each job. on_internal_error: is called with an error that is not a
-    StorageError; health is bad from then on, and the next sync is attempted as usual.
+    StorageError; health is bad from then on, and the next sync is attempted as usual. on_end: is called after each sync
+    of everything dirty.
     """
 
-    def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        in_thread: InThread | None = None,
+        *,
+        on_timed: Callable[[float], None] = ignore,
+        on_internal_error: Callable[[BaseException], None] = ignore,
+        on_end: Callable[[], object] = no_pause,
+    ) -> None:
         self._broker = broker
         broker.parks_durably = True
-        self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
-        # Called after each sync of everything dirty.
-        self.on_end: Callable[[], object] = no_pause
+        self._on_timed = on_timed
+        self._on_internal_error = on_internal_error
+        self._on_end = on_end
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, DirtyVersion] = {}
         self._wanted = Event()
@@ -277,12 +281,11 @@ class Syncer:
                 self._synced[topic.name] = topic.durable_version
         self._appended_count = self._broker.accepted_count()
         if self._broker.journals():
-            self._broker.journal.on_sync_wanted = self._wanted.set
-            self._broker.journal.start()
+            self._broker.journal.start(self._wanted.set)
         if self._broker.journal.has_former:
             # Until a sync, each kill adds its files to those that the next start reads.
             self._wanted.set()
-        self._greenlet = spawn_service("syncer", self._run, self.on_internal_error)
+        self._greenlet = spawn_service("syncer", self._run, self._on_internal_error)
 
     def stop(self) -> None:
         """Stop the periodic syncs. `sync_all` syncs the ranges that are still dirty."""
@@ -319,7 +322,7 @@ class Syncer:
         if done:
             arena.end_sync(begun)
             self._broker.journal.release(kept)
-        self.on_end()
+        self._on_end()
         return done
 
     def sync_all(self) -> bool:
@@ -361,7 +364,7 @@ class Syncer:
         except Exception as error:
             self._broker.note_failed_sync(error)
             logger.critical("internal error in a sync", exc_info=error)
-            self.on_internal_error(error)
+            self._on_internal_error(error)
             return False
         if failed_count == 0:
             self._broker.note_synced()
@@ -371,7 +374,7 @@ class Syncer:
         """Run a job and record its outcome; the next sync retries failed topics."""
         if not do(self._broker, job, in_thread):
             return False
-        self.on_timed(job.took_s)
+        self._on_timed(job.took_s)
         self._synced.update(job.versions)
         return True
 

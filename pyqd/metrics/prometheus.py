@@ -7,6 +7,7 @@ reads the broker at each scrape.
 import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from gevent.lock import Semaphore
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -24,50 +25,76 @@ from pyqd.broker.tracing import STATS
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.mapping import unmanaged_count
 from pyqd.hot.net import buffers
+from pyqd.hot.primitives.clock import mono
 from pyqd.metrics.prometheus_text import SeriesWriter
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LOOK_S = 0.25
 LAG_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 logger = logging.getLogger(__name__)
 
 
-def zero() -> int:
-    """Return 0, as the default for a counter that is not set."""
-    return 0
+class ConnectionCounts(NamedTuple):
+    """Open connections, those refused, and those closed because of --max-buffer-bytes."""
+
+    tcp: int = 0
+    http: int = 0
+    tcp_refused: int = 0
+    http_refused: int = 0
+    shed: int = 0
 
 
-def nothing() -> Iterable[StatsDict]:
-    """Return no lookup daemons."""
-    return ()
+class LoopLag:
+    """Measurement of the event loop's delay, a few times a second: the time from a timer's due time to its callback.
+
+    An event waits at most that long after the kernel has reported it. hub: of the loop. noted: is called with seconds.
+    """
+
+    def __init__(self, hub: Any, noted: Callable[[float], None]) -> None:
+        self._timer = hub.loop.timer(LOOK_S, LOOK_S)
+        self._noted = noted
+        self._due_ns = 0
+
+    def start(self) -> None:
+        """Start to measure."""
+        self._due_ns = mono() + int(LOOK_S * SECOND_NS)
+        self._timer.again(self._measure, update=True)
+
+    def stop(self) -> None:
+        """Stop measuring."""
+        self._timer.stop()
+        self._timer.close()
+
+    def _measure(self) -> None:
+        self._noted(max(0, mono() - self._due_ns) / SECOND_NS)
+        self.start()
 
 
 class Metrics:
-    """Metrics of one daemon.
+    """Metrics of one daemon. lookup_daemons: returns the states of the connections to lookup daemons."""
 
-    tcp_connections, http_connections: return the open connections. tcp_refused, http_refused: return the refused
-    connections; shed: the connections closed because of --max-buffer-bytes. lookup_daemons: returns the states of the
-    connections to lookup daemons.
-    """
-
-    def __init__(self, broker: Broker) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        counts: Callable[[], ConnectionCounts] = ConnectionCounts,
+        lookup_daemons: Callable[[], Iterable[StatsDict]] = tuple,
+    ) -> None:
         # Without this each histogram would export its creation time in a series of its own.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._broker = broker
         self._one_at_a_time = Semaphore()
-        self._summed_count = 0
+        # Topics without series of their own in the last scrape.
+        self.summed_count = 0
         self.series_count = 0
-        self.tcp_connections: Callable[[], int] = zero
-        self.http_connections: Callable[[], int] = zero
-        self.tcp_refused: Callable[[], int] = zero
-        self.http_refused: Callable[[], int] = zero
-        self.shed: Callable[[], int] = zero
-        self.lookup_daemons: Callable[[], Iterable[StatsDict]] = nothing
+        self.counts = counts
+        self.lookup_daemons = lookup_daemons
         self.registry = CollectorRegistry(auto_describe=False)
         self.sync_duration = Histogram(
             "pyqd_sync_duration_seconds",
@@ -86,11 +113,6 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
-    @property
-    def summed_count(self) -> int:
-        """Return the number of topics without series of their own in the last scrape."""
-        return self._summed_count
-
     def pieces(self) -> list[bytes]:
         """Return the pieces of Prometheus' text of all metrics. Further scrapes wait meanwhile. Switches: yes."""
         with self._one_at_a_time:
@@ -103,13 +125,13 @@ class Metrics:
             return parts
 
     def _note_summed(self, count: int) -> None:
-        if count and not self._summed_count:
+        if count and not self.summed_count:
             logger.warning(
                 "METRICS: %d topics are shown as a sum: --metrics-max-series=%d is reached",
                 count,
                 self._broker.options.metrics_max_series,
             )
-        self._summed_count = count
+        self.summed_count = count
 
 
 class DaemonCollector(Collector):
@@ -122,6 +144,7 @@ class DaemonCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
         broker, metrics = self._broker, self._metrics
+        counts = metrics.counts()
         info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels have the versions.", labels=BUILD_LABELS)
         info.add_metric((__version__, NSQ_VERSION, platform.python_version()), 1)
         yield info
@@ -129,10 +152,10 @@ class DaemonCollector(Collector):
         yield gauge("pyqd_topics", "Topics.", len(broker.topics))
         channel_count = sum(len(topic.channels_by_name) for topic in broker.topics.values())
         yield gauge("pyqd_channels", "Channels of all topics.", channel_count)
-        yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", metrics.tcp_connections())
-        yield gauge("pyqd_http_connections", "Connections of the HTTP API.", metrics.http_connections())
+        yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", counts.tcp)
+        yield gauge("pyqd_http_connections", "Connections of the HTTP API.", counts.http)
         yield from self.collect_lookup_daemons()
-        yield from self.collect_limits()
+        yield from self.collect_limits(counts)
         yield from self.collect_machine()
         yield from self.collect_disk()
         yield from self.collect_trace()
@@ -163,17 +186,12 @@ class DaemonCollector(Collector):
         yield reconnects
         yield registrations
 
-    def collect_limits(self) -> Iterator[Metric]:
+    def collect_limits(self, counts: ConnectionCounts) -> Iterator[Metric]:
         """Yield the counters of the limits on connections."""
-        metrics = self._metrics
         for name, text, value in (
-            (
-                "pyqd_tcp_refused",
-                "Clients refused because of a limit, since the start.",
-                metrics.tcp_refused(),
-            ),
-            ("pyqd_http_refused", "The same over HTTP and HTTPS.", metrics.http_refused()),
-            ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", metrics.shed()),
+            ("pyqd_tcp_refused", "Clients refused because of a limit, since the start.", counts.tcp_refused),
+            ("pyqd_http_refused", "The same over HTTP and HTTPS.", counts.http_refused),
+            ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", counts.shed),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield gauge(

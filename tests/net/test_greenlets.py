@@ -71,8 +71,7 @@ def test_a_failing_housekeeper_is_reported(tmp_path: Path, monkeypatch: pytest.M
 def test_a_failing_syncer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
     broker = broker_on(tmp_path, sync_timeout=1_000_000)
-    syncer = Syncer(broker)
-    syncer.on_internal_error = failed.set
+    syncer = Syncer(broker, on_internal_error=failed.set)
     monkeypatch.setattr(syncer, "note", lambda: 1 / 0)
     syncer.start()
     assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
