@@ -21,8 +21,7 @@ from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.http.messages import Request, Response
-from pyqd.http.router import Handler, Route
+from pyqd.http.messages import Handler, Request, Response, Route
 from pyqd.net.loop_driver import in_slices, poll_sync
 from pyqd.primitives.errors import StorageError
 

@@ -8,8 +8,7 @@ from typing import Any
 from pyqd.api.rights import ADMIN
 from pyqd.config.configfile import shown
 from pyqd.config.live_options import FLAG_OF, LiveOptions
-from pyqd.http.messages import HttpError, Request, Response, json_response, text_response
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response, text_response
 from pyqd.primitives.goflags import STRING
 
 logger = logging.getLogger(__name__)

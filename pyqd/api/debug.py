@@ -17,9 +17,8 @@ from pyqd.api.rights import ADMIN
 from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
 from pyqd.debug.flamegraph import draw, fold
 from pyqd.debug.profiler import RATE_MAX, SECONDS_MAX, ProfileError, Profiler
-from pyqd.http.messages import TEXT, HttpError, Request, Response
+from pyqd.http.messages import TEXT, Handler, HttpError, Request, Response, Route
 from pyqd.http.query import Query
-from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.memory import release_free_memory, resident_bytes

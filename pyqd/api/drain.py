@@ -2,8 +2,7 @@
 
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker.broker import Broker
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
 from pyqd.primitives.durations import SECOND_NS, parse_duration
 from pyqd.tcp.drain import Drain
 

@@ -52,8 +52,8 @@ def requested_topic_and_channel(broker: Broker, query: Query) -> tuple[Topic, Ch
     """Return the topic that a query names, and its channel or None. Raises: HttpError 400, 404."""
     if query.get("channel") is None:
         return existing(broker, topic_name(query, "INVALID_ARG_TOPIC")), None
-    channel = requested_channel(broker, query)
-    return channel.topic, channel
+    topic, name = topic_and_channel_name(broker, query)
+    return topic, existing_channel(topic, name)
 
 
 def existing_channel(topic: Topic, name: str) -> Channel:

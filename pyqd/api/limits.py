@@ -13,9 +13,8 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import ATTEMPTS_MAX, ChannelSettings, limits_to_dict
 from pyqd.durability.syncer import sync_channel
-from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
 from pyqd.http.query import Query
-from pyqd.http.router import Route
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str
 
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -53,7 +52,7 @@ class LimitRoutes:
         if channel.directory is not None:
             # If the sync fails, the change is made all the same and outlives the process. The failure shows in the
             # health.
-            sync_channel(channel)
+            sync_channel(self.broker, channel)
         return limits_response(channel)
 
     def provide_topic(self, channel: Channel, name: str) -> None:

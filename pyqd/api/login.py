@@ -19,8 +19,7 @@ from typing import Final
 
 from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
 from pyqd.config.options import PROGRAM, Options
-from pyqd.http.messages import HttpError, Request, Response, error_response
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, error_response
 from pyqd.net.listener import ip_of
 from pyqd.primitives.addresses import Address, TcpAddress
 from pyqd.primitives.errors import StartupError

@@ -15,9 +15,18 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.replay import TopicGone
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import from_hex
-from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, storage_refusal, to_json
+from pyqd.http.messages import (
+    JSON,
+    Handler,
+    HttpError,
+    Request,
+    Response,
+    Route,
+    json_response,
+    storage_refusal,
+    to_json,
+)
 from pyqd.http.query import Query
-from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import in_slices, poll_sync, yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp

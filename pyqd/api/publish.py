@@ -23,9 +23,8 @@ from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
-from pyqd.http.messages import TEXT, HttpError, Request, Response, storage_refusal, text_response
+from pyqd.http.messages import TEXT, HttpError, Request, Response, Route, storage_refusal, text_response
 from pyqd.http.query import Query
-from pyqd.http.router import Route
 from pyqd.net.listener import UNIX_REMOTE
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS

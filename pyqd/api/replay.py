@@ -8,15 +8,13 @@ Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 
 import re
 
-from pyqd.api.http_params import requested_channel, requested_topic
+from pyqd.api.http_params import existing_channel, requested_topic, topic_and_channel_name
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
-from pyqd.broker.channel import Channel
 from pyqd.hot.primitives.clock import wall
-from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.messages import Handler, HttpError, Request, Response, Route, json_response
 from pyqd.http.query import Query
-from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.timestamps import parse_timestamp
 
@@ -88,20 +86,17 @@ class ReplayRoutes:
     def seek(self, request: Request) -> Response:
         """Move a channel, or return the effect of a move. Switches: yes."""
         query = request.query()
-        channel = requested_channel(self.broker, query)
+        topic, name = topic_and_channel_name(self.broker, query)
+        channel = existing_channel(topic, name)
         if query.get("to") is None:
             raise HttpError(400, "MISSING_ARG_TO")
         place = place_of(query, "to", "INVALID_TO")
         dry_run = query.get("dry_run")
         if dry_run not in (None, "true", "1", "false", "0"):
             raise HttpError(400, "INVALID_DRY_RUN")
-        return json_response(self.moved(channel, place, dry_run in ("true", "1")))
-
-    def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
-        """Move a channel unless it is a dry run. Returns: the effect of the move."""
-        if dry_run:
-            return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
-        return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
+        if dry_run in ("true", "1"):
+            return json_response({**replay.preview(topic, channel, place, yield_to_loop), "dry_run": True})
+        return json_response({**replay.move(topic, channel, place, yield_to_loop, poll_sync), "dry_run": False})
 
 
 def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:

@@ -3,8 +3,7 @@
 from typing import Protocol
 
 from pyqd.api.rights import ADMIN, STATUS
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
 
 
 class RestartError(Exception):

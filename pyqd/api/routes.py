@@ -19,7 +19,7 @@ from pyqd.api.trace import TraceRoutes
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.live_options import LiveOptions
-from pyqd.http.router import Route
+from pyqd.http.messages import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import full_prefix

@@ -17,9 +17,8 @@ from pyqd.broker.stats import (
     topics_shown,
 )
 from pyqd.broker.topic import Topic
-from pyqd.http.messages import JSON, TEXT, Request, Response, json_response, text_response, to_json
+from pyqd.http.messages import JSON, TEXT, Request, Response, Route, json_response, text_response, to_json
 from pyqd.http.query import Query
-from pyqd.http.router import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import CONTENT_TYPE, Metrics
 from pyqd.net.loop_driver import yield_to_loop

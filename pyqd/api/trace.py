@@ -17,9 +17,8 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.broker.tracing import FORMAT, Page, TraceSetting
 from pyqd.config.options import TRACE_BODY_BYTES_MAX, parse_rate
-from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
 from pyqd.http.query import Query
-from pyqd.http.router import Route
 from pyqd.net.loop_driver import yield_to_loop
 
 FLAG: Final = "default"

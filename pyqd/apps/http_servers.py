@@ -7,8 +7,7 @@ from pyqd.api.login import Login
 from pyqd.apps.listeners import ListeningAddresses
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
-from pyqd.http.messages import JSON, Response
-from pyqd.http.router import Route
+from pyqd.http.messages import JSON, Response, Route
 from pyqd.http.server import HttpServer
 from pyqd.http.settings import HttpSettings
 from pyqd.metrics.identity import port_of

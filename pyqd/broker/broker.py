@@ -9,14 +9,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from sortedcontainers import SortedList, SortedSet
 
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import no_pause
-from pyqd.broker.topic import Topic
+from pyqd.broker.topic import Topic, TopicObserver
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
@@ -112,25 +112,6 @@ def try_now(job: Job) -> None:
     """Do a job on the spot, whose failure shows later."""
     with contextlib.suppress(StorageError):
         job()
-
-
-class TopicObserver(Protocol):
-    """Receiver of the events of a broker. Every method returns at once and neither switches greenlets nor raises.
-
-    Topics and channels that the start loads from disk are not reported.
-    """
-
-    def topic_created(self, topic: Topic) -> None:
-        """Handle a new topic, before its first channel and its first message."""
-
-    def topic_deleted(self, topic: Topic) -> None:
-        """Handle the deletion of a topic with its channels, which it still names. Its name is free again."""
-
-    def channel_created(self, topic: Topic, channel: str) -> None:
-        """Handle a new channel."""
-
-    def channel_deleted(self, topic: Topic, channel: str) -> None:
-        """Handle the deletion of a channel whose topic remains. Its name is free again."""
 
 
 class Broker:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import NO_LIMITS, limits_to_dict
+from pyqd.broker.owners import OwningBroker
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
 from pyqd.hot.broker.latency import LatencyBuffer
@@ -148,7 +149,7 @@ def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
     return {**stats, "damage": damage.as_dict()} if damage.found_count else stats
 
 
-def latency_stats(broker: Broker, channels: Sequence[Channel], step: Step = no_step) -> StatsDict:
+def latency_stats(broker: OwningBroker, channels: Sequence[Channel], step: Step = no_step) -> StatsDict:
     """Return the percentiles of the end-to-end latency of the channels together; none if they are not measured."""
     if all(channel.latency is None for channel in channels):
         return {"count": 0, "percentiles": None}

@@ -31,6 +31,7 @@ from gevent.event import Event
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
+from pyqd.broker.owners import OwningTopic
 from pyqd.broker.topic import DirtyVersion, Topic
 from pyqd.diskqueue.reliable_sync import Range, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
@@ -105,12 +106,12 @@ class Job:
         self.names: list[tuple[Names, Gathered]] = []
         self.ranges: list[Range] = []
         self.states: list[Range] = []
-        self.given: list[tuple[Topic, int]] = []
+        self.given: list[tuple[OwningTopic, int]] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
         self.headers: list[tuple[SyncedLedger, Range]] = []
         self.parked: list[SyncedParked] = []
-        self.topics: list[Topic] = []
+        self.topics: list[OwningTopic] = []
         self.took_s = 0.0
         # Publishers wait for the disk meanwhile: a large range is written out in slices before it is synced.
         self.gives_way = False
@@ -131,7 +132,7 @@ class Job:
             for ledger in channel.ledgers():
                 self.add_ledger(ledger)
 
-    def add_topic(self, topic: Topic) -> None:
+    def add_topic(self, topic: OwningTopic) -> None:
         """Gather the state of a topic and the dirty bytes of its log."""
         self.topics.append(topic)
         state = dirty_range(topic.mapping, 0, topic.mapping.size_bytes)
@@ -143,7 +144,7 @@ class Job:
             self.ranges.append(state)
         self.add_log(topic.log)
 
-    def add_names(self, topic: Topic) -> None:
+    def add_names(self, topic: OwningTopic) -> None:
         """Gather the names in a topic's directories that are not durable, with their new ledgers."""
         gathered = topic.names.gather()
         self.names.append((topic.names, gathered))
@@ -390,13 +391,13 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     return True
 
 
-def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
+def sync_channel(broker: Broker, channel: Channel, in_thread: InThread | None = None) -> bool:
     """Make a channel and its name durable now, independently of the syncer. Returns, switches: as `do`."""
     job = Job()
     job.add_topic(channel.topic)
     job.add_channels([channel])
     job.add_names(channel.topic)
-    return do(channel.topic.broker, job, in_thread or gevent.get_hub().threadpool.apply)
+    return do(broker, job, in_thread or gevent.get_hub().threadpool.apply)
 
 
 def run_inline(function: Callable[[], None]) -> None:

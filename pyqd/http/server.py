@@ -15,8 +15,8 @@ import gevent
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
 from pyqd.http.https_connection import HttpsConnection
-from pyqd.http.messages import HttpError, Request, Response, error_response, render, storage_refusal
-from pyqd.http.router import Route, Router
+from pyqd.http.messages import HttpError, Request, Response, Route, error_response, render, storage_refusal
+from pyqd.http.router import Router
 from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
 from pyqd.net.admission import Admission

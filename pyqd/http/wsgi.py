@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pyqd.http.messages import Request, Response
+from pyqd.http.messages import Match, Request, Response, Route
 from pyqd.http.query import unescape
-from pyqd.http.router import NOT_FOUND, Match, Route, Router
+from pyqd.http.router import NOT_FOUND, Router
 from pyqd.net.admission import host_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, text_response, to_json
+from pyqd.http.messages import JSON, HttpError, Request, Response, Route, json_response, text_response, to_json
 from pyqd.http.query import Query
-from pyqd.http.router import Route
 from pyqd.lookupd.registry import Place, Registry
 from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.names import is_valid_name_str

@@ -10,8 +10,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from pyqd import __version__
-from pyqd.http.messages import Request, Response
-from pyqd.http.router import Route
+from pyqd.http.messages import Request, Response, Route
 from pyqd.lookupd.registry import Registry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

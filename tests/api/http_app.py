@@ -21,8 +21,7 @@ from pyqd.config.options import parse_args
 from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.http.messages import Request, Response
-from pyqd.http.router import Route
+from pyqd.http.messages import Request, Response, Route
 from pyqd.http.server import HttpServer
 from pyqd.metrics.identity import Identity, port_of
 from pyqd.primitives.addresses import split_address

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyqd.http.messages import Request, Response
+from pyqd.http.messages import Request, Response, Route
 from pyqd.http.reader import DROPPED_BYTES_MAX, RequestReader, State
-from pyqd.http.router import Route, Router
+from pyqd.http.router import Router
 from tests.support.ambiguous_http import AMBIGUOUS, AMBIGUOUS_CHUNKS, CHUNKED_BODY
 
 LIMIT_BYTES = 10

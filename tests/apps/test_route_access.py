@@ -22,7 +22,7 @@ import pytest
 from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.http.router import Route
+from pyqd.http.messages import Route
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.metrics import LookupCollector, LookupMetrics
 from pyqd.lookupd.registry import Registry
