@@ -18,7 +18,7 @@ from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, t
 from pyqd.debug.flamegraph import draw, fold
 from pyqd.debug.profiler import RATE_MAX, SECONDS_MAX, ProfileError, Profiler
 from pyqd.http.messages import TEXT, Handler, HttpError, Request, Response, Route
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.memory import release_free_memory, resident_bytes
@@ -174,16 +174,16 @@ class DebugRoutes:
         return text(f"{max(0, before - resident_bytes())} bytes returned\n")
 
 
-def form_of(request: Request) -> Query:
+def form_of(request: Request) -> UrlQuery:
     """Return the parameters of a form in the body; none if the body is not a form."""
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     try:
-        return Query(request.body.decode("ascii") if kind == FORM else "")
+        return UrlQuery(request.body.decode("ascii") if kind == FORM else "")
     except ValueError:
         raise HttpError(400, "INVALID_REQUEST") from None
 
 
-def integer_of(query: Query, name: str, default: int, least: int) -> int:
+def integer_of(query: UrlQuery, name: str, default: int, least: int) -> int:
     """Return a parameter that is a number. Raises: HttpError 400."""
     value = query.get(name)
     if value is None:

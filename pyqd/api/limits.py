@@ -14,7 +14,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import ATTEMPTS_MAX, ChannelSettings, limits_to_dict
 from pyqd.durability.syncer import sync_channel
 from pyqd.http.messages import HttpError, Request, Response, Route, json_response
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str
 
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -64,7 +64,7 @@ class LimitRoutes:
         self.broker.topic(name)
 
 
-def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:
+def requested_limits(query: UrlQuery, now: ChannelSettings) -> ChannelSettings:
     """Return the limits in force with a query's changes. Raises: HttpError 400."""
     names = ("rate", "burst", "max_attempts", "dead_letter_topic")
     if all(query.get(name) is None for name in names):
@@ -89,7 +89,7 @@ def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:
     return limits if limits.max_attempts else limits._replace(dead_letter_topic="")
 
 
-def parse_rate(query: Query, name: str, code: str) -> float:
+def parse_rate(query: UrlQuery, name: str, code: str) -> float:
     """Return a parameter that is a decimal number."""
     text = query.get(name) or ""
     if not _NUMBER.fullmatch(text):
@@ -97,7 +97,7 @@ def parse_rate(query: Query, name: str, code: str) -> float:
     return float(text)
 
 
-def count(query: Query, name: str, code: str) -> int:
+def count(query: UrlQuery, name: str, code: str) -> int:
     """Return a parameter that is a number of attempts."""
     text = query.get(name) or ""
     if not _COUNT.fullmatch(text) or int(text) > ATTEMPTS_MAX:

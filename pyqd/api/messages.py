@@ -26,7 +26,7 @@ from pyqd.http.messages import (
     storage_refusal,
     to_json,
 )
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import in_slices, poll_sync, yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
@@ -134,7 +134,7 @@ class MessageRoutes:
             return json_response({"message": refusal.code, **answer}, refusal.status)
         return json_response(answer)
 
-    def due_ns(self, query: Query) -> int:
+    def due_ns(self, query: UrlQuery) -> int:
         """Return the due time in `defer` or `due`, in Unix nanoseconds; never before now."""
         now_ns = wall()
         defer, due = query.get("defer"), query.get("due")
@@ -155,14 +155,14 @@ class MessageRoutes:
         return max(due_ns, now_ns)
 
 
-def append_rows(texts: list[bytes], rows: Iterable[peek.Row], state: str, form: str) -> Iterator[None]:
+def append_rows(texts: list[bytes], rows: Iterable[peek.MessageRow], state: str, form: str) -> Iterator[None]:
     """Append messages in JSON, one in each step."""
     for row in rows:
         texts.append(to_json(row_to_json(row, state, form)))
         yield
 
 
-def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
+def row_to_json(row: peek.MessageRow, state: str, form: str) -> dict[str, Any]:
     """Return the JSON form of a message."""
     found: dict[str, Any] = {
         "id": f"{row.guid:016x}",
@@ -185,7 +185,7 @@ def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
     return found
 
 
-def choice_parameter(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
+def choice_parameter(query: UrlQuery, name: str, values: tuple[str, ...], code: str) -> str:
     """Return a parameter that must have one of these values; the first value if it is missing."""
     value = query.get(name) or values[0]
     if value not in values:

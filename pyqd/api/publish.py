@@ -24,7 +24,7 @@ from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
 from pyqd.http.messages import TEXT, HttpError, Request, Response, Route, storage_refusal, text_response
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.net.listener import UNIX_REMOTE
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
@@ -167,7 +167,7 @@ class PublishRoutes:
         if self.wait_durable is not None and self.broker.options.sync_every == 1 and not topic.ephemeral:
             self.wait_durable([topic])
 
-    def topic(self, query: Query) -> Topic:
+    def topic(self, query: UrlQuery) -> Topic:
         """Return the topic that a query names, created if it is missing."""
         name = topic_name(query)
         if self.broker.is_refused(name):
@@ -177,7 +177,7 @@ class PublishRoutes:
             raise HttpError(503, "EXITING")
         return topic
 
-    def due_asked(self, query: Query, now_ns: int) -> int:
+    def due_asked(self, query: UrlQuery, now_ns: int) -> int:
         """Return the due time of published messages in Unix nanoseconds; 0 for at once."""
         defer_text = query.get("defer")
         due_text = query.get("due")

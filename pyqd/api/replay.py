@@ -14,7 +14,7 @@ from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.hot.primitives.clock import wall
 from pyqd.http.messages import Handler, HttpError, Request, Response, Route, json_response
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.timestamps import parse_timestamp
 
@@ -99,7 +99,7 @@ class ReplayRoutes:
         return json_response({**replay.move(topic, channel, place, yield_to_loop, poll_sync), "dry_run": False})
 
 
-def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:
+def place_of(query: UrlQuery, name: str, code: str, default: str = "") -> replay.Place:
     """Return the place in the log that a parameter names."""
     try:
         return replay.parse_place(query.get(name) or default, wall())

@@ -18,7 +18,7 @@ from pyqd.broker.stats import (
 )
 from pyqd.broker.topic import Topic
 from pyqd.http.messages import JSON, TEXT, Request, Response, Route, json_response, text_response, to_json
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import CONTENT_TYPE, Metrics
 from pyqd.net.loop_driver import yield_to_loop
@@ -116,7 +116,7 @@ def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[S
         step()
 
 
-def selection_of(query: Query) -> Selection:
+def selection_of(query: UrlQuery) -> Selection:
     """Return the selection in a query."""
     return Selection(
         topic=query.get("topic") or "",

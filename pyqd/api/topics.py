@@ -16,7 +16,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.http.messages import HttpError, Request, Response, Route, json_response
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
 from pyqd.primitives.errors import StorageError
@@ -130,7 +130,7 @@ def is_needed(topic: Topic, channel: Channel) -> bool:
     return is_only and (topic.ephemeral or channel.depth + channel.deferred_count + channel.in_flight_count > 0)
 
 
-def bytes_of(query: Query, code: str) -> int | None:
+def bytes_of(query: UrlQuery, code: str) -> int | None:
     """Return the parameter `bytes`; None if the daemon's flag applies."""
     text = query.get("bytes") or ""
     if text == FLAG:
@@ -140,7 +140,7 @@ def bytes_of(query: Query, code: str) -> int | None:
     return int(text)
 
 
-def time_of(query: Query) -> int | None:
+def time_of(query: UrlQuery) -> int | None:
     """Return the duration in `time` in nanoseconds; None if the daemon's flag applies."""
     text = query.get("time") or ""
     if text == FLAG:

@@ -15,10 +15,10 @@ from pyqd.api.http_params import requested_topic
 from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
-from pyqd.broker.tracing import FORMAT, Page, TraceSetting
+from pyqd.broker.tracing import FORMAT, EventPage, TraceSetting
 from pyqd.config.options import TRACE_BODY_BYTES_MAX, parse_rate
 from pyqd.http.messages import HttpError, Request, Response, Route, json_response
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import yield_to_loop
 
 FLAG: Final = "default"
@@ -79,7 +79,7 @@ class TraceRoutes:
         if log is not None and position >= log.sealed_position:
             gevent.sleep(min(LINGER_S, wait_s))
 
-    def page(self, page: Page) -> Response:
+    def page(self, page: EventPage) -> Response:
         """Return the answer for the blocks that were read."""
         log = self.broker.tracing.log
         headers = (
@@ -127,7 +127,7 @@ class TraceRoutes:
         )
 
 
-def number(query: Query, name: str, code: str, default: int, maximum: int = POSITION_MAX) -> int:
+def number(query: UrlQuery, name: str, code: str, default: int, maximum: int = POSITION_MAX) -> int:
     """Return a parameter that is a whole number, or its default. code: of the refusal. Raises: HttpError 400."""
     text = query.get(name)
     if text is None:

@@ -50,7 +50,7 @@ from pyqd.metrics.prometheus import ConnectionCounts, LoopLag, Metrics
 from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
-from pyqd.net.greenlets import Pool, PromptPool, isolate_native_stacks, spawn, start_threads
+from pyqd.net.greenlets import PromptPool, WorkerPool, isolate_native_stacks, spawn, start_threads
 from pyqd.net.listener import Listener
 from pyqd.net.loop_driver import LoopDriver, yield_to_loop
 from pyqd.net.shedding import Shedder
@@ -113,7 +113,7 @@ class Daemon:
         # While drained segments wait for their syncs, the log needs new ones, whose making keeps the disk busy.
         self.prompt_background = new_background(PROMPT_THREADS, PromptPool)
         # For the periodic sync. In the hub's pool it would wait behind look-ups of names, and could need a new thread.
-        self.sync_pool = Pool(SYNC_THREADS, hub=self.hub)
+        self.sync_pool = WorkerPool(SYNC_THREADS, hub=self.hub)
         self.start_all_threads()
         self.loop_driver = LoopDriver(self.hub, self.on_turn_error)
         self.registration = self.new_registration()

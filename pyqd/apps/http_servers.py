@@ -8,8 +8,8 @@ from pyqd.apps.listeners import ListeningAddresses
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
 from pyqd.http.messages import JSON, Response, Route
+from pyqd.http.reader import HttpSettings
 from pyqd.http.server import HttpServer
-from pyqd.http.settings import HttpSettings
 from pyqd.metrics.identity import port_of
 from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import header_lines
-from pyqd.http.settings import HttpSettings, HttpTimeouts
+from pyqd.http.reader import HttpSettings, ServerTimeouts
 from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
 from pyqd.primitives.addresses import Address, UnixAddress, split_address
 from pyqd.primitives.durations import SECOND_NS
@@ -154,7 +154,7 @@ def http_settings(options: Options) -> HttpSettings:
     """Return the settings of the HTTP servers of a daemon with flags for them."""
     return dataclasses.replace(
         API_SETTINGS,
-        timeouts=HttpTimeouts(
+        timeouts=ServerTimeouts(
             idle_s=timeout_s(options.http_idle_timeout_ns),
             header_s=timeout_s(options.http_header_timeout_ns),
             body_s=timeout_s(options.http_body_timeout_ns),

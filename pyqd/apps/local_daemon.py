@@ -5,11 +5,11 @@ import http.client
 import ipaddress
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.client.http import UnixConnection
 from pyqd.primitives.addresses import UnixAddress, is_ip_address, split_address
 from pyqd.primitives.command_line import CommandParser
 
@@ -19,20 +19,6 @@ TOKEN_VARIABLE = "PYQD_TOKEN"
 
 class DaemonRefusedError(Exception):
     """Answer of the daemon that is no success; str() of it is the daemon's text."""
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP connection over a unix socket."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect. Raises: OSError."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class LocalDaemon:

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Program:
+class Companion:
     """One program of the group. ping: host and port that answer GET /ping; empty if there is none."""
 
     name: str
@@ -106,7 +106,7 @@ class Program:
 class Group:
     """The programs, in the order of their start. They stop in the other order."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[Companion]) -> None:
         self.programs = programs
         self.is_stopping = False
 
@@ -166,7 +166,7 @@ class Group:
         """Have `start` and `watch` return. Safe in a signal handler."""
         self.is_stopping = True
 
-    def _plan_restart(self, program: Program, code: int) -> None:
+    def _plan_restart(self, program: Companion, code: int) -> None:
         if time.monotonic() - program.started_s > STEADY_S:
             program.wait_s = RESTART_FIRST_S
         logger.error("%s has ended with code %d; it starts again in %g s", program.name, code, program.wait_s)
@@ -222,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Program]:
+def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Companion]:
     """Return the programs for a command line."""
     python = [sys.executable, "-m"]
 
@@ -259,15 +259,15 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         *([f"--trace-database={database}"] if database else []),
     ]
     programs = [
-        Program("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
-        Program(BROKER, broker, ping),
+        Companion("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
+        Companion(BROKER, broker, ping),
     ]
     if database and ping is not None:
         # The shipper makes the tables that the web admin reads.
         programs.append(
-            Program("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
+            Companion("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
         )
-    return [*programs, Program("pyqadmin", admin, (LOOPBACK, given.admin_port))]
+    return [*programs, Companion("pyqadmin", admin, (LOOPBACK, given.admin_port))]
 
 
 def trace_database(data_path: str) -> str:

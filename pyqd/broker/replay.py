@@ -64,7 +64,7 @@ class Place(NamedTuple):
     time_ns: int | None = None
 
 
-class Range(NamedTuple):
+class RecordRange(NamedTuple):
     """Records read. first, next: positions; the next read begins at next. end: position after the newest readable
     record.
     """
@@ -153,7 +153,7 @@ def yield_or_read(broker: MessageReader, presence: Presence, pause: Pause) -> No
     presence.note_read(segment, start, end)
 
 
-def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pause) -> Range:
+def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pause) -> RecordRange:
     """Read records from a place to before the position `stop`: whole ones, and at least one if there is one.
 
     bytes_max: of records. Raises: as `find`. If records are trimmed during a pause, the answer ends there; it is valid,
@@ -190,7 +190,7 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
         if log.first.first_ordinal > ordinal:
             break
     end = max(following, reader.position_of(readable_end(topic)))
-    return Range(first, following, end, count, parts[0] if len(parts) == 1 else b"".join(parts))
+    return RecordRange(first, following, end, count, parts[0] if len(parts) == 1 else b"".join(parts))
 
 
 def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]:

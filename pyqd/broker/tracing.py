@@ -62,7 +62,7 @@ class TraceSetting(NamedTuple):
         return round(self.rate * THRESHOLD_MAX)
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Blocks read. first: position of the first event. next: the next page begins there. oldest: that is kept."""
 
     data: bytes
@@ -339,19 +339,19 @@ class Tracing:
         """Return whether there is an event at a position or after it, sealed or not."""
         return self.log is not None and self.log.next_position > max(position, self.log.oldest_position)
 
-    def read(self, position: int, bytes_max: int, pause: Pause) -> Page:
+    def read(self, position: int, bytes_max: int, pause: Pause) -> EventPage:
         """Read whole blocks, from the one with the event at a position on, or from the next one that is kept.
 
         bytes_max: also limits the events, to one for each EVENT_BYTES. A page has BLOCKS_MAX blocks at most. If the
         reader has come to the end, the open block is sealed. pause: yields to the event loop.
         """
         if self.log is None or self._reader is None:
-            return Page(b"", position, position, position)
+            return EventPage(b"", position, position, position)
         log, reader = self.log, self._reader
         if max(position, log.oldest_position) >= log.sealed_position:
             log.seal()
             if position >= log.sealed_position:
-                return Page(b"", log.sealed_position, log.sealed_position, log.oldest_position)
+                return EventPage(b"", log.sealed_position, log.sealed_position, log.oldest_position)
 
         def place() -> int:
             # The block before that one may have the event.
@@ -371,13 +371,13 @@ class Tracing:
             ordinal = following
             self._prepare(ordinal, bytes_max, pause)
         if count == 0:
-            return Page(b"", log.sealed_position, log.sealed_position, oldest)
+            return EventPage(b"", log.sealed_position, log.sealed_position, oldest)
         kept_bytes = bytes_with(data, bytes_max // EVENT_BYTES)
         if kept_bytes < len(data):
             data = data[:kept_bytes]
-            return Page(data, first_position(data), end_position(data), oldest)
+            return EventPage(data, first_position(data), end_position(data), oldest)
         self._prepare(following, 0, pause)
-        return Page(data, first_position(data), self._position_of(following, data), oldest)
+        return EventPage(data, first_position(data), self._position_of(following, data), oldest)
 
     def _prepare(self, ordinal: int, bytes_max: int, pause: Pause) -> None:
         """Have a block in memory, and so many bytes from there on, as far as its segment goes."""

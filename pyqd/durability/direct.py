@@ -6,7 +6,7 @@ from typing import Any
 
 from pyqd.diskqueue.journal import Place
 from pyqd.hot.diskqueue.writethread import WriteThread
-from pyqd.net.events import READ_EVENT
+from pyqd.net.slice_queue import READ_EVENT
 from pyqd.primitives.errors import storage_error
 
 NOT_YET = -1

@@ -1,6 +1,7 @@
-"""Decoder of trace events into columns, in Python. Compiled form: pyqd.hot.wire.trace_events.
+"""Decoder of trace events into columns, in Python, and the states of a message by its events.
 
-An event costs a few microseconds. pyqd/hot/wire/trace_events.pxd describes the buffers.
+Compiled form: pyqd.hot.wire.trace_events. An event costs a few microseconds. pyqd/hot/wire/trace_events.pxd describes
+the buffers.
 
 Source: docs/trace.md, "Format".
 """
@@ -53,6 +54,30 @@ REQUEUED: Final = KINDS.index("requeued")
 EXPIRED: Final = KINDS.index("expired")
 LOST_EVENTS: Final = KINDS.index("lost_events")
 UNKNOWN_GAP: Final = REASONS.index("unknown_gap")
+WAITING: Final = "waiting"
+IN_FLIGHT: Final = "in_flight"
+# State after an event; after all others it stays.
+STATE_AFTER: Final = {
+    "stored": WAITING,
+    "sent": IN_FLIGHT,
+    "requeued": WAITING,
+    "timed_out": WAITING,
+    "rescheduled": WAITING,
+    "delivered_now": WAITING,
+    "finished": "finished",
+    "dead_lettered": "dead_lettered",
+    "cancelled": "cancelled",
+    "dropped": "dropped",
+}
+OVER: Final = ("finished", "dead_lettered", "cancelled", "dropped")
+
+# Reasons for which a channel drops all its messages.
+CLEARED: Final = ("emptied", "channel_deleted", "topic_deleted")
+# A seek drops the messages up to an id, and delivers those above it again.
+SEEK: Final = "seek"
+# Messages that the topic had held come to a channel.
+RELEASED: Final = "released"
+
 # Kinds whose value is the number of further messages with the same event.
 REPEATED: Final = frozenset(
     KINDS.index(kind)

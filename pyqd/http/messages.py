@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from email.utils import formatdate
 from typing import Any, Final, NamedTuple
 
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.primitives.errors import StorageError
 
 JSON: Final = "application/json; charset=utf-8"
@@ -127,13 +127,13 @@ class Request:
         self.complete = False
         self.keep_alive = False
         self.remote = ""
-        self._query: Query | None = None
+        self._query: UrlQuery | None = None
 
-    def query(self) -> Query:
+    def query(self) -> UrlQuery:
         """Return the parameters of the query. Raises: HttpError 400 INVALID_REQUEST for malformed ones."""
         if self._query is None:
             try:
-                self._query = Query(self.query_text)
+                self._query = UrlQuery(self.query_text)
             except ValueError:
                 raise HttpError(400, "INVALID_REQUEST") from None
         return self._query

@@ -13,8 +13,8 @@ from typing import Any
 
 import gevent
 
-from pyqd.net.events import READ_EVENT
 from pyqd.net.greenlets import spawn
+from pyqd.net.slice_queue import READ_EVENT
 
 REFUSED_AT_ONCE_MAX = 256
 LINGER_S = 1.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from gevent.event import Event
 
-from pyqd.net.greenlets import Pool
+from pyqd.net.greenlets import WorkerPool
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -39,7 +39,7 @@ class Background:
         self,
         hub: Any,
         thread_count: int,
-        pool_type: type[Pool] = Pool,
+        pool_type: type[WorkerPool] = WorkerPool,
         on_failure: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
         self.hub = hub

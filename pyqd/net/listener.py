@@ -16,7 +16,7 @@ from typing import Any
 
 import gevent
 
-from pyqd.net.events import READ_EVENT
+from pyqd.net.slice_queue import READ_EVENT
 from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress, check_host
 from pyqd.primitives.errors import StartupError
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
-from pyqd.fallback.trace_events import Decoded
+from pyqd.fallback.trace_events import IN_FLIGHT, Decoded
 from pyqd.trace import schema
 from pyqd.trace.addresses import shown, store_of
 from pyqd.trace.errors import DatabaseError, MovedError, SchemaError, UrlError
@@ -20,7 +20,6 @@ from pyqd.trace.recent import RecentDeliveries
 from pyqd.trace.rows import Batch, Drop, Place, batch_of
 from pyqd.trace.stores.store import ANSWER_S, Change
 from pyqd.trace.versions import VERSION_TABLE, Versions, current
-from pyqd.wire.trace_states import IN_FLIGHT
 
 # Keys of one query.
 KEYS: Final = 500

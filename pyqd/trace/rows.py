@@ -26,11 +26,10 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from pyqd.fallback.trace_events import KINDS, Decoded
+from pyqd.fallback.trace_events import CLEARED, IN_FLIGHT, KINDS, SEEK, Decoded
 from pyqd.trace import schema
 from pyqd.trace.literals import Literals
 from pyqd.trace.schema import ID_CHARS, NAME_CHARS, OUTCOMES, TEXT_CHARS
-from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, SEEK
 
 PUBLISHED: Final = KINDS.index("published")
 STORED: Final = KINDS.index("stored")

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from pyqd.fallback.trace_events import IN_FLIGHT
 from pyqd.trace.column_types import BIG, BODY, UtcTime, ascii_text, free_text
-from pyqd.wire.trace_states import IN_FLIGHT
 
 NAME_CHARS: Final = 64
 ID_CHARS: Final = 16

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
+from pyqd.fallback.trace_events import CLEARED, SEEK, WAITING
 from pyqd.trace import schema
 from pyqd.trace.database import Database
 from pyqd.trace.schema import OUTCOMES
-from pyqd.wire.trace_states import CLEARED, SEEK, WAITING
 
 # Deliveries after which the message is not delivered again.
 LAST: Final = ("finished", "dead_lettered", "cancelled")

@@ -311,7 +311,7 @@ def test_a_range_ends_at_its_bytes_its_end_and_the_log_s(topic):
         assert (found.first, found.next, found.end, found.records) == (0, count, 100, count)
     for start, stop in [(100, 200), (50, 50), (50, 20)]:
         found = replay.read_range(topic, Place(position=start), stop, 1 << 20, no_pause)
-        assert found == replay.Range(start, start, 100, 0, b"")
+        assert found == replay.RecordRange(start, start, 100, 0, b"")
 
 
 def test_a_range_read_in_one_step_does_not_pause(topic):

@@ -85,7 +85,7 @@ def test_a_job_of_a_pool_waits_for_the_thread_that_runs_if_no_other_can_be_start
     def refuse(*_arguments: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    pool = greenlets.Pool(2)
+    pool = greenlets.WorkerPool(2)
     try:
         greenlets.start_threads(pool, 1)
         monkeypatch.setattr(threadpool, "start_new_thread", refuse)
@@ -100,7 +100,7 @@ def test_a_job_of_a_pool_waits_for_the_thread_that_runs_if_no_other_can_be_start
 
 
 def test_a_thread_of_a_pool_does_not_preempt_the_thread_that_gives_it_work() -> None:
-    pool = greenlets.Pool(1)
+    pool = greenlets.WorkerPool(1)
     try:
         assert pool.apply(os.sched_getscheduler, (0,)) == os.SCHED_BATCH
         assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -5,8 +5,8 @@ from typing import Any
 
 import gevent
 
-from pyqd.net.events import READ_EVENT
 from pyqd.net.loop_driver import LoopDriver
+from pyqd.net.slice_queue import READ_EVENT
 
 
 class Counting:
