@@ -39,7 +39,6 @@ class AdminRoutes:
         self.in_thread = in_thread or gevent.get_hub().threadpool.apply
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         handlers: dict[str, Handler] = {
             "/topic/delete": self.delete_topic,
             "/topic/empty": self.empty_topic,

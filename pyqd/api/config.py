@@ -22,7 +22,6 @@ class ConfigRoutes:
         self.resolved = resolved
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/config/:opt", self.show, right=ADMIN),
             Route("PUT", "/config/:opt", self.change, self.body_size_max, right=ADMIN),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import gevent
 
+from pyqd.api.http_params import number
 from pyqd.api.rights import ADMIN
 from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
 from pyqd.debug.flamegraph import draw, fold
@@ -36,7 +37,6 @@ FORM_BYTES_MAX: Final = 1024
 FORM: Final = b"application/x-www-form-urlencoded"
 
 _INTEGER = re.compile("[+-]?[0-9]+", re.ASCII)
-_COUNT = re.compile("[0-9]{1,9}", re.ASCII)
 
 INDEX = """\
 /debug/pprof/profile?seconds=30     flame graph of the next seconds, an SVG image; also /debug/profile
@@ -57,11 +57,6 @@ def form_bytes_max() -> int:
     return FORM_BYTES_MAX
 
 
-def no_greenlets() -> Iterable[tuple[Any, str]]:
-    """Return no names."""
-    return ()
-
-
 def text(body: str, status: int = 200) -> Response:
     """Return a text response whose type browsers must not guess."""
     return Response(status, body.encode(errors="backslashreplace"), TEXT, NO_SNIFFING)
@@ -70,14 +65,11 @@ def text(body: str, status: int = 200) -> Response:
 class DebugRoutes:
     """Routes to profiles and diagnostics of the process. greenlets: returns the named greenlets with their names."""
 
-    def __init__(
-        self, profiler: Profiler | None = None, greenlets: Callable[[], Iterable[tuple[Any, str]]] = no_greenlets
-    ) -> None:
-        self.profiler = profiler or Profiler()
+    def __init__(self, profiler: Profiler, greenlets: Callable[[], Iterable[tuple[Any, str]]]) -> None:
+        self.profiler = profiler
         self.greenlets = greenlets
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         pprof: list[tuple[str, str, Handler]] = [
             ("GET", "", lambda _request: text(INDEX)),
             ("GET", "cmdline", self.cmdline),
@@ -123,8 +115,8 @@ class DebugRoutes:
         kind = query.get("format") or FORMAT_SVG
         if kind not in (FORMAT_SVG, FORMAT_RAW):
             raise HttpError(400, "INVALID_FORMAT")
-        seconds = min(integer_of(query, "seconds", SECONDS_DEFAULT, 1), SECONDS_MAX)
-        rate = min(integer_of(query, "rate", RATE_DEFAULT, 1), RATE_MAX)
+        seconds = min(number(query, "seconds", SECONDS_DEFAULT, 1, digits_max=9), SECONDS_MAX)
+        rate = min(number(query, "rate", RATE_DEFAULT, 1, digits_max=9), RATE_MAX)
         try:
             recorded = self.profiler.record(seconds, rate)
         except ProfileError as error:
@@ -135,12 +127,12 @@ class DebugRoutes:
 
     def heap(self, request: Request) -> Response:
         """Return a listing of the memory by type and allocation. Switches: yes."""
-        lines = min(integer_of(request.query(), "lines", LINES_DEFAULT, 0), LINES_SHOWN_MAX)
+        lines = min(number(request.query(), "lines", LINES_DEFAULT, digits_max=9), LINES_SHOWN_MAX)
         return text(heap_text(lines, yield_to_loop))
 
     def start_tracing(self, request: Request) -> Response:
         """Start tracing allocations."""
-        frames = min(integer_of(request.query(), "frames", 1, 1), FRAMES_MAX)
+        frames = min(number(request.query(), "frames", 1, 1, digits_max=9), FRAMES_MAX)
         if tracemalloc.is_tracing():
             return text("traced already\n")
         tracemalloc.start(frames)
@@ -181,13 +173,3 @@ def form_of(request: Request) -> UrlQuery:
         return UrlQuery(request.body.decode("ascii") if kind == FORM else "")
     except ValueError:
         raise HttpError(400, "INVALID_REQUEST") from None
-
-
-def integer_of(query: UrlQuery, name: str, default: int, least: int) -> int:
-    """Return a parameter that is a number. Raises: HttpError 400."""
-    value = query.get(name)
-    if value is None:
-        return default
-    if not _COUNT.fullmatch(value) or int(value) < least:
-        raise HttpError(400, f"INVALID_{name.upper()}")
-    return int(value)

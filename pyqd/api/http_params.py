@@ -8,7 +8,21 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.http.messages import HttpError
 from pyqd.http.query import UrlQuery
+from pyqd.primitives.durations import INT64_MAX
 from pyqd.primitives.names import is_valid_name_str
+
+
+def number(
+    query: UrlQuery, name: str, default: int, least: int = 0, most: int = INT64_MAX, *, digits_max: int = 19
+) -> int:
+    """Return a parameter that is a whole number, or its default. Raises: HttpError 400 INVALID_<name>."""
+    text = query.get(name)
+    if text is None:
+        return default
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits_max
+    if not is_number or not least <= int(text) <= most:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return int(text)
 
 
 def topic_name(query: UrlQuery, code: str = "INVALID_TOPIC") -> str:

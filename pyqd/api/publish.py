@@ -76,12 +76,11 @@ def count_max(options: Options) -> int:
 class PublishRoutes:
     """Routes that accept messages."""
 
-    def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None] | None = None) -> None:
+    def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None]) -> None:
         self.broker = broker
         self.wait_durable = wait_durable
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH, topics=TOPIC),
             Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH, topics=TOPIC),
@@ -164,7 +163,7 @@ class PublishRoutes:
 
     def make_durable(self, topic: Topic) -> None:
         """With --sync-every=1, wait until the topic is on stable storage. Raises: StorageError. Switches: yes."""
-        if self.wait_durable is not None and self.broker.options.sync_every == 1 and not topic.ephemeral:
+        if self.broker.options.sync_every == 1 and not topic.ephemeral:
             self.wait_durable([topic])
 
     def topic(self, query: UrlQuery) -> Topic:

@@ -6,9 +6,7 @@ other parameters.
 Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
 
-import re
-
-from pyqd.api.http_params import existing_channel, requested_topic, topic_and_channel_name
+from pyqd.api.http_params import existing_channel, number, requested_topic, topic_and_channel_name
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
@@ -22,8 +20,6 @@ RANGE_BYTES = 1 << 20
 RANGE_BYTES_MAX = 4 << 20
 OCTETS = "application/octet-stream"
 
-_COUNT = re.compile("[0-9]{1,18}", re.ASCII)
-
 
 class ReplayRoutes:
     """Routes that read a topic by position, and move channels."""
@@ -32,7 +28,6 @@ class ReplayRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         positions, log, seek = map(answering_position_errors, (self.positions, self.log, self.seek))
         return [
             Route("GET", "/topic/positions", positions, right=CONSUME, topics=TOPIC),
@@ -65,12 +60,7 @@ class ReplayRoutes:
                 stop = replay.parse_position(stop_text)
             except ValueError:
                 raise HttpError(400, "INVALID_TO") from None
-        bytes_max = RANGE_BYTES
-        bytes_text = query.get("max_bytes")
-        if bytes_text is not None:
-            if not _COUNT.fullmatch(bytes_text) or int(bytes_text) == 0:
-                raise HttpError(400, "INVALID_MAX_BYTES")
-            bytes_max = min(int(bytes_text), RANGE_BYTES_MAX)
+        bytes_max = min(number(query, "max_bytes", RANGE_BYTES, 1, digits_max=18), RANGE_BYTES_MAX)
         found = replay.read_range(topic, place, stop, bytes_max, yield_to_loop)
         headers = (
             ("X-Pyqd-Format", str(replay.FORMAT)),

@@ -29,18 +29,6 @@ class Restarting(Protocol):
         """Return the process that answers, whether a restart is under way, and the last error."""
 
 
-class NoRestarts:
-    """Restarts of a broker that is no process of its own."""
-
-    def begin(self) -> int:
-        """Refuse."""
-        raise RestartError("this broker is no process of its own")
-
-    def as_dict(self) -> dict[str, object]:
-        """Return an empty state."""
-        return {}
-
-
 class RestartRoutes:
     """Routes of a daemon's restart."""
 
@@ -48,7 +36,6 @@ class RestartRoutes:
         self.restarts = restarts
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/restart", self.show, right=STATUS),
             Route("POST", "/restart", self.begin, right=ADMIN),
@@ -75,7 +62,6 @@ class DrainRoutes:
         self.drain = drain
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/drain", self.show, right=STATUS),
             Route("POST", "/drain", self.begin, right=ADMIN),

@@ -37,7 +37,6 @@ class StatusRoutes:
         self.identity = identity
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),

@@ -35,7 +35,6 @@ class TopicRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         create_channel = answering_position_errors(self.create_channel)
         return [
             Route("POST", "/topic/create", self.create_topic, right=ADMIN, topics=TOPIC),

@@ -187,10 +187,10 @@ class Daemon:
         routes = daemon_routes(
             self.broker,
             self.identity,
-            self.commit.wait,
-            self.metrics,
-            self.live,
-            debug,
+            wait_durable=self.commit.wait,
+            metrics=self.metrics,
+            live=self.live,
+            debug=debug,
             drain=self.drain,
             restarts=self.restarts,
         )

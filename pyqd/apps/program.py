@@ -16,15 +16,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=ProgramOptions)
 
 
-def ignore_reason(_reason: str) -> None:
-    """Do nothing: the reason is on standard error."""
-
-
 def run_program(
     settings: ProgramSettings[T],
     checks: Checks[T],
     run: Callable[[T], int],
-    on_refusal: Callable[[str], None] = ignore_reason,
+    on_refusal: Callable[[str], None] = lambda _reason: None,
 ) -> int:
     """Check the configuration if --check-config is given, else run(options). Returns: the exit code.
 

@@ -51,46 +51,24 @@ class OwningBroker(MessageReader, Protocol):
     on_finished: Callable[[Any], object] | None
 
     @property
-    def topics(self) -> Mapping[str, NamedTopic]:
-        """Topics by name."""
-
+    def topics(self) -> Mapping[str, NamedTopic]: ...
     def new_log(
         self,
         directory: str | None,
         found: bool = False,
         exists: bool | None = None,
         known: tuple[int, int] = (0, 0),
-    ) -> Log:
-        """Open or make a log."""
-
+    ) -> Log: ...
     def take_journaled(
         self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool
-    ) -> JournaledTopic | None:
-        """Return a topic's entries in the journal of an earlier run."""
-
-    def next_created_ns(self) -> int:
-        """Return the creation time for a new topic."""
-
-    def journals(self) -> bool:
-        """Return True if each OK waits for the journal."""
-
-    def discard(self, directory: str) -> str:
-        """Take a directory out of the tree. Returns: its path now."""
-
-    def remove_discarded(self, directory: str, moved: str) -> None:
-        """Remove in a thread what `discard` has moved."""
-
-    def remove_partial(self, directory: str) -> None:
-        """Remove a directory that could not be made."""
-
-    def remove_leftovers(self, directory: str) -> None:
-        """Remove the remains of a failed attempt to make a directory."""
-
-    def delete_topic(self, name: str) -> bool:
-        """Delete a topic."""
-
-    def note_failed_sync(self, error: BaseException) -> None:
-        """Report a failed sync."""
+    ) -> JournaledTopic | None: ...
+    def next_created_ns(self) -> int: ...
+    def journals(self) -> bool: ...
+    def discard(self, directory: str) -> str: ...
+    def remove_discarded(self, directory: str, moved: str) -> None: ...
+    def remove_partial(self, directory: str) -> None: ...
+    def remove_leftovers(self, directory: str) -> None: ...
+    def delete_topic(self, name: str) -> bool: ...
 
 
 class OwningTopic(Protocol):
@@ -104,47 +82,22 @@ class OwningTopic(Protocol):
     dead_letter_sources: set[Any]
 
     @property
-    def broker(self) -> OwningBroker:
-        """The topic's broker."""
-
+    def broker(self) -> OwningBroker: ...
     @property
-    def quota(self) -> SpaceLimit:
-        """Limit on the space of the topic."""
-
+    def quota(self) -> SpaceLimit: ...
     @property
-    def readable(self) -> ReadableLog:
-        """The part of the log that channels may read."""
-
+    def readable(self) -> ReadableLog: ...
     @property
-    def log(self) -> Log:
-        """The log."""
-
+    def log(self) -> Log: ...
     @property
-    def end(self) -> int:
-        """End of the messages that channels were given."""
-
+    def end(self) -> int: ...
     @property
-    def mapping(self) -> FileMapping:
-        """The topic's state."""
-
+    def mapping(self) -> FileMapping: ...
     @property
-    def trace(self) -> TracePlace | None:
-        """Place of the topic's trace events."""
-
-    def end_position(self) -> Position:
-        """Return the place of `end`."""
-
-    def note_given(self, end: int) -> None:
-        """Record in the state that the messages before an ordinal were given to channels."""
-
-    def note_set_aside(self, channel: str | None, reason: str) -> None:
-        """Report a file that a start could not use."""
-
-    def remove_spares(self) -> None:
-        """Remove all spare segments on the spot."""
-
-    def settle_dead_letters(self) -> None:
-        """Let channels finish the originals of durable dead letters."""
-
-    def delete_channel(self, name: str) -> bool:
-        """Delete a channel."""
+    def trace(self) -> TracePlace | None: ...
+    def end_position(self) -> Position: ...
+    def note_given(self, end: int) -> None: ...
+    def note_set_aside(self, channel: str | None, reason: str) -> None: ...
+    def remove_spares(self) -> None: ...
+    def settle_dead_letters(self) -> None: ...
+    def delete_channel(self, name: str) -> bool: ...

@@ -64,11 +64,8 @@ class TopicObserver(Protocol):
 class TopicTracing(Protocol):
     """Settings of traces."""
 
-    def apply(self, topic: "Topic") -> None:
-        """Put a topic's setting in force, for its channels too."""
-
-    def apply_to_new(self, channel: Channel) -> None:
-        """Trace a new channel as its topic."""
+    def apply(self, topic: "Topic") -> None: ...
+    def apply_to_new(self, channel: Channel) -> None: ...
 
 
 class TopicBroker(OwningBroker, Protocol):
@@ -77,8 +74,7 @@ class TopicBroker(OwningBroker, Protocol):
     observer: TopicObserver | None
 
     @property
-    def tracing(self) -> TopicTracing:
-        """Settings of traces."""
+    def tracing(self) -> TopicTracing: ...
 
 
 class Topic(TopicCore):

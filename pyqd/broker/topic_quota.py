@@ -35,18 +35,11 @@ class LimitedTopic(Protocol):
     own_limits: tuple[int | None, int | None, int | None]
 
     @property
-    def broker(self) -> OwningBroker:
-        """The topic's broker."""
-
+    def broker(self) -> OwningBroker: ...
     @property
-    def log(self) -> Log:
-        """The log."""
-
-    def logs(self) -> list[Log]:
-        """Return the topic's log and those of its channels."""
-
-    def trim_finished(self) -> None:
-        """Remove segments that all channels have finished."""
+    def log(self) -> Log: ...
+    def logs(self) -> list[Log]: ...
+    def trim_finished(self) -> None: ...
 
 
 class TopicQuota(SpaceLimit):

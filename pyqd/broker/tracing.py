@@ -79,8 +79,7 @@ class TracedBroker(OwningBroker, Protocol):
     topics: dict[str, Topic]
 
     @property
-    def segment_jobs(self) -> SegmentJobs:
-        """Jobs of all logs on their segments."""
+    def segment_jobs(self) -> SegmentJobs: ...
 
 
 class Tracing:

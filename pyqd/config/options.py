@@ -607,14 +607,9 @@ def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> Options:
 DAEMON: Final = Program(PROGRAM, FLAGS, SYNOPSIS, options_of)
 
 
-def settings_of(given: Mapping[str, Any]) -> ProgramSettings[Options]:
-    """Return the settings of a command line's values, by flag name, and of the file that they name."""
-    return DAEMON.settings_of(given)
-
-
 def build(given: Mapping[str, Any]) -> Options:
     """Return the options for a command line's values, by flag name. Raises: StartupError."""
-    return settings_of(given).options()
+    return DAEMON.settings_of(given).options()
 
 
 def parse_settings(argv: Sequence[str]) -> ProgramSettings[Options]:

@@ -77,8 +77,11 @@ class LoopLag:
         self.start()
 
 
-class Metrics:
-    """Metrics of one daemon. lookup_daemons: returns the states of the connections to lookup daemons."""
+class Metrics(Collector):
+    """Metrics of one daemon, and the collector of those that are read at each scrape.
+
+    lookup_daemons: returns the states of the connections to lookup daemons.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Metrics:
             registry=self.registry,
             buckets=LAG_BUCKETS_S,
         )
-        self.registry.register(DaemonCollector(broker, self))
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -133,18 +136,10 @@ class Metrics:
             )
         self.summed_count = count
 
-
-class DaemonCollector(Collector):
-    """Collector of the daemon's metrics."""
-
-    def __init__(self, broker: Broker, metrics: Metrics) -> None:
-        self._broker = broker
-        self._metrics = metrics
-
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
-        broker, metrics = self._broker, self._metrics
-        counts = metrics.counts()
+        broker = self._broker
+        counts = self.counts()
         info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels have the versions.", labels=BUILD_LABELS)
         info.add_metric((__version__, NSQ_VERSION, platform.python_version()), 1)
         yield info
@@ -159,11 +154,11 @@ class DaemonCollector(Collector):
         yield from self.collect_machine()
         yield from self.collect_disk()
         yield from self.collect_trace()
-        yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", metrics.series_count)
+        yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", self.series_count)
         yield gauge(
             "pyqd_metrics_topics_summed",
             "Topics shown only as a sum; if not 0, raise --metrics-max-series.",
-            metrics.summed_count,
+            self.summed_count,
         )
 
     def collect_lookup_daemons(self) -> Iterator[Metric]:
@@ -177,7 +172,7 @@ class DaemonCollector(Collector):
         registrations = CounterMetricFamily(
             "pyqd_lookupd_registrations", "Registrations that a lookup daemon has confirmed.", labels=("address",)
         )
-        for peer in self._metrics.lookup_daemons():
+        for peer in self.lookup_daemons():
             labels = (peer["address"],)
             connected.add_metric(labels, float(peer["connected"]))
             reconnects.add_metric(labels, float(peer["reconnect_count"]))

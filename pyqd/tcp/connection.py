@@ -72,11 +72,8 @@ class ClientServer(Protocol):
     closing: "Closing[Connection]"
     on_internal_error: Callable[[BaseException], None]
 
-    def note_producer(self, connection: "Connection") -> None:
-        """Remember a client that publishes."""
-
-    def remove_client(self, connection: "Connection") -> None:
-        """Forget a client that has left."""
+    def note_producer(self, connection: "Connection") -> None: ...
+    def remove_client(self, connection: "Connection") -> None: ...
 
 
 class Connection:

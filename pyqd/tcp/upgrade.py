@@ -47,11 +47,8 @@ class UpgradedClient(Protocol):
     tls: SSL.Connection | None
 
     @property
-    def gone(self) -> bool:
-        """True once the connection is closed, or about to be."""
-
-    def respond(self, body: bytes) -> None:
-        """Queue a response."""
+    def gone(self) -> bool: ...
+    def respond(self, body: bytes) -> None: ...
 
 
 def upgrade(connection: UpgradedClient, upgrades: Upgrades, tls: TlsServer, hub: Any) -> None:

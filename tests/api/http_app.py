@@ -12,9 +12,7 @@ import time
 import gevent
 from gevent.fileobject import FileObject
 
-from pyqd.api.debug import DebugRoutes
 from pyqd.api.publish import plain_publishers
-from pyqd.api.routes import daemon_routes
 from pyqd.apps.listeners import accepted_sites, http_settings
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
@@ -27,6 +25,7 @@ from pyqd.metrics.identity import Identity, port_of
 from pyqd.primitives.addresses import split_address
 from pyqd.primitives.errors import DiskFull
 from pyqd.primitives.loglines import LogLevel, configure
+from tests.support.routes import routes_of
 
 FIRST_SEGMENT_BYTES = 64 << 10
 
@@ -95,7 +94,7 @@ def main() -> None:
         Route("GET", "/debug/pprof/", option, common_headers=False),
     ]
     profiler = Profiler(os.environ.get("PROFILERS"))
-    routes = [*daemon_routes(broker, identity, debug=DebugRoutes(profiler)), *extra]
+    routes = [*routes_of(broker, identity, profiler), *extra]
     sites = accepted_sites(options)
     server = HttpServer(
         routes, short_path=plain_publishers(broker, sites), settings=http_settings(options), sites=sites
