@@ -131,7 +131,6 @@ class DebugRoutes:
         return text(heap_text(lines, yield_to_loop))
 
     def start_tracing(self, request: Request) -> Response:
-        """Start tracing allocations."""
         frames = min(number(request.query(), "frames", 1, 1, digits_max=9), FRAMES_MAX)
         if tracemalloc.is_tracing():
             return text("traced already\n")

@@ -49,7 +49,6 @@ class ServerGrant:
         self.granted = granted
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
-        """Return whether a right is granted."""
         if right == STATUS:
             return bool(self.granted.authorizations)
         permission = PERMISSION_OF.get(right, "")
@@ -70,7 +69,6 @@ class FailureLimit:
         return min(FAILURES_AT_ONCE_MAX, count + (time.monotonic() - at_s) * FAILURES_PER_S)
 
     def note(self, address: str) -> None:
-        """Count a failure."""
         self._left[address] = (self.remaining(address) - 1, time.monotonic())
         self._left.move_to_end(address)
         if len(self._left) > ADDRESSES_MAX:

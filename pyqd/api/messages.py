@@ -160,7 +160,6 @@ def append_rows(texts: list[bytes], rows: Iterable[peek.MessageRow], state: str,
 
 
 def row_to_json(row: peek.MessageRow, state: str, form: str) -> dict[str, Any]:
-    """Return the JSON form of a message."""
     found: dict[str, Any] = {
         "id": f"{row.guid:016x}",
         "state": state,

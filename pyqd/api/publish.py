@@ -223,7 +223,6 @@ def note_publisher(topic: Topic, request: Request) -> None:
 
 
 def one_frame(body: bytes) -> Frames:
-    """Return a body as one framed message."""
     return Frames(_int32.pack(len(body)) + body, 0, 1, (len(body) + 7) // 8)
 
 

@@ -42,7 +42,6 @@ class RestartRoutes:
         ]
 
     def show(self, _request: Request) -> Response:
-        """Return the state."""
         return json_response(self.restarts.as_dict())
 
     def begin(self, _request: Request) -> Response:
@@ -68,7 +67,6 @@ class DrainRoutes:
         ]
 
     def show(self, _request: Request) -> Response:
-        """Return the progress."""
         return json_response(self.drain.progress().as_dict())
 
     def begin(self, request: Request) -> Response:

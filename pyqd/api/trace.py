@@ -87,7 +87,6 @@ class TraceRoutes:
         return Response(200, page.data, OCTETS, headers)
 
     def trace(self, request: Request) -> Response:
-        """Return the trace of a topic."""
         return self.trace_of(requested_topic(self.broker, request.query()))
 
     def set_trace(self, request: Request) -> Response:

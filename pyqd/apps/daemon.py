@@ -181,7 +181,6 @@ class Daemon:
         self.syncer = Syncer(self.broker, self.sync_pool.apply, on_end=self.fin_sync.retry, **reports)
 
     def new_http_servers(self) -> HttpServers:
-        """Return the servers of HTTP and HTTPS with all routes."""
         debug = DebugRoutes(self.profiler, self.tcp.greenlets)
         sites = accepted_sites(self.options)
         routes = daemon_routes(
@@ -218,7 +217,6 @@ class Daemon:
         )
 
     def connection_counts(self) -> ConnectionCounts:
-        """Return the counts of connections for the metrics."""
         return ConnectionCounts(
             len(self.tcp.connections),
             self.http.connection_count(),

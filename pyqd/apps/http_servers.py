@@ -92,11 +92,9 @@ class HttpServers:
             server.stop()
 
     def listeners(self) -> dict[str, Listener]:
-        """Return the listeners by name."""
         return {name: server.listener for name, server in (("http", self.http), ("https", self.https)) if server}
 
     def connections(self) -> list[HttpConnection]:
-        """Return the open connections."""
         return [connection for server in self._servers() for connection in server.connections]
 
     def connection_count(self) -> int:

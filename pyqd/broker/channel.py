@@ -181,7 +181,6 @@ class Channel(ChannelCore):
         return [] if self.parked is None else [self.parked.log]
 
     def ledgers(self) -> list[Ledger]:
-        """Return the channel's ledgers."""
         parked = None if self.parked is None else self.parked.ledger
         return [ledger for ledger in (self.ledger, parked, self.cancelled) if ledger is not None]
 

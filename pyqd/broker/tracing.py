@@ -395,7 +395,6 @@ class Tracing:
 
 
 def channel_place(place: TracePlace | None, channel: ChannelCore) -> TracePlace | None:
-    """Return the place of a channel in the trace of its topic."""
     assert isinstance(channel, Channel)
     return None if place is None else TracePlace(place.log, channel.topic.name, channel.name, place.threshold)
 

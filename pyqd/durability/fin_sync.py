@@ -106,7 +106,6 @@ class FinSync:
         self._write(gathered, gathered.covered, self._sync_originals if gathered.dead_letter_sources else self._finish)
 
     def _gather(self, channels: list[Channel]) -> FinRound:
-        """Return a round that covers the FINs of these channels until now."""
         return FinRound(channels)
 
     def _write(

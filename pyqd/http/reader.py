@@ -166,7 +166,6 @@ class RequestReader:
             self.failure = status
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
         self._clear()
         self._overhead_bytes = self._body_bytes = 0
         if self.state == ReaderState.IDLE:

@@ -63,12 +63,10 @@ class LoopLag:
         self._due_ns = 0
 
     def start(self) -> None:
-        """Start to measure."""
         self._due_ns = mono() + int(LOOK_S * SECOND_NS)
         self._timer.again(self._measure, update=True)
 
     def stop(self) -> None:
-        """Stop measuring."""
         self._timer.stop()
         self._timer.close()
 
@@ -214,7 +212,6 @@ class Metrics(Collector):
         yield reached
 
     def collect_disk(self) -> Iterator[Metric]:
-        """Yield the metrics of the disk."""
         broker = self._broker
         try:
             free_bytes = float(broker.files.free_bytes(broker.root))
@@ -236,7 +233,6 @@ class Metrics(Collector):
             yield CounterMetricFamily(name, text, value=value)
 
     def collect_trace(self) -> Iterator[Metric]:
-        """Yield the metrics of trace events."""
         stats = self._broker.tracing.stats() or dict.fromkeys(STATS, 0)
         for name, text, key in (
             ("pyqd_trace_events", "Events of traced messages, since the start.", "events"),
@@ -258,7 +254,6 @@ def file_count() -> int:
 
 
 def mapped_file_count() -> int:
-    """Return the number of files that are mapped now."""
     return arena.mapped_count() + unmanaged_count()
 
 

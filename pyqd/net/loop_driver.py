@@ -48,7 +48,6 @@ class LoopDriver:
             self.hub.loop.run_callback(self.run_wakes)
 
     def run_wakes(self) -> None:
-        """Run the scheduled wakes."""
         if self.is_held:
             self.held_back.append(self.run_wakes)
             return

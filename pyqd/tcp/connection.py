@@ -293,7 +293,6 @@ class Connection:
         self.server.durability.wait(topics)
 
     def log_refusal(self, error: ClientError) -> None:
-        """Log the refusal of a command."""
         cause = f" - {reason_of(error.__cause__)}" if error.__cause__ is not None else ""
         logger.error("[%s] - %s%s", self.remote_address, error, cause)
 

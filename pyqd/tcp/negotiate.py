@@ -213,7 +213,6 @@ class Upgrades:
     deflate_level: int = DEFLATE_LEVEL_DEFAULT
 
     def any(self) -> bool:
-        """Return whether there is an upgrade."""
         return self.tls or self.snappy or self.deflate
 
 
