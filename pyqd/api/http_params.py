@@ -11,6 +11,9 @@ from pyqd.http.query import UrlQuery
 from pyqd.primitives.durations import INT64_MAX
 from pyqd.primitives.names import is_valid_name_str
 
+# Value of a parameter that stands for the daemon's flag.
+FLAG = "default"
+
 
 def number(
     query: UrlQuery, name: str, default: int, least: int = 0, most: int = INT64_MAX, *, digits_max: int = 19

@@ -20,7 +20,7 @@ from typing import Final
 from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
 from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import HttpError, Request, Response, Route, error_response
-from pyqd.net.listener import ip_of
+from pyqd.net.admission import ip_of
 from pyqd.primitives.addresses import Address, TcpAddress
 from pyqd.primitives.errors import StartupError
 from pyqd.tcp import permissions

@@ -11,14 +11,13 @@ from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.hot.primitives.clock import wall
-from pyqd.http.messages import Handler, HttpError, Request, Response, Route, json_response
+from pyqd.http.messages import OCTETS, Handler, HttpError, Request, Response, Route, json_response
 from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.timestamps import parse_timestamp
 
 RANGE_BYTES = 1 << 20
 RANGE_BYTES_MAX = 4 << 20
-OCTETS = "application/octet-stream"
 
 
 class ReplayRoutes:

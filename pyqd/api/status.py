@@ -17,10 +17,10 @@ from pyqd.broker.stats import (
     topics_shown,
 )
 from pyqd.broker.topic import Topic
-from pyqd.http.messages import JSON, TEXT, Request, Response, Route, json_response, text_response, to_json
+from pyqd.http.messages import JSON, PROMETHEUS, TEXT, Request, Response, Route, json_response, text_response, to_json
 from pyqd.http.query import UrlQuery
 from pyqd.metrics.identity import Identity
-from pyqd.metrics.prometheus import CONTENT_TYPE, Metrics
+from pyqd.metrics.prometheus import Metrics
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.memory import memory_stats
@@ -220,4 +220,4 @@ class MetricsRoutes:
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text. Switches: yes."""
-        return Response(200, content_type=CONTENT_TYPE, pieces=self.metrics.pieces())
+        return Response(200, content_type=PROMETHEUS, pieces=self.metrics.pieces())

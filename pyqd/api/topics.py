@@ -8,7 +8,7 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_params import requested_topic, topic_and_channel_name, topic_name
+from pyqd.api.http_params import FLAG, requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker import replay
@@ -20,8 +20,6 @@ from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
 from pyqd.primitives.errors import StorageError
-
-FLAG = "default"
 
 _BYTES = re.compile("[0-9]{1,18}", re.ASCII)
 

@@ -10,17 +10,15 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from pyqd.api.http_params import number, requested_topic
+from pyqd.api.http_params import FLAG, number, requested_topic
 from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.broker.tracing import FORMAT, EventPage, TraceSetting
 from pyqd.config.options import TRACE_BODY_BYTES_MAX, parse_rate
-from pyqd.http.messages import HttpError, Request, Response, Route, json_response
+from pyqd.http.messages import OCTETS, HttpError, Request, Response, Route, json_response
 from pyqd.net.loop_driver import yield_to_loop
 
-FLAG: Final = "default"
-OCTETS: Final = "application/octet-stream"
 PAGE_BYTES: Final = 1 << 20
 PAGE_BYTES_MAX: Final = 4 << 20
 WAIT_MS_MAX: Final = 60_000

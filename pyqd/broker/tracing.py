@@ -17,10 +17,12 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
 from pyqd.broker.owners import OwningBroker
 from pyqd.broker.replay import Pause, no_pause, yield_or_read
-from pyqd.broker.topic import Topic
+from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
+from pyqd.diskqueue.file_headers import ORDINAL_MASK
+from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
@@ -31,17 +33,14 @@ from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 TRACE_DIRECTORY: Final = "trace"
-LOG_DIRECTORY: Final = "log"
 OPEN_FILE: Final = "open"
 FORMAT: Final = 1
-PAGE_BYTES: Final = 4096
 # Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
 EVENT_BYTES: Final = 16
 # Of a page, as their headers are read on the loop. A reader that has caught up seals a small block with each poll.
 BLOCKS_MAX: Final = 1000
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
-ORDINAL_MASK: Final = (1 << 48) - 1
 
 _RECORD = struct.Struct("<IIQQ")
 _BLOCK = struct.Struct("<HHIq")

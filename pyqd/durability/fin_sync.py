@@ -24,11 +24,10 @@ from typing import Any
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
+from pyqd.diskqueue.segment_jobs import Done
 from pyqd.durability.syncer import Job, ignore
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
-
-Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 

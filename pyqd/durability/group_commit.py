@@ -30,6 +30,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.journal import Place
 from pyqd.diskqueue.reliable_sync import ReliableSync
+from pyqd.diskqueue.segment_jobs import Done
 from pyqd.durability.syncer import Job, ignore
 from pyqd.hot.broker.topic import journal_topics
 from pyqd.primitives.errors import StorageError
@@ -38,8 +39,6 @@ from pyqd.primitives.errors import StorageError
 NEWEST_SHARE = 0.2
 # After a round's end is reported, its publishers need this many times the reporting time to publish again and be read.
 GATHERED_WHILE_TOLD = 4.0
-
-Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.owners import OwningTopic
 from pyqd.broker.topic import DirtyVersion, Topic
+from pyqd.diskqueue.file_headers import LEDGER_HEADER_BYTES
 from pyqd.diskqueue.reliable_sync import Range, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot.broker.parked_log import ParkedLog
@@ -55,8 +56,6 @@ RANGES_MANY = 128
 RANGES_MANY_BESIDE_COMMITS = 1024
 # Then a range of this size or more is also written out before its sync.
 LARGE_BYTES = 64 << 10
-# The first page of a ledger: see docs/storage.md.
-LEDGER_HEADER_BYTES = 4096
 # Checks of the number of appended messages per --sync-timeout.
 COUNT_CHECKS_PER_TIMEOUT = 8
 

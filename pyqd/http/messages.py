@@ -16,6 +16,8 @@ from pyqd.primitives.errors import StorageError
 
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
+OCTETS: Final = "application/octet-stream"
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 CHUNKED: Final = -1
 # A length of 0 would be that of the page which the client has.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyqd.http.messages import Match, Request, Response, Route
 from pyqd.http.query import unescape
 from pyqd.http.router import NOT_FOUND, Router
-from pyqd.net.admission import host_of
+from pyqd.net.admission import ip_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
@@ -83,7 +83,7 @@ def environ_of(request: Request, scheme: str) -> WSGIEnvironment:
         "SERVER_NAME": host or "localhost",
         "SERVER_PORT": port if port.isdigit() else "80",
         "SERVER_PROTOCOL": f"HTTP/{request.version}",
-        "REMOTE_ADDR": host_of(request.remote).strip("[]"),
+        "REMOTE_ADDR": ip_of(request.remote),
         "REMOTE_PORT": request.remote.rpartition(":")[2],
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": scheme,

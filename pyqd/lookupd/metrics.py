@@ -10,10 +10,9 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from pyqd import __version__
-from pyqd.http.messages import Request, Response, Route
+from pyqd.http.messages import PROMETHEUS, Request, Response, Route
 from pyqd.lookupd.registry import Registry
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HELP = {
     "producers": "Brokers that are connected and have sent IDENTIFY.",
     "topics": "Topics that are registered or were created over HTTP.",
@@ -57,4 +56,4 @@ class LookupMetrics:
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text."""
-        return Response(200, generate_latest(self._registry), CONTENT_TYPE)
+        return Response(200, generate_latest(self._registry), PROMETHEUS)

@@ -32,8 +32,6 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 LOOK_S = 0.25
 LAG_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

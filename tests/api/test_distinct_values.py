@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from pyqd.api.stats_text import stats_text
-from pyqd.broker.stats import Selection, head_stats, snapshot
+from pyqd.broker.stats import Selection, head_stats
 from pyqd.metrics import statsd
 from pyqd.metrics.prometheus import ConnectionCounts, Metrics
 from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, TOPIC_FAMILIES, SeriesWriter
 from tests.support.distinct import CHANNEL_VALUES, TOPIC_VALUES, distinct_broker
+from tests.support.snapshot import snapshot
 
 COUNTERS_ONLY = Selection(include_clients=False, include_mem=False)
 TOTALS = ("messages", "message_bytes", "finished", "requeued", "timed_out", "dead_letters", "damage", "damage_lost")

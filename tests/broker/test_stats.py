@@ -17,7 +17,6 @@ from pyqd.broker.stats import (
     head_stats,
     latency_stats,
     shown_producers,
-    snapshot,
     topic_stats,
 )
 from pyqd.config.options import parse_args
