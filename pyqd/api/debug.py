@@ -52,11 +52,6 @@ POST /debug/freememory              collect garbage, return free memory to the s
 """
 
 
-def form_bytes_max() -> int:
-    """Return the largest form that is read, in bytes."""
-    return FORM_BYTES_MAX
-
-
 def text(body: str, status: int = 200) -> Response:
     """Return a text response whose type browsers must not guess."""
     return Response(status, body.encode(errors="backslashreplace"), TEXT, NO_SNIFFING)
@@ -96,7 +91,7 @@ class DebugRoutes:
                 for method, path, answer in pprof
             ),
             *(
-                Route(method, f"/debug/{path}", handler, form_bytes_max, False, right=ADMIN)
+                Route(method, f"/debug/{path}", handler, lambda: FORM_BYTES_MAX, False, right=ADMIN)
                 for method, path, handler in debug
             ),
         ]

@@ -90,15 +90,10 @@ def check_data_path(options: Options) -> None:
     raise StartupError(f"failed to instantiate {PROGRAM} - data path {path} {problem}; {remedy}")
 
 
-def check_login(options: Options) -> None:
-    """Raise StartupError if the settings of logins are invalid."""
-    login_of(options, AuthServers(options))
-
-
 DAEMON_CHECKS: Final[Checks[Options]] = {
     check_data_path: ("data-path",),
     tls_server: tls_flags(FLAGS),
-    check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
+    lambda options: login_of(options, AuthServers(options)): ("auth-http-address", "http-auth", "http-auth-token-file"),
     check_addresses: ADDRESS_FLAGS,
 }
 

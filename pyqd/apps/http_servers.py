@@ -18,10 +18,6 @@ from pyqd.primitives.addresses import Address
 from pyqd.primitives.sites import Sites
 
 
-def open_socket(_name: str, _address: Address) -> None:
-    """Return no socket: each listener opens its own."""
-
-
 class HttpServers:
     """Servers for HTTP and HTTPS with the same routes, settings, login and limit on connections.
 
@@ -70,7 +66,7 @@ class HttpServers:
             )
 
     def start(
-        self, inherited: Callable[[str, Address], socket.socket | None] = open_socket
+        self, inherited: Callable[[str, Address], socket.socket | None] = lambda _name, _address: None
     ) -> tuple[Address | None, Address | None]:
         """Listen. Returns: the real addresses of HTTP and HTTPS; None without a listener. Raises: StartupError.
 

@@ -28,7 +28,7 @@ from gevent.event import AsyncResult
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
-from pyqd.diskqueue.journal import Place
+from pyqd.diskqueue.journal import CommitPlace
 from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.diskqueue.segment_jobs import Done
 from pyqd.durability.syncer import Job, ignore
@@ -43,7 +43,7 @@ GATHERED_WHILE_TOLD = 4.0
 logger = logging.getLogger(__name__)
 
 
-def in_thread_always(_place: Place, _done: Done, in_thread: Callable[[], None]) -> None:
+def in_thread_always(_place: CommitPlace, _done: Done, in_thread: Callable[[], None]) -> None:
     """Write each commit in a thread."""
     in_thread()
 
@@ -62,7 +62,7 @@ class Round:
 class Work:
     """Writes of one round. place: of its commit in the journal, if it has one. job: syncs of single files, if any."""
 
-    def __init__(self, place: Place | None, job: Job | None) -> None:
+    def __init__(self, place: CommitPlace | None, job: Job | None) -> None:
         self.place = place
         self.job = job
         self.started_s = time.perf_counter()
@@ -89,7 +89,7 @@ class GroupCommit:
         broker: Broker,
         in_background: Callable[[Callable[[], Any], Done], None],
         soon: Callable[[Callable[[], None]], object],
-        write: Callable[[Place, Done, Callable[[], None]], None] = in_thread_always,
+        write: Callable[[CommitPlace, Done, Callable[[], None]], None] = in_thread_always,
         after_poll: Callable[[Callable[[], None]], object] | None = None,
         *,
         on_timed: Callable[[float], None] = ignore,

@@ -144,27 +144,23 @@ class Request:
 Handler = Callable[[Request], Response]
 
 
-def no_body() -> int:
-    """Return the body limit of a route that reads and ignores bodies."""
-    return 0
-
-
 @dataclasses.dataclass(frozen=True)
 class Route:
     """A method and a path, with the handler of their requests.
 
-    handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
-    rest is dropped on arrival. common_headers: the responses carry the server's common headers. logged: requests are
-    logged. right: the right that a login must grant; if the server has logins, a route without a right refuses every
-    request. topics, channel: parameters of the query that name the topics and the channel which the handler touches;
-    a login decides by these and by no other. Without `topics` the right must be granted on everything, without
-    `channel` on all channels. any_site: pages of other sites may call the route, by any name of the server.
+    handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes,
+    by default none; the rest is dropped on arrival. common_headers: the responses carry the server's common
+    headers. logged: requests are logged. right: the right that a login must grant; if the server has logins, a
+    route without a right refuses every request. topics, channel: parameters of the query that name the topics and
+    the channel which the handler touches; a login decides by these and by no other. Without `topics` the right must
+    be granted on everything, without `channel` on all channels. any_site: pages of other sites may call the route,
+    by any name of the server.
     """
 
     method: str
     path: str
     handler: Handler
-    body_limit: Callable[[], int] = no_body
+    body_limit: Callable[[], int] = int
     common_headers: bool = True
     logged: bool = True
     right: str = ""

@@ -116,13 +116,8 @@ def run(application: WSGIApplication, environ: WSGIEnvironment) -> Response:
     has_length = any(name.lower() == "content-length" for name, _value in headers)
     given = tuple((name, value) for name, value in headers if name.lower() not in OWN_HEADERS)
     if has_length or status in (204, 304):
-        return Response(status, whole(pieces), headers=given, common_headers=False)
+        return Response(status, b"".join(streamed(pieces)), headers=given, common_headers=False)
     return Response(status, headers=given, common_headers=False, stream=streamed(pieces))
-
-
-def whole(pieces: Iterable[bytes]) -> bytes:
-    """Return the body of an answer, and close it."""
-    return b"".join(streamed(pieces))
 
 
 def streamed(pieces: Iterable[bytes]) -> Generator[bytes, None, None]:

@@ -193,9 +193,9 @@ class Metrics(Collector):
 
     def collect_machine(self) -> Iterator[Metric]:
         """Yield the use of the machine's limits."""
-        capacity = self._broker.capacity
-        yield gauge("pyqd_files", "Files of topics and channels, mapped or idle.", file_count())
-        yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", mapped_file_count())
+        capacity, outside = self._broker.capacity, unmanaged_count()
+        yield gauge("pyqd_files", "Files of topics and channels, mapped or idle.", arena.file_count() + outside)
+        yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", arena.mapped_count() + outside)
         yield gauge("pyqd_mapped_files_max", "Files that may be mapped at a time.", arena.mapped_max())
         text = "Idle files that were mapped again, since the start."
         yield CounterMetricFamily("pyqd_files_mapped_again", text, value=arena.remapped_count())
@@ -244,15 +244,6 @@ class Metrics(Collector):
             yield CounterMetricFamily(name, text, value=stats[key])
         yield gauge("pyqd_trace_bytes", "Bytes on disk of trace events.", stats["bytes"])
         yield gauge("pyqd_trace_kept_events", "Events that can be read.", stats["next"] - stats["oldest"])
-
-
-def file_count() -> int:
-    """Return the number of files that are mapped or can be mapped again."""
-    return arena.file_count() + unmanaged_count()
-
-
-def mapped_file_count() -> int:
-    return arena.mapped_count() + unmanaged_count()
 
 
 BUILD_LABELS = ("version", "nsq_version", "python_version")
