@@ -23,7 +23,7 @@ TOPICS_PER_SLICE = 128
 
 
 class Housekeeper:
-    """Greenlet that runs the `Reclaimer` of every topic periodically.
+    """Greenlet that reclaims space of every topic periodically.
 
     on_internal_error: is called with an error that ends the greenlet; if it is None, the housekeeper goes on.
     """
