@@ -180,6 +180,7 @@ cdef class MessageLookup:
         """Return True if the message is in the place that was found, in which it may be changed."""
         cdef ChannelCore channel = self.channel
         cdef ReadyRing ring = self.ring()
+        assert self.record != NULL or self.place in (UNKNOWN, IN_FLIGHT), "a place has a record"
         if self.place == DEFERRED:
             return channel.parking.parked.waiting_in(<uint32_t> self.at) == self.record
         if ring is not None:
@@ -195,12 +196,13 @@ cdef class MessageLookup:
     cdef uint8_t source(self) except *:
         """Return which log the record of the message is from."""
         cdef ReadyRing ring = self.ring()
+        assert self.record != NULL
         if ring is not None:
             return ring.at(self.at).source
         return FROM_PARKED if self.place == DEFERRED else FROM_TOPIC
 
     def make_room(self, bint cancels):
-        """Have a ledger grow beside the loop that a change of the message, found since the loop ran, needs larger.
+        """Grow a ledger, in a thread, that a change of the message, found since the loop ran, needs larger.
 
         Returns: False if there is no need; if True, the caller waits until no ledger grows, and searches again.
         """
@@ -233,6 +235,7 @@ cdef class MessageLookup:
         cdef ChannelCore channel = self.channel
         cdef ReadyRing ring = self.ring()
         cdef ReadyEntry entry
+        assert self.place != IN_FLIGHT and self.record != NULL, "invariant 1"
         if self.place == DEFERRED:
             channel.parking.reach(self.record, FROM_PARKED)
             self.note_cancelled()
@@ -271,6 +274,7 @@ cdef class MessageLookup:
         cdef const Record* record = self.record
         cdef Segment segment
         cdef ReadyEntry entry
+        assert self.place in (DEFERRED, QUEUED, RETURNED)
         assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
             channel.parking.reach(record, FROM_PARKED)

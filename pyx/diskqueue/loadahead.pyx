@@ -123,6 +123,7 @@ cdef bint ends_with(const char* name, const char* suffix) noexcept nogil:
 
 cdef bint add_text(FoundTopic* topic, const char* text, uint64_t size_bytes) noexcept nogil:
     """Append bytes to the topic's text. Returns: False if there is no space."""
+    debug_require(topic.text_bytes <= TEXT_BYTES)
     if size_bytes > TEXT_BYTES - topic.text_bytes:
         return False
     memcpy(topic.text + topic.text_bytes, text, size_bytes)
@@ -134,6 +135,7 @@ cdef Found* begin_found(FoundTopic* topic, const char* directory, const char* na
     """Begin the next directory or file of a topic, which counts when `count` says so. Returns: NULL for no space."""
     cdef Found* found = &topic.found[topic.count]
     cdef uint64_t start = topic.text_bytes
+    debug_require(topic.count <= FOUND_MAX)
     if topic.count == FOUND_MAX:
         return NULL
     if not (add_text(topic, directory, strlen(directory)) and add_text(topic, b"/", 1)
@@ -174,6 +176,7 @@ cdef Found* find_names(FoundTopic* topic, int fd, const char* directory, const c
     found.names = topic.text + start
     found.names_bytes = topic.text_bytes - start
     topic.count += 1
+    debug_require(topic.count <= FOUND_MAX)
     return found
 
 
@@ -185,6 +188,7 @@ cdef void find_file(
     cdef uint64_t offset = 0
     cdef char seen = 0
     cdef bint is_alone
+    debug_require(pages != 0)
     if found == NULL:
         return
     found.extent = extent_existing(directory, name, found.path, False)
@@ -255,6 +259,8 @@ cdef void forget_topic(FoundTopic* topic) noexcept nogil:
 
 cdef bint may_begin(const Ahead* ahead) noexcept nogil:
     """Return whether there is a next topic, and space for it. Under the mutex."""
+    debug_require(ahead.taken <= ahead.next)
+    debug_require(ahead.next - ahead.taken <= TOPICS_AHEAD_MAX)
     return ahead.next < ahead.count and ahead.next - ahead.taken < TOPICS_AHEAD_MAX
 
 
@@ -262,6 +268,7 @@ cdef void find_next(Ahead* ahead) noexcept nogil:
     """Find the next topic in either thread, under the mutex, which is released meanwhile."""
     cdef FoundTopic* topic = &ahead.topics[ahead.next % TOPICS_AHEAD_MAX]
     cdef const char* entry = ahead.entries[ahead.next]
+    debug_require(ahead.next < ahead.count)
     debug_require(not topic.ready)
     ahead.next += 1
     pthread_mutex_unlock(&ahead.mutex)
@@ -301,6 +308,8 @@ cdef FoundTopic* await_topic(Ahead* ahead, uint64_t index) noexcept nogil:
 
 cdef void leave_topic(Ahead* ahead, FoundTopic* topic, uint64_t index) noexcept nogil:
     """Give a topic that was taken back to the thread."""
+    debug_require(topic.ready)
+    debug_require(ahead.taken == index)
     pthread_mutex_lock(&ahead.mutex)
     topic.ready = False
     ahead.taken = index + 1
@@ -314,6 +323,7 @@ cdef list names_of(const Found* found):
     """Return the names in a directory."""
     cdef list names = []
     cdef const char* name = found.names
+    assert found.names != NULL
     while name < found.names + found.names_bytes:
         names.append(PyUnicode_DecodeFSDefault(name))
         name += strlen(name) + 1

@@ -132,6 +132,7 @@ def map_file(int fd, uint64_t size_bytes, str path not None):
     cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
     cdef Extent* extent = extent_new(fd, size_bytes, encoded)
     cdef void* at
+    assert size_bytes != 0
     if extent != NULL:
         return over_extent(extent, path)
     if errno == EEXIST:
@@ -147,6 +148,7 @@ def map_file(int fd, uint64_t size_bytes, str path not None):
 
 cdef Mapping over_extent(Extent* extent, str path):
     cdef Mapping mapping = Mapping.__new__(Mapping)
+    assert extent.base != NULL and extent.size_bytes != 0
     mapping.extent = extent
     mapping.base = extent.base
     mapping.size_bytes = extent.size_bytes
@@ -324,12 +326,14 @@ cdef class Mapping:
 
     cdef void read_ahead(self) noexcept:
         """Undo `stop_read_ahead`: from here on the file is read, from the start on."""
+        debug_require(not self.alone or self.path is not None)
         if self.alone:
             self.advise(False)
 
     cdef void advise(self, bint alone) noexcept:
         """Tell the kernel whether a page is brought in alone. The arena repeats that when it maps the file again."""
         cdef bint is_there = self.extent == NULL or extent_pin(self.extent) == 0
+        debug_require(self.path is not None)
         self.alone = alone
         if is_there:
             madvise(self.base, self.size_bytes, MADV_RANDOM if alone else MADV_NORMAL)
@@ -384,6 +388,7 @@ cdef class Mapping:
     def keep_descriptor(self, int fd):
         """Own a descriptor of the file, open for writing, until DESCRIPTORS_MAX other mappings want one as well."""
         global next_place
+        assert fd >= 0
         if self.fd >= 0:
             raise ValueError("the mapping has a descriptor already")
         next_place = next_place % descriptors_max
@@ -403,6 +408,7 @@ cdef class Mapping:
     cdef int take_descriptor(self) noexcept:
         """Return the descriptor of the file, for the caller to close; -1: there is none."""
         cdef int fd = self.fd
+        debug_require(self.fd < 0 or self.place < DESCRIPTORS_MAX)
         if fd >= 0:
             debug_require(holders[self.place] == <Holder> self)
             self.fd = -1

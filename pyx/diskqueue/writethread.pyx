@@ -17,6 +17,7 @@ import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EAGAIN, EINTR, EIO, errno
 from libc.stdlib cimport calloc, free
+from pyqd.hot.primitives.debug cimport debug_require
 
 cdef extern from "pthread.h" nogil:
     int pthread_create(pthread_t* thread, const void* attributes, void* (*start)(void*) noexcept nogil, void* argument)
@@ -50,6 +51,7 @@ cdef int write_all(int fd, char* at, uint64_t length, uint64_t offset) noexcept 
     """Write a whole buffer to stable storage. Returns: 0, or an errno; after an error any part may be written."""
     cdef iovec piece
     cdef ssize_t written
+    debug_require(length != 0)
     while length:
         piece.iov_base = at
         piece.iov_len = length
@@ -128,6 +130,7 @@ cdef class WriteThread:
         with nogil:
             pthread_join(self.thread, NULL)
         self.runs = False
+        assert self.request.at == NULL, "the write under way has not ended"
         self.content = None
         os.close(self.request.asked_fd)
         os.close(self.request.done_fd)

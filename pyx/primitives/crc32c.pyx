@@ -183,18 +183,3 @@ def value(data, uint32_t crc=0):
         return crc32c(crc, view.buf, <size_t>view.len)
     finally:
         PyBuffer_Release(&view)
-
-
-def value_software(data, uint32_t crc=0):
-    """Return the same as `value` without the processor's CRC instructions; for tests."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        return crc32c_software(crc, view.buf, <size_t>view.len)
-    finally:
-        PyBuffer_Release(&view)
-
-
-def has_hardware():
-    """Return whether `value` uses the processor's CRC instructions."""
-    return bool(crc_has_hardware)

@@ -301,56 +301,19 @@ cdef class IdTable:
 
 
 @cython.final
-cdef class Table:
-    """An IdTable for tests in Python; misuse raises instead of corrupting."""
+cdef class IdMap:
+    """An IdTable for Python."""
 
-    cdef IdTable core
+    cdef IdTable table
 
-    def __cinit__(self, uint64_t copied_at_once_max=CAPACITY_KEPT):
-        self.core = IdTable()
-        self.core.copied_at_once_max = copied_at_once_max
-
-    def __len__(self):
-        return self.core.count
-
-    @property
-    def capacity(self):
-        """Return the number of cells."""
-        return self.core.capacity
-
-    @property
-    def old_capacity(self):
-        """Return the number of cells of the array that is being copied; 0 if there is none."""
-        return self.core.old_capacity
+    def __cinit__(self):
+        self.table = IdTable()
 
     def put(self, uint64_t guid, uint32_t slot):
         """Add an id. Raises: KeyError if it is there already, AssertionError for 0."""
-        if not self.core.put(guid, slot):
+        if not self.table.put(guid, slot):
             raise KeyError(guid)
 
     def get(self, uint64_t guid):
         """Return the slot of an id; -1 if it is absent."""
-        return self.core.get(guid)
-
-    def take(self, uint64_t guid):
-        """Remove an id and return its slot; -1 if it is absent."""
-        return self.core.take(guid)
-
-    def clear(self):
-        """Remove everything."""
-        self.core.clear()
-
-    def check(self):
-        """Check every cell. Raises: AssertionError for a broken invariant."""
-        self.core.check()
-
-    def probe_lengths(self):
-        """Return for each id the number of cells that a lookup reads, in no order; for tests of the hash."""
-        cdef uint64_t index
-        cdef uint64_t mask = self.core.capacity - 1
-        assert self.core.old_cells == NULL, "for a table that is not being copied"
-        lengths = []
-        for index in range(self.core.capacity):
-            if self.core.cells[index].guid != 0:
-                lengths.append(((index - home_of(self.core.cells[index].guid, self.core.shift)) & mask) + 1)
-        return lengths
+        return self.table.get(guid)

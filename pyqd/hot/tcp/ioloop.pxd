@@ -3,9 +3,8 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.net.transport cimport Transport
-from pyqd.hot.tcp.limits cimport ProtocolLimits
 from pyqd.hot.tcp.output cimport ClientOutput
-from pyqd.hot.tcp.publisher cimport Publisher
+from pyqd.hot.tcp.publisher cimport ProtocolLimits, Publisher
 from pyqd.hot.wire.scanner cimport CommandLine
 
 cdef enum Pending:
@@ -15,6 +14,19 @@ cdef enum Pending:
     PENDING_RENEWAL = 2                  # renew the client's permissions, then execute the command again
     PENDING_STORE = 3                    # wait until queued messages are stored, then answer them
     PENDING_TURN = 4                     # let the loop serve others, then execute the rest of the pass
+
+cdef enum Stage:
+    # AWAITS_MAGIC -> READING; from there and back: AWAITS_SYNC, PASS_DONE, or both in this order.
+    AWAITS_MAGIC = 0
+    READING = 1
+    AWAITS_SYNC = 2                      # `on_durable` will be called; nothing is read before
+    PASS_DONE = 3                        # a callback ran a pass, or its error is stored: the greenlet does the rest
+
+cdef enum Input:
+    # Only goes up.
+    INPUT_OPEN = 0
+    INPUT_ENDED = 1                      # the peer sends nothing more
+    INPUT_REFUSED = 2                    # a fatal error was answered: the answers leave, nothing more is read
 
 @cython.final
 cdef class IoLoop:
@@ -26,9 +38,7 @@ cdef class IoLoop:
     cdef public object greenlet          # runs `io_loop`
     cdef public int state                # a ClientState
     cdef public bint tls_needed          # IDENTIFY is the only command before TLS
-    cdef readonly bint refused           # a fatal error was answered: the answers leave, nothing more is read
-    cdef bint eof                        # the peer sends nothing more
-    cdef bint magic_seen
+    cdef Input input
     cdef readonly uint64_t command_count # the magic counts as one
 
     # Received bytes.
@@ -46,15 +56,15 @@ cdef class IoLoop:
 
     # Waits.
     cdef object read_watcher
-    cdef bint awaits_sync                # `on_durable` will be called; nothing is read before
-    cdef bint pass_done                  # the callback ran a pass and wakes the greenlet for the rest
-    cdef object pass_error               # raised by that pass; it ends the greenlet
+    cdef Stage stage
+    cdef object pass_error               # raised by the pass of a callback; it ends the greenlet
     cdef Pending pending
     cdef tuple pending_command           # (name, parameters, body)
 
     # The loop.
     cdef int serve_once(self) except -1
     cdef bint is_at_rest(self) noexcept
+    cdef bint is_served(self) noexcept
     cdef int wait_readable(self) except -1
     cdef int wait_until_drained(self) except -1
     cdef int wait_until_synced(self) except -1
@@ -73,6 +83,7 @@ cdef class IoLoop:
 
     # Execute.
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
+    cdef int note_commands(self) except -1
     cdef int note_slow(self) noexcept
     cdef int note_more(self, uint32_t count) noexcept
     cdef bint is_over_time(self) noexcept

@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint64_t
 
-from pyqd.hot.net.codec cimport Codec
+from pyqd.hot.net.transport cimport Codec
 
 @cython.final
 cdef class Snappy(Codec):
