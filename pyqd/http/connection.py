@@ -29,11 +29,11 @@ from pyqd.http.messages import TEXT, Request, Response, render
 from pyqd.http.reader import RequestReader, State
 from pyqd.http.router import Router
 from pyqd.http.settings import BODY_BYTES_PER_S, DEFAULT_SETTINGS, HttpSettings
+from pyqd.net.events import WRITE_EVENT
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.net.slice_queue import slice_queue_of
 from pyqd.primitives.errors import reason_of
 
-WRITE_EVENT = 2
 SENT_AT_ONCE_BYTES = 256 * 1024
 LINGER_BYTES_MAX = 16 * 1024 * 1024
 

@@ -5,6 +5,9 @@ The connection's output implements these (pyx/tcp/output.pyx), so the broker kno
 
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
+# For the Python half.
+IN_ZONE, IN_REGION, ELSEWHERE = ZONE_LOCAL, REGION_LOCAL, GLOBAL
+
 cdef uint64_t last_number = 0
 
 

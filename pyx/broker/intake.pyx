@@ -55,6 +55,7 @@ cdef bint is_large(uint32_t count, uint64_t body_words) noexcept:
 
 
 cdef QueuedBatch enqueue(TopicCore topic, const MessageBatch* batch, body):
+    """Queue a publish; it is stored in runs of the topic's intake, after those that came before it."""
     cdef QueuedBatch queued = QueuedBatch()
     assert batch.count != 0 and batch.done == 0, "the batch has begun"
     if topic.intake is None:

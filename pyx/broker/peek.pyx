@@ -24,15 +24,19 @@ before it is shown.
 import heapq
 
 cimport cython
-from libc.stdint cimport INT64_MAX, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
+from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
+from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.bitmap cimport window_next_zero
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
@@ -41,6 +45,7 @@ from pyqd.hot.wire.record cimport (
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     RECORD_VALID,
+    Record,
     record_attempts,
     record_body,
     record_ordinal,
@@ -129,6 +134,18 @@ cdef class DeferredSearch:
 
     after: (due time, slot) of the last message before the page.
     """
+
+    cdef readonly ChannelCore channel
+    cdef int64_t after_due_ns
+    cdef int64_t after_slot
+    cdef uint64_t count_max
+    cdef list best                       # (due_ns, slot) in order; while slots are read: a heap of (-due_ns, -slot)
+    cdef int64_t worst_due_ns            # of the best, once there are enough; others need not be looked at
+    cdef int64_t worst_slot
+    cdef uint64_t next_slot
+    cdef bint reading_slots
+    cdef bint is_found                   # `best` is the page
+    cdef uint64_t present_count          # its first records that are in memory, or were read
 
     def __init__(self, ChannelCore channel not None, tuple after not None, uint64_t count_max):
         self.channel = channel
@@ -246,6 +263,12 @@ cdef class QueueWalk:
 
     channel: None: the messages that the topic holds back from its channels. ordinal: where to begin.
     """
+
+    cdef ReadableLog readable
+    cdef readonly ChannelCore channel    # None: all that the topic holds
+    cdef readonly uint64_t ordinal       # the walk goes on here
+    cdef readonly list rows
+    cdef uint64_t free_bytes             # of bodies that still fit in the page
 
     def __init__(self, TopicCore topic not None, ChannelCore channel, uint64_t ordinal):
         self.readable = topic.readable

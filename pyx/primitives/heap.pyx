@@ -93,6 +93,7 @@ cdef class DeadlineHeap:
         array_release(&self.index_memory)
 
     cdef int reserve(self, uint32_t slot_count) except -1:
+        """Make slots 0 to slot_count - 1 usable; never shrinks. Cost: O(slot_count). Raises: MemoryError."""
         cdef uint32_t slot
         if slot_count <= self.slot_count_max:
             return 0
@@ -110,6 +111,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef int push(self, uint32_t slot, int64_t due_ns) except -1:
+        """Add a slot. Cost: O(log count), O(1) if no deadline is later."""
         assert slot < self.slot_count_max, "the slot is not reserved"
         assert self.index_of[slot] == <uint32_t>ABSENT, "the slot waits already"
         sift_up(self.entries, self.index_of, self.count, Entry(due_ns=due_ns, slot=slot))
@@ -126,6 +128,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef int remove(self, uint32_t slot) except -1:
+        """Remove a slot that waits. Cost: O(log count), O(1) for the last entry."""
         cdef uint32_t index
         assert self.contains(slot), "the slot does not wait"
         index = self.index_of[slot]
@@ -138,6 +141,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef uint32_t pop(self) noexcept:
+        """Remove the least deadline. Returns: its slot; ABSENT for an empty heap, which a debug build refuses."""
         cdef uint32_t slot
         debug_require(self.count > 0)
         if self.count == 0:
@@ -150,6 +154,7 @@ cdef class DeadlineHeap:
         return slot
 
     cdef int shift_odd(self, int64_t by_ns) except -1:
+        """Add an even number to all odd deadlines. Cost: O(count)."""
         cdef uint32_t index
         assert by_ns & 1 == 0, "odd deadlines stay odd"
         for index in range(self.count):
@@ -161,6 +166,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef void clear(self) noexcept:
+        """Remove all slots; the memory stays. Cost: O(count)."""
         cdef uint32_t index
         if self.count > self.slot_count_max >> 4:
             # One pass in order. Slots in the order of the heap miss the cache.
@@ -171,6 +177,7 @@ cdef class DeadlineHeap:
         self.count = 0
 
     cdef int check(self) except -1:
+        """Assert the invariants. Cost: O(slot_count_max)."""
         cdef uint32_t index
         cdef uint32_t slot
         cdef uint32_t waiting = 0
@@ -186,6 +193,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef int check_often(self) except -1:
+        """Check at intervals that keep a debug build linear."""
         self.unchecked_count += 1
         if self.slot_count_max <= CHECKED_SLOT_COUNT_MAX or self.unchecked_count >= self.slot_count_max:
             self.unchecked_count = 0

@@ -29,7 +29,8 @@ Invariants: 1. `partial_bytes <= partial_capacity`. 2. One command is executed a
 while the greenlet waits in `wait_readable`, or runs; so no other wait of the greenlet is ended by the watcher.
 """
 
-from libc.stdint cimport int32_t, uint32_t
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
@@ -38,9 +39,18 @@ from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.broker.slots cimport LOADED_AT_ONCE
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some
+from pyqd.hot.net.transport cimport Transport
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
 from pyqd.hot.primitives.guid cimport hex_to_id
-from pyqd.hot.tcp.publisher cimport NEEDS_BYTES, NEEDS_PERMISSION, size_error, truncation_error
+from pyqd.hot.tcp.output cimport ClientOutput
+from pyqd.hot.tcp.publisher cimport (
+    NEEDS_BYTES,
+    NEEDS_PERMISSION,
+    ProtocolLimits,
+    Publisher,
+    size_error,
+    truncation_error,
+)
 from pyqd.hot.wire.frames cimport FRAME_ERROR
 from pyqd.hot.wire.scanner cimport (
     COMMAND_AUTH,
@@ -57,6 +67,7 @@ from pyqd.hot.wire.scanner cimport (
     PARAMS_KEPT,
     SCAN_NEED_MORE,
     SCAN_READY,
+    CommandLine,
     Scan,
     Text,
     parse_digits,
@@ -68,6 +79,27 @@ from pyqd.hot.wire.scanner cimport (
 from pyqd.hot.net.transport import TransportError
 from pyqd.primitives.errors import ClientError, StorageError
 from pyqd.primitives.goquote import go_quote
+
+cdef enum Pending:
+    # Reason for which the pass stopped, and the work of the greenlet before the next pass.
+    PENDING_NOTHING = 0
+    PENDING_COMMAND = 1                  # execute a command of the Python half
+    PENDING_RENEWAL = 2                  # renew the client's permissions, then execute the command again
+    PENDING_STORE = 3                    # wait until queued messages are stored, then answer them
+    PENDING_TURN = 4                     # let the loop serve others, then execute the rest of the pass
+
+cdef enum Stage:
+    # AWAITS_MAGIC -> READING; from there and back: AWAITS_SYNC, PASS_DONE, or both in this order.
+    AWAITS_MAGIC = 0
+    READING = 1
+    AWAITS_SYNC = 2                      # `on_durable` will be called; nothing is read before
+    PASS_DONE = 3                        # a callback ran a pass, or its error is stored: the greenlet does the rest
+
+cdef enum Input:
+    # Only goes up.
+    INPUT_OPEN = 0
+    INPUT_ENDED = 1                      # the peer sends nothing more
+    INPUT_REFUSED = 2                    # a fatal error was answered: the answers leave, nothing more is read
 
 cdef enum ClientState:                   # nsqd's numbers; /stats shows them
     CLIENT_INIT = 0
@@ -115,8 +147,40 @@ cdef int require_id(const Text* text) except -1:
     return 0
 
 
+@cython.final
 cdef class IoLoop:
     """Receiving half of a connection. client: Python half of the connection."""
+
+    cdef object client                   # Python half of the connection; None after its end
+    cdef object hub                      # gevent's
+    cdef ClientOutput output
+    cdef Publisher publisher
+    cdef ProtocolLimits limits
+    cdef public object greenlet          # runs `io_loop`
+    cdef public int state                # a ClientState
+    cdef public bint tls_needed          # IDENTIFY is the only command before TLS
+    cdef Input input
+    cdef readonly uint64_t command_count # the magic counts as one
+
+    # Received bytes.
+    cdef int fd
+    cdef Transport transport             # None: bytes come from the socket unchanged
+    cdef char* partial                   # own buffer with an incomplete command; NULL: there is none
+    cdef uint64_t partial_bytes
+    cdef uint64_t partial_capacity
+    cdef int64_t partial_since_ns        # when the wait for the client began; nothing was received before
+    cdef int64_t connected_ns
+
+    # The current pass.
+    cdef int until_look                  # commands before the next look at the clock; 0: it comes behind this one
+    cdef int64_t pass_end_ns             # monotonic; 0: neither a look nor a slow command yet
+
+    # Waits.
+    cdef object read_watcher
+    cdef Stage stage
+    cdef object pass_error               # raised by the pass of a callback; it ends the greenlet
+    cdef Pending pending
+    cdef tuple pending_command           # (name, parameters, body)
 
     def __init__(
         self, ClientOutput output not None, Publisher publisher not None, ProtocolLimits limits not None, client,

@@ -79,6 +79,7 @@ cdef class ProtocolLimits:
 
 
 cdef object size_error(CommandLine* line, code, noun, short_noun, int64_t size, int64_t limit):
+    """Return the ClientError for a size that is not positive or exceeds its limit."""
     name = text_of(&line.name).decode("ascii")
     if size <= 0:
         return ClientError(code, f"{name} invalid {noun} size {size}")
@@ -86,6 +87,7 @@ cdef object size_error(CommandLine* line, code, noun, short_noun, int64_t size, 
 
 
 cdef object truncation_error(CommandLine* line, code, text):
+    """Return the ClientError for a command whose body ends with the stream."""
     name = text_of(&line.name).decode("ascii")
     return ClientError(code, f"{name} {text}")
 

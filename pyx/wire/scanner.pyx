@@ -142,7 +142,10 @@ cdef bint is_name(const char* at, uint32_t size_bytes) noexcept nogil:
 
 
 cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noexcept nogil:
-    """Parse a decimal number; no digits at all read as 0."""
+    """Parse a decimal number; no digits at all read as 0. It wraps around at 64 bits and is then signed, as in nsqd.
+
+    Returns: False if a byte is no digit.
+    """
     cdef uint64_t total = 0
     cdef uint32_t index
     for index in range(size_bytes):

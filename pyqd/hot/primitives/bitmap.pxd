@@ -36,21 +36,21 @@ cdef inline bint is_window(uint64_t capacity_bits, uint64_t start, uint64_t end)
     )
 
 
-# The index of the word that holds a position.
 cdef inline uint64_t window_word(uint64_t capacity_bits, uint64_t position) noexcept nogil:
+    # Return the index of the word that holds a position.
     return (position & (capacity_bits - 1)) >> 6
 
 
-# The bits of [start, end) in the word of `start`; start < end.
 cdef inline uint64_t window_mask(uint64_t start, uint64_t end) noexcept nogil:
+    # Return the bits of [start, end) in the word of `start`; start < end.
     cdef uint64_t mask = ALL_ONES << (start & 63)
     if end - (start & ~<uint64_t>63) < 64:
         mask &= one_bit(end) - 1
     return mask
 
 
-# The first position of the next word.
 cdef inline uint64_t window_after_word(uint64_t position) noexcept nogil:
+    # Return the first position of the next word.
     return (position | 63) + 1
 
 
@@ -66,10 +66,10 @@ cdef inline bint window_test(const uint64_t* words, uint64_t capacity_bits, uint
     return words[window_word(capacity_bits, position)] >> (position & 63) & 1
 
 
-# The first position of [start, end) whose bit is 1; end if there is none.
 cdef inline uint64_t window_next_one(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
+    # Return the first position of [start, end) whose bit is 1; end if there is none.
     cdef uint64_t rest
     debug_require(is_window(capacity_bits, start, end))
     while start < end:
@@ -81,10 +81,10 @@ cdef inline uint64_t window_next_one(
     return end
 
 
-# The first position of [start, end) whose bit is 0; end if there is none.
 cdef inline uint64_t window_next_zero(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
+    # Return the first position of [start, end) whose bit is 0; end if there is none.
     cdef uint64_t rest
     debug_require(is_window(capacity_bits, start, end))
     while start < end:
@@ -96,10 +96,10 @@ cdef inline uint64_t window_next_zero(
     return end
 
 
-# The number of consecutive ones from start on, at most end - start.
 cdef inline uint64_t window_run_of_ones(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
+    # Return the number of consecutive ones from start on, at most end - start.
     return window_next_zero(words, capacity_bits, start, end) - start
 
 
@@ -119,10 +119,10 @@ cdef inline void window_clear_range(
         start = window_after_word(start)
 
 
-# The number of ones in [start, end).
 cdef inline uint64_t window_count(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
+    # Return the number of ones in [start, end).
     cdef uint64_t count = 0
     debug_require(is_window(capacity_bits, start, end))
     while start < end:
@@ -131,21 +131,21 @@ cdef inline uint64_t window_count(
     return count
 
 
-# Copies [start, end) of `source` to `target`, and clears all other bits. The two do not overlap in memory.
 cdef inline void window_copy(
     const uint64_t* source, uint64_t source_capacity_bits,
     uint64_t* target, uint64_t target_capacity_bits,
     uint64_t start, uint64_t end,
 ) noexcept nogil:
+    # Copy [start, end) of `source` to `target`, and clear all other bits. The two do not overlap in memory.
     memset(target, 0, target_capacity_bits >> 3)
     window_add(source, source_capacity_bits, target, target_capacity_bits, start, end)
 
-# Sets the ones in [start, end) of `source` in `target` as well. The two do not overlap in memory.
 cdef inline void window_add(
     const uint64_t* source, uint64_t source_capacity_bits,
     uint64_t* target, uint64_t target_capacity_bits,
     uint64_t start, uint64_t end,
 ) noexcept nogil:
+    # Set the ones in [start, end) of `source` in `target` as well. The two do not overlap in memory.
     debug_require(is_window(source_capacity_bits, start, end))
     debug_require(is_window(target_capacity_bits, start, end))
     while start < end:

@@ -21,9 +21,7 @@ cdef class ProtocolLimits:
     cdef readonly int64_t max_defer_ns
     cdef readonly bint sync_each         # an OK leaves when its messages are on stable storage
 
-# Return the ClientError for a size that is not positive or exceeds its limit.
 cdef object size_error(CommandLine* line, code, noun, short_noun, int64_t size, int64_t limit)
-# Return the ClientError for a command whose body ends with the stream.
 cdef object truncation_error(CommandLine* line, code, text)
 
 @cython.final
