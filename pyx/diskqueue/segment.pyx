@@ -134,7 +134,7 @@ cdef class Segment:
         self.limit_bytes = self.capacity_bytes
         if self.checked_bytes < self.capacity_bytes:
             self.limit_bytes = max(self.tail, self.checked_bytes - RECORD_ALIGN_BYTES)
-        assert self.tail <= self.limit_bytes
+        assert self.tail <= self.limit_bytes or self.file_bytes == 0, "only a segment in place of a file has no bytes"
         return 0
 
     cdef int leave(self) except -1:

@@ -1,5 +1,5 @@
 from collections.abc import Iterable
-from typing import Literal, final
+from typing import Any, final
 
 from typing_extensions import Buffer, Self
 
@@ -72,7 +72,7 @@ class Table:
 
 COMMAND_NAMES: dict[int, str | None]
 
-def split_line(data: bytes) -> tuple[str | None, list[bytes], int] | Literal[False] | None: ...
+def split_line(data: bytes) -> Any: ...
 def check_batch(
     chunks: Iterable[bytes], max_msg_bytes: int, max_count: int, lead_bytes: int = 0
 ) -> tuple[int, int, int, int]: ...
