@@ -290,10 +290,10 @@ cdef class QueueWalk:
         cdef uint64_t end = self.end()
         cdef uint64_t limit
         cdef Ledger ledger
-        debug_require(self.channel is None or ordinal >= self.channel.ledger.header.floor)
         if self.channel is None or ordinal >= end:
             return ordinal
         ledger = self.channel.ledger
+        debug_require(ordinal >= ledger.header.floor)
         limit = min(end, ledger.bits_end())
         return window_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 

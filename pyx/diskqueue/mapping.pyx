@@ -326,7 +326,6 @@ cdef class Mapping:
 
     cdef void read_ahead(self) noexcept:
         """Undo `stop_read_ahead`: from here on the file is read, from the start on."""
-        debug_require(not self.alone or self.path is not None)
         if self.alone:
             self.advise(False)
 
@@ -408,7 +407,6 @@ cdef class Mapping:
     cdef int take_descriptor(self) noexcept:
         """Return the descriptor of the file, for the caller to close; -1: there is none."""
         cdef int fd = self.fd
-        debug_require(self.fd < 0 or self.place < DESCRIPTORS_MAX)
         if fd >= 0:
             debug_require(holders[self.place] == <Holder> self)
             self.fd = -1
