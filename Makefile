@@ -26,7 +26,7 @@ DATA ?= data
 
 PYX := $(wildcard pyx/*/*.pyx)
 SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*/*.pxd)
-BENCH_SOURCES := $(wildcard bench/*.pyx bench/*.pxd)
+BENCH_SOURCES := $(wildcard bench/*.pyx bench/*.pxd tests/support/*.pyx)
 # A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
 NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard $(source:pyx/%.pyx=pyqd/hot/%).*.so),,absent)))
 COUNT := $(words $(NOT_BUILT))

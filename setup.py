@@ -4,7 +4,7 @@ Everything that is not about extensions stands in pyproject.toml. The environmen
 
 PYQD_DEBUG=1        debug build: the C macro PYQD_DEBUG is 1, indexes and None are checked, -O1
 PYQD_WERROR=1       a warning of Cython or of the C compiler ends the build
-PYQD_BUILD_BENCH=1  also build bench/NAME.pyx as bench.NAME, in place; never for a wheel
+PYQD_BUILD_BENCH=1  also build bench/NAME.pyx and tests/support/NAME.pyx, in place; never for a wheel
 PYQD_ANNOTATE=1     write Cython's annotated HTML to build/cython/annotated, and build nothing
 PYQD_CFLAGS=...     options for the C compiler after all others, such as -O0 where time matters more than speed
 PYQD_SKIP_EXT=1     no extension at all: `make` installs the dependencies this way and compiles in a step of its own
@@ -97,7 +97,7 @@ def find_extensions():
         return []
     found = sorted(Path("pyx").glob("*/*.pyx"))
     if env_flag("PYQD_BUILD_BENCH"):
-        found += sorted(Path("bench").glob("*.pyx"))
+        found += sorted([*Path("bench").glob("*.pyx"), *Path("tests/support").glob("*.pyx")])
     return [make_extension(module_of(source), str(source)) for source in found]
 
 

@@ -215,7 +215,7 @@ class Channel(ChannelCore):
             return
         self.begin_reset(self.readable.end if target is None else target, reached)
         try:
-            while self.prepares_reset and not self.is_closed():
+            while self.waits.prepares_reset and not self.is_closed():
                 wait()
             yield
         finally:
@@ -230,7 +230,7 @@ class Channel(ChannelCore):
         if not self.is_closed():
             with contextlib.suppress(StorageError):
                 self.ledger.cancel_reset()
-        self.end_reset()
+        self.waits.end_reset()
 
     def empty(self) -> None:
         """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""

@@ -36,7 +36,7 @@ from pyqd.hot.broker.topic import new_state
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.guid import from_hex
-from pyqd.hot.primitives.idtable import Table
+from pyqd.hot.primitives.idtable import IdMap
 from pyqd.primitives.names import channel_dir
 
 # Ids beyond, of the year 2049, are no ids: new ones are greater than all that were found, and need room.
@@ -129,7 +129,7 @@ class TopicImport:
         self.log: Log | RecordCounter = RecordCounter()
         self.held_from = 0
         # Ordinal of the first message with an id, and the fingerprint of its copies; by id and by ordinal.
-        self._ordinals = Table()
+        self._ordinals = IdMap()
         self._prints = array("I")
 
     def run(self, paused: bool) -> None:

@@ -25,7 +25,7 @@ from pyqd.broker.topic import Topic
 from pyqd.config.options import TLS_NOT_REQUIRED, Options
 from pyqd.hot.net.transport import TransportError
 from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoLoop
-from pyqd.hot.tcp.limits import ProtocolLimits
+from pyqd.hot.tcp.publisher import ProtocolLimits
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
 from pyqd.net.greenlets import start_raw

@@ -8,6 +8,7 @@ import json
 from typing import Any, Final, NoReturn
 
 from pyqd.config.options import TOPOLOGY_AWARE_CONSUMPTION, Options
+from pyqd.hot.broker.consumer import ELSEWHERE, IN_REGION, IN_ZONE
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
@@ -22,11 +23,6 @@ OUTPUT_BUFFER_BYTES_DEFAULT: Final = 16384
 OUTPUT_BUFFER_BYTES_MIN: Final = 64
 SAMPLE_RATE_MAX: Final = 99
 DEFLATE_LEVEL_DEFAULT: Final = 6
-
-# Distance of a client from the daemon, by which a channel prefers consumers: pyx/broker/consumer.pyx.
-ZONE_LOCAL: Final = 0
-REGION_LOCAL: Final = 1
-GLOBAL: Final = 2
 
 _INT64: Final = range(-(2**63), 2**63)
 _INT32: Final = range(-(2**31), 2**31)
@@ -192,15 +188,15 @@ def grant(identity: ClientIdentity, options: Options, current: Granted) -> Grant
 
 
 def locality(identity: ClientIdentity, options: Options) -> int:
-    """Return the distance of the client from the daemon: GLOBAL for all clients unless the experiment is enabled.
+    """Return the distance of the client from the daemon: ELSEWHERE for all clients unless the experiment is enabled.
 
     Empty names are equal, as for nsqd. Source: docs/nsq/broker-semantics.md, "Topology-aware consumption".
     """
     if TOPOLOGY_AWARE_CONSUMPTION not in options.enable_experiment:
-        return GLOBAL
+        return ELSEWHERE
     if identity.topology_zone == options.topology_zone:
-        return ZONE_LOCAL
-    return REGION_LOCAL if identity.topology_region == options.topology_region else GLOBAL
+        return IN_ZONE
+    return IN_REGION if identity.topology_region == options.topology_region else ELSEWHERE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 import logging
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyqd.broker.broker import Broker
 from pyqd.config.options import Options
 from pyqd.hot.primitives.clock import mono
-from pyqd.hot.tcp.limits import ProtocolLimits
-from pyqd.hot.wire.frames import error_frame
+from pyqd.hot.tcp.publisher import ProtocolLimits
 from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener
 from pyqd.net.slice_queue import slice_queue_of
@@ -22,6 +22,7 @@ from pyqd.tcp.connection import Connection, PublishSyncs
 
 # Connections closed between two passes of the loop while the daemon stops.
 CLOSED_AT_ONCE = 16
+FRAME_TYPE_ERROR = 1
 BY_DAEMON = "closed by the daemon"
 SWEEP_NS_MIN = SECOND_NS // 4
 SWEEP_NS_MAX = 5 * SECOND_NS
@@ -90,7 +91,8 @@ class TcpServer:
         reason = self.admission.admit(remote_address)
         if reason:
             logger.warning("TCP: refused client(%s) - %s", remote_address, reason)
-            self.admission.turn_away(sock, error_frame(f"E_TOO_MANY_CONNECTIONS {reason}".encode()))
+            answer = f"E_TOO_MANY_CONNECTIONS {reason}".encode()
+            self.admission.turn_away(sock, struct.pack(">ii", 4 + len(answer), FRAME_TYPE_ERROR) + answer)
             return
         logger.info("TCP: new client(%s)", remote_address)
         self.connections.add(Connection(self, sock, remote_address))

@@ -11,14 +11,24 @@ Source: docs/nsq/http-api.md, "POST /pub" and "POST /mpub".
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from pyqd.hot.api.plain_scan cimport PLAIN_BINARY, PLAIN_PUB, scan_plain_publish, user_agent_in
+from pyqd.hot.api.plain_scan cimport (
+    PLAIN_BINARY,
+    PLAIN_PUB,
+    PlainLimits,
+    PlainPublish,
+    scan_plain_publish,
+    user_agent_in,
+)
+from pyqd.hot.broker.topic cimport TopicCore
+from pyqd.hot.broker.trace cimport TraceClient
+from pyqd.hot.http.front cimport Answers, ShortPath
 from pyqd.hot.primitives.clock cimport NS_PER_S, wall_ns
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_after_steps, id_to_hex
 from pyqd.hot.wire.bodies cimport Frames, lines_framed
-from pyqd.hot.wire.scanner cimport SCAN_READY, Batch, scan_batch, text_of
+from pyqd.hot.wire.scanner cimport SCAN_READY, Batch, Text, scan_batch, text_of
 
 from email.utils import formatdate
 
@@ -86,6 +96,17 @@ cdef class PlainPublisher(ShortPath):
     bytes and returns the topic, or None if the publish needs more than storing it. remote: address of the client.
     accepts_host: returns whether a value of `Host` is accepted; None accepts all.
     """
+
+    cdef PlainLimits limits
+    cdef int64_t batch_count_max
+    cdef object find_topic               # bytes -> TopicCore, or None: leave the publish to the routes
+    cdef TopicCore topic                 # of the last plain publish
+    cdef bytes topic_name
+    cdef str remote                      # address of the client
+    cdef TraceClient traced              # the client in trace events, with this user agent; None: not needed yet
+    cdef bytes user_agent
+    cdef object accepts_host             # str -> bool; None: all are accepted
+    cdef bytes host                      # the last accepted one
 
     def __init__(
         self, int64_t msg_bytes_max, int64_t body_bytes_max, int64_t batch_count_max, find_topic,

@@ -192,6 +192,7 @@ cdef int64_t scan_plain_publish(
 
 
 cdef Text user_agent_in(const Text* headers) noexcept nogil:
+    """Return the value of the header User-Agent in the headers of a plain publish; empty if it has none."""
     cdef const char* line = headers.at
     cdef const char* end = headers.at + headers.size_bytes
     cdef const char* stop

@@ -7,77 +7,70 @@ The channel keeps no messages. Its parts are:
 
     LogCursor         the next record of the topic's log, and the ledger of finished records   (log_cursor.pyx)
     SlotTable         messages in flight, by id and by deadline                                 (slots.pyx)
-    ReadyRing         messages that wait for redelivery                                         (slots.pyx)
+    ReadyRing         queue of returned messages, which wait for redelivery                     (slots.pyx)
     Parking           deferred messages, in a parked log, by due time                           (parking.pyx)
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
-    Dispatcher        the consumers, and how messages are shared out among them                 (dispatcher.pyx)
+    Dispatcher        takes the next message, and shares messages out among the consumers       (dispatcher.pyx)
+    ChannelWaits      threads, disk space and tokens that the channel waits for                 (waits.pyx)
     UnsyncedFins      FINs that wait for a sync                                                 (unsynced_fins.pyx)
     ChannelTrace      events for the trace of messages; None without a trace                    (channel_trace.pyx)
 
 The parts never call the channel. A message goes:
 
     take -> in flight -> finish                        one bit in the ledger
-                      -> requeue, delay 0; timeout     ring -> take
+                      -> requeue, delay 0; timeout     returned messages -> take
                       -> requeue with a delay          parked log; the old record is finished
     published with a due time                          parked log at once, and stepped over at the cursor
-    due                                                ring
-
-Redelivered and fresh messages alternate, fresh first: a message that is requeued again and again neither starves the
-rest nor waits behind a million of them. Only a long ring goes first, so that it stays bounded.
-
-An id names one message in flight. Two messages of one id should not be, but files may be damaged and clocks set back:
-the second is held back in the ring until the first is finished. The bodies decide whether one is a copy of the other.
+    due                                                returned messages
 
 The Python half (pyqd/broker/channel.py) adds the name and the life cycle. From Python the core needs two objects:
 `files` (ChannelFiles), which opens logs and ledgers, and the DeadLetterTarget of the policy. Messages of an earlier run
 are resumed by pyx/broker/recovery.pyx; pyx/broker/reset.pyx empties and moves a channel.
 
 Invariants, beside those of the parts:
-1. A record below the cursor and not finished is in exactly one of: slots, the ring, dead letters, (parked records)
-   the heap of due times. Or it is the origin of a parked record that no sync has covered yet (see parked_log.pyx).
-2. `depth = readable.end - cursor - ledger.ahead - unsettled_ahead - pending + ring + dead letters pending`; in flight
-   and deferred are counted apart, as in nsqd.
+1. A record below the cursor and not finished is in exactly one of: slots, returned messages, dead letters, (parked
+   records) the heap of due times. Or it is the origin of a parked record that no sync has covered yet, see
+   parked_log.pyx.
+2. `depth = readable.end - cursor - ledger.ahead - unsettled_ahead - pending + returned + dead letters pending`; in
+   flight and deferred are counted apart, as in nsqd.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcomes".
 """
 
 from libc.stdint cimport INT64_MAX, uint8_t
-from libc.string cimport memcmp
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
-from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL
+from pyqd.hot.broker.consumer cimport Delivery
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
 from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.parking cimport (
+    CAUGHT_UP,
     MORE_TO_PARK,
     NO_SPACE_TO_PARK,
     PAGES_ABSENT,
-    RING_TOO_SMALL,
+    WINDOW_TOO_SMALL,
     Parking,
     Progress,
 )
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
+from pyqd.hot.broker.slots cimport FROM_PARKED, Slot
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.presence cimport Presence
-from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
-from pyqd.hot.wire.trace_events cimport FINISHED, REASON_COPY, REASON_EPHEMERAL, REASON_SAMPLED, TOUCHED
+from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EPHEMERAL, TOUCHED
 
 from pyqd.primitives.errors import StorageError
 
 cdef enum:
-    RING_FIRST = 10000                   # a ring that long is served before fresh messages
     DUE_WORK = 200                       # releasing or expiring a message, in units of work
-    RETRY_NS = 1000000000                # after a full disk
-    HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
     RECHECK_NS_MAX = 10000000000         # the wall clock may jump: due times are checked this often
 
 
@@ -95,273 +88,28 @@ cdef class ChannelCore(Scheduled):
         self.readable = readable
         self.ledger = ledger
         self.files = files
+        self.waits = ChannelWaits(self, readable.scheduler, files)
         self.cursor = LogCursor(readable, ledger, position)
         self.parking = Parking(self.cursor, files)
         self.slots = SlotTable()
         self.ready = ReadyRing()
         # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
-        self.dispatcher = Dispatcher(self.parking, self.ready)
+        self.dispatcher = Dispatcher(self.parking, self.slots, self.ready, self.waits)
         self.dead_letters = DeadLetterPolicy(self.parking, self.ready, dead_letter_target)
         self.unsynced_fins = UnsyncedFins()
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
-
-    cdef uint64_t available(self) noexcept:
-        """Count the messages that could be delivered now: the depth."""
-        return self.dispatcher.available()
-
-    cdef const Record* take_fresh(self) except? NULL:
-        """Move the cursor over the next record that is to be handed out. Returns: NULL if there is none."""
-        cdef const Record* record
-        while True:
-            record = self.cursor.next_record()
-            if record == NULL:
-                if self.cursor.absent_end != 0 and not self.waits_for_disk():
-                    continue
-                if self.cursor.ledger_full and self.ledger.growing is None and not self.held_up:
-                    self.grow_to_finish_lost()
-                return NULL
-            if record_ordinal(record) >= self.ledger.roomy_below and self.waits_for_ring(record, FROM_TOPIC):
-                return NULL
-            if (
-                (record.due_ns != 0 or self.parking.rescheduled_ahead is not None)
-                and self.parking.step_over(record)
-            ):
-                self.note_parking()
-                continue
-            self.cursor.pass_over(record)
-            return record
-
-    cdef bint waits_for_disk(self) except -1:
-        """Have the pages at the cursor read beside the loop. Returns: False if they are there already."""
-        if not self.reads_at_cursor and self.cursor.find_absent():
-            self.read_in()
-        return self.reads_at_cursor
-
-    cdef int read_ahead(self) except -1:
-        """Have pages mapped that the cursor comes to soon, so that no delivery waits for them."""
-        if self.cursor.ahead_due and not self.reads_at_cursor and self.cursor.find_unmapped():
-            self.read_in()
-        return 0
-
-    def read_in(self):
-        """Have the pages that the cursor has found absent or unmapped read in a thread."""
-        cdef Segment segment = self.cursor.unmapped
-        cdef uint64_t start = self.cursor.unmapped_start
-        cdef uint64_t end = self.cursor.unmapped_end
-
-        def ended():
-            self.reads_at_cursor = False
-            self.cursor.note_read(segment, start, end)
-            if not self.exiting:
-                self.readable.scheduler.request_wake(self)
-
-        self.cursor.unmapped = None
-        self.reads_at_cursor = True
-        try:
-            self.files.read_in(segment.mapping, start, end, ended)
-        except BaseException:
-            self.reads_at_cursor = False
-            raise
-
-    def read_absent(self, Presence presence not None):
-        """Have the pages that were found absent read in a thread; what waits for them goes on afterwards."""
-        cdef Segment segment = presence.absent
-        cdef uint64_t start = presence.absent_start
-        cdef uint64_t end = presence.absent_end
-
-        def ended():
-            presence.reads = False
-            presence.note_read(segment, start, end)
-            if not self.exiting:
-                # The timer of due messages was not set meanwhile.
-                if self.parking.parked is not None and presence is self.parking.parked.presence:
-                    self.due_was_read = True
-                self.readable.scheduler.request_wake(self)
-
-        presence.absent = None
-        presence.reads = True
-        try:
-            self.files.read_in(segment.mapping, start, end, ended)
-        except BaseException:
-            presence.reads = False
-            raise
-
-    cdef bint can_return(self) except -1:
-        """Return whether the oldest message of the ring is in memory; if it is not, have it read."""
-        cdef Presence presence = self.returned_presence
-        cdef const ReadyEntry* entry
-        if presence is None:
-            presence = self.returned_presence = Presence(self.readable.log.files)
-        entry = self.ready.at(self.ready.first)
-        if not presence.reads and not presence.has_record_at(self.parking.log_of(entry.source), entry.record):
-            self.read_absent(presence)
-        return not presence.reads
+        assert ledger.header.floor <= ledger.header.cursor and readable.end <= readable.log.end
 
     cdef bint is_due_present(self) except -1:
-        """Return whether the parked message that is due first is in memory; if it is not, have it read."""
+        """Return whether the parked message that is due first is in memory; if it is not, have a thread read it."""
         cdef ParkedLog parked = self.parking.parked
+        assert parked is not None and parked.count() != 0, "no message is due"
         if (parked.presence is None or not parked.presence.reads) and not parked.is_next_present():
-            self.read_absent(parked.presence)
+            self.waits.read_absent(parked.presence, True)
         return not parked.presence.reads
-
-    cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1:
-        """Have a record's ledger grow beside the loop before the record is handed out, if the ring's end is near.
-
-        Returns: True if the record must wait until it has grown. False also if it cannot grow: its FIN tries again.
-        """
-        cdef Ledger ledger = self.parking.ledger_of(source)
-        cdef uint64_t ordinal = record_ordinal(record)
-        cdef uint64_t spare = ledger.capacity_bits // 4
-        # Here, because the cursor moves next.
-        ledger.unseal()
-        if ledger.path is None:
-            # In memory, where it grows without a sync.
-            ledger.roomy_below = <uint64_t> -1
-            return False
-        ledger.roomy_below = ledger.bits_start() + ledger.capacity_bits - spare
-        if ordinal < ledger.roomy_below:
-            return False
-        if ledger.growing is None:
-            self.grow_ahead(ledger, ordinal + spare)
-        return ledger.growing is not None and not ledger.reaches(ordinal)
-
-    def grow_ahead(self, Ledger ledger not None, uint64_t next_try):
-        """Have the ring of a ledger double beside the loop; if it cannot, try again at the record `next_try`."""
-        def ended(has_grown):
-            if not has_grown:
-                ledger.unseal()
-                ledger.roomy_below = next_try
-            self.note_growth_ended()
-
-        self.begin_growth(ledger, ledger.header.floor + ledger.capacity_bits, ended)
-
-    def grow_to_finish_lost(self):
-        """Have the ledger grow beside the loop until it reaches the lost record at the cursor; if it cannot, retry."""
-        def ended(has_grown):
-            if not has_grown and not self.exiting:
-                self.retry_soon()
-            self.note_growth_ended()
-
-        if self.ledger.path is None:
-            self.retry_soon()
-        else:
-            self.begin_growth(self.ledger, self.ledger.header.cursor, ended)
-
-    cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1:
-        """Have a ledger grow beside the loop until it reaches an ordinal. `ended` calls `note_growth_ended`."""
-        self.growths += 1
-        try:
-            self.files.grow(ledger, ordinal, ended)
-        except BaseException:
-            self.growths -= 1
-            raise
-        return 0
-
-    def begin_reset(self, uint64_t target, uint64_t reached):
-        """Prepare a reset to an ordinal beside the loop, with `prepares_reset` until that has ended.
-
-        Deliveries wait until `end_reset`. reached: an ordinal that the ledger's ring has to reach afterwards.
-        """
-        def ended(_prepared):
-            self.prepares_reset = False
-
-        assert self.growths == 0, "a reset is begun while a ledger grows"
-        self.growths += 1
-        self.resets = True
-        self.prepares_reset = True
-        try:
-            self.files.prepare_reset(self.ledger, target, self.parking.parked_end(), reached, ended)
-        except BaseException:
-            self.end_reset()
-            raise
-
-    def end_reset(self):
-        """Deliver again after `begin_reset`, with or without a reset."""
-        self.resets = False
-        self.prepares_reset = False
-        self.note_growth_ended()
-
-    cdef int retry_soon(self) except -1:
-        """Set a timer that retries: there may be no other sign that the disk has space again."""
-        self.held_up = True
-        self.readable.scheduler.set_timer(self, mono_ns() + RETRY_NS)
-        return 0
-
-    cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1:
-        """Hand the next message to the consumer and note it as in flight.
-
-        The caller has checked that the consumer can take messages and the channel is not paused.
-        Returns: 1, with the delivery filled in; 0 if there is no message. Raises: MemoryError, StorageError.
-        """
-        cdef ReadyEntry entry
-        cdef const Record* record
-        cdef int held_back_count = 0
-        while True:
-            record = NULL
-            if (
-                self.ready.count == 0 or not (self.ready_next or self.ready.count > RING_FIRST)
-                or not self.can_return()
-            ):
-                record = self.take_fresh()
-                entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
-                self.ready_next = True
-            if record == NULL:
-                if self.ready.count == 0 or not self.can_return():
-                    return 0
-                self.ready_next = False
-                entry = self.ready.pop()
-                if (
-                    entry.source == FROM_PARKED
-                    and record_ordinal(entry.record) >= self.parking.parked.ledger.roomy_below
-                    and self.waits_for_ring(entry.record, FROM_PARKED)
-                ):
-                    self.ready.push(entry.record, entry.attempts, entry.source)
-                    return 0
-            if consumer.sample_rate != 0 and consumer.sampled_out():
-                if not self.try_finish(&entry, REASON_SAMPLED):
-                    return 0
-                continue
-            if self.slots.add(
-                    entry.record, entry.attempts + 1, entry.source, consumer.number, now_ns,
-                    now_ns + consumer.msg_timeout_ns):
-                break
-            if self.is_copy(&entry):
-                # A kill between parking a message and finishing its old record leaves it twice; once is enough.
-                if not self.try_finish(&entry, REASON_COPY):
-                    return 0
-                continue
-            self.ready.push(entry.record, entry.attempts, entry.source)
-            self.held_back = True
-            held_back_count += 1
-            if held_back_count == HELD_BACK_PER_TAKE:
-                return 0
-        if entry.source == FROM_PARKED:
-            # A start presumes a delivery of every record below the topic's cursor; a parked record stores its own.
-            (<Record*> entry.record).handed_out = entry.attempts + 1
-        if self.trace is not None:
-            self.trace.sent(consumer, &entry, now_ns)
-        consumer.in_flight += 1
-        consumer.message_count += 1
-        self.delivered_count += 1
-        self.zone_local_count += consumer.locality == ZONE_LOCAL
-        self.region_local_count += consumer.locality == REGION_LOCAL
-        delivery.record = entry.record
-        delivery.attempts = entry.attempts + 1
-        record = self.cursor.following()
-        if record != NULL:
-            # The next delivery stores there.
-            self.slots.ids.load_cell_ahead(record.guid)
-        return 1
-
-    cdef bint is_copy(self, const ReadyEntry* entry) noexcept:
-        """Return True if an entry is the message in flight with its id, and not another message with the same id."""
-        cdef const Record* other = self.slots.slots[self.slots.find(entry.record.guid)].record
-        return (
-            entry.record.timestamp_ns == other.timestamp_ns and entry.record.size_bytes == other.size_bytes
-            and memcmp(record_body(entry.record), record_body(other), other.size_bytes) == 0)
 
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1:
         """FIN: the consumer is done with the message.
@@ -399,9 +147,10 @@ cdef class ChannelCore(Scheduled):
             self.on_finished(self)
         if self.latency is not None:
             self.latency.note(published_ns)
-        if self.held_back:
-            self.held_back = False
+        if self.dispatcher.held_back:
+            self.dispatcher.held_back = False
             self.readable.scheduler.request_wake(self)
+        debug_require(self.slots.find(guid) < 0)
         return DONE
 
     def end_fin_sync(self, list covered not None):
@@ -417,28 +166,13 @@ cdef class ChannelCore(Scheduled):
         held = &self.slots.slots[slot]
         return self.parking.reach(held.record, held.source)
 
-    cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1:
-        """Finish a message that was taken and is delivered to no client. reason: for its trace.
-
-        Returns: False if its ledger cannot grow; the message waits for redelivery then, and a timer retries.
-        """
-        try:
-            self.parking.reach(entry.record, entry.source)
-        except StorageError:
-            self.ready.push(entry.record, entry.attempts, entry.source)
-            self.retry_soon()
-            return False
-        if self.trace is not None:
-            self.trace.dropped(entry, reason)
-        self.parking.finish(entry.record, entry.source)
-        return True
-
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1:
         """REQ: requeue the message: it is delivered again at once (delay 0) or after a delay.
 
         Raises: StorageError when it cannot be parked; it stays in flight then.
         """
         cdef int64_t slot = self.slots.find(guid)
+        assert delay_ns >= 0, "the caller clamps the delay"
         if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         if self.slots.slots[slot].consumer != consumer.number:
@@ -450,7 +184,8 @@ cdef class ChannelCore(Scheduled):
         return DONE
 
     cdef int requeue_traced(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
-        """Do as `requeue_slot`, after a trace event, which is removed if that fails."""
+        """Like `requeue_slot`, after a trace event, which is removed if the requeue fails."""
+        assert self.trace is not None and self.slots.slots[slot].consumer == consumer.number
         self.trace.requeued(consumer, &self.slots.slots[slot], delay_ns)
         try:
             self.requeue_slot(consumer, slot, delay_ns)
@@ -462,6 +197,7 @@ cdef class ChannelCore(Scheduled):
     cdef int requeue_slot(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
         """Requeue the message of a slot. Raises: StorageError (nothing changed)."""
         cdef Slot held = self.slots.slots[slot]
+        assert held.consumer == consumer.number, "only the owner requeues a message"
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
             self.parking.reach(held.record, held.source)
@@ -492,12 +228,13 @@ cdef class ChannelCore(Scheduled):
             min(now_ns + consumer.msg_timeout_ns, held.delivered_ns + self.max_msg_timeout_ns))
         if self.trace is not None:
             self.trace.note(TOUCHED, consumer, held)
+        debug_require(self.slots.deadline_of(<uint32_t> slot) <= held.delivered_ns + self.max_msg_timeout_ns)
         return DONE
 
     cdef uint64_t unfinished_count(self) noexcept:
         """Count the messages that the channel has not finished."""
         return (
-            self.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
+            self.dispatcher.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
             + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
 
     def trace_dropped(self, uint32_t reason):
@@ -506,13 +243,13 @@ cdef class ChannelCore(Scheduled):
             self.trace.dropped_many(reason, self.unfinished_count())
 
     cdef int wake(self) except -1:
-        """Sort and publish dead letters, park, and deliver, as far as the work budget of this pass goes."""
-        cdef uint64_t delivered_before = self.delivered_count
+        """Sort and publish dead letters, park, and deliver, until the work budget of this pass is used up."""
+        cdef uint64_t delivered_before = self.dispatcher.delivered_count
         cdef bint began_without_tokens = False
         if self.exiting:
             return 0
-        if self.due_was_read:
-            self.due_was_read = False
+        if self.waits.due_was_read:
+            self.waits.due_was_read = False
             self.release_due(wall_ns())
             self.set_next_timer(mono_ns())
         if self.trace is not None and self.trace.has_gone():
@@ -525,23 +262,27 @@ cdef class ChannelCore(Scheduled):
             self.publish_dead_letters()
         if self.parking.settle_end != 0:
             self.settle_some(False)
-        if not self.held_up:
+        if not self.waits.is_held_up():
             self.catch_up(False)
         if self.ephemeral:
             self.drop_excess()
         # The consumers are checked first: the ledger of an idle channel may not be mapped.
-        if len(self.dispatcher.consumers) != 0 and not self.ledger.header.paused and not self.resets:
+        if len(self.dispatcher.consumers) != 0 and not (
+                self.ledger.header.paused or self.waits.blocks_delivery()):
             self.share_out(delivered_before)
         if self.dispatcher.rate_limit is not None:
             # Do not test only the current tokens: a token that arrived after the last check would leave the channel
             # without a timer. A run that had tokens and delivered nothing was not held up by them.
-            self.throttled = self.available() != 0 and (
-                began_without_tokens or self.delivered_count != delivered_before or self.dispatcher.deliverable() == 0)
+            self.waits.throttled = self.dispatcher.available() != 0 and (
+                began_without_tokens or self.dispatcher.delivered_count != delivered_before
+                or self.dispatcher.deliverable() == 0)
             self.set_next_timer(mono_ns())
+        assert self.in_parking == self.parking.awaits_sync(), "a sync does not know what it settles"
         return 0
 
     cdef int note_gone(self) except -1:
-        """Add the trace events of clients that have left, as far as the work of this pass goes."""
+        """Add the trace events of clients that have left, until the work budget of this pass is used up."""
+        assert self.trace is not None
         self.trace.note_gone(self.slots, self.readable.scheduler)
         if self.trace.has_gone():
             self.readable.scheduler.request_wake(self)
@@ -556,23 +297,27 @@ cdef class ChannelCore(Scheduled):
         cdef Dispatcher dispatcher = self.dispatcher
         cdef uint64_t depth = dispatcher.deliverable()
         cdef Outcome outcome
+        assert not self.waits.blocks_delivery() and not self.ledger.header.paused, "deliveries are stopped"
         if depth == 0:
             return 0
         try:
             outcome = dispatcher.share_out(depth, self.readable.scheduler)
         except BaseException:
             # The messages before the error are in flight and time out. Nothing else wakes the other consumers.
-            self.retry_soon()
+            self.waits.retry_soon()
+            self.note_parking()
             self.set_next_timer(mono_ns())
             raise
         if outcome == NONE_READY:
             return 0
+        # The cursor may have met deferred messages, which were parked.
+        self.note_parking()
         self.cursor.note_finished_ahead()
-        self.read_ahead()
+        dispatcher.read_ahead()
         # The depth alone is no measure of progress: delivering a deferred message that could not be parked leaves the
         # depth as it is.
         if outcome == OUT_OF_WORK or (
-            (dispatcher.deliverable() < depth or self.delivered_count != delivered_before)
+            (dispatcher.deliverable() < depth or dispatcher.delivered_count != delivered_before)
             and dispatcher.can_dispatch()
         ):
             self.readable.scheduler.request_turn(self)
@@ -583,8 +328,8 @@ cdef class ChannelCore(Scheduled):
     cdef int on_time(self, int64_t now_ns) except -1:
         if self.exiting:
             return 0
-        if self.held_up or self.throttled or self.dead_letters.pending.count != 0:
-            self.held_up = False
+        if self.waits.is_held_up() or self.waits.throttled or self.dead_letters.pending.count != 0:
+            self.waits.retry_ns = INT64_MAX
             self.readable.scheduler.request_wake(self)
         self.expire(now_ns)
         self.release_due(wall_ns())
@@ -592,16 +337,16 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int set_next_timer(self, int64_t now_ns) except -1:
-        """Set the timer to the next timeout, due time, token or retry of dead letters."""
-        cdef int64_t due = self.slots.next_deadline()
+        """Set the timer to the next timeout, due time or retry."""
+        cdef int64_t due = min(
+            self.slots.next_deadline(), self.waits.next_retry_ns(self.dispatcher.rate_limit))
         cdef int64_t wait_ns, wall_now_ns
+        assert not self.waits.throttled or self.dispatcher.rate_limit is not None
         if self.parking.waiting_count() != 0 and not self.parking.parked.is_being_read():
             wall_now_ns = wall_ns()
             self.parking.parked.follow_clock(wall_now_ns)
             wait_ns = self.parking.parked.next_due() - wall_now_ns
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
-        if self.throttled:
-            due = min(due, self.dispatcher.rate_limit.ready_ns())
         if self.dead_letters.pending.count != 0:
             due = min(due, self.dead_letters.retry_ns)
         if due != INT64_MAX:
@@ -610,7 +355,7 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:
-        """Requeue the messages in flight whose deadlines have passed, as far as the work budget of this pass goes.
+        """Requeue the messages in flight whose deadlines have passed, until the work budget of this pass is used up.
 
         Returns: their number.
         """
@@ -636,7 +381,7 @@ cdef class ChannelCore(Scheduled):
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
-        """Move due parked messages to the ring, paused or not, as far as the work goes. Returns: their number."""
+        """Return due parked messages, paused or not, until the work budget is used up. Returns: their number."""
         cdef int count = 0
         cdef const Record* record
         if self.parking.parked is None:
@@ -646,6 +391,7 @@ cdef class ChannelCore(Scheduled):
             if count != 0 and not self.readable.scheduler.spend(DUE_WORK):
                 break
             record = self.parking.parked.pop_due(wall_now_ns)
+            assert record != NULL
             self.dead_letters.add_returned(record, record_attempts(record), FROM_PARKED)
             count += 1
         if count:
@@ -654,6 +400,7 @@ cdef class ChannelCore(Scheduled):
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:
         """Park the deferred records among `count` consecutive ones. Space is reserved; the channel has no lag."""
+        assert count != 0 and self.readable.end == self.readable.log.end, "held messages are not parked"
         self.parking.park_batch(first, count)
         return self.after_parking()
 
@@ -673,7 +420,7 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int catch_up(self, bint whole) except -1:
-        """Continue to park lagging messages: now as far as the work budget of this pass goes, then in later passes.
+        """Continue to park lagging messages: now until the work budget of this pass is used up, then in later passes.
 
         whole: all now. If there is no space to park, a timer retries.
         """
@@ -684,68 +431,59 @@ cdef class ChannelCore(Scheduled):
             return 0
         progress = self.parking.catch_up(whole)
         while progress == PAGES_ABSENT:
-            self.read_absent(self.parking.presence)
+            self.waits.read_absent(self.parking.presence)
             if self.parking.presence.reads:
                 break
             progress = self.parking.catch_up(whole)
         if progress == MORE_TO_PARK:
             self.readable.scheduler.request_wake(self)
         elif progress == NO_SPACE_TO_PARK:
-            self.retry_soon()
-        elif progress == RING_TOO_SMALL:
-            self.begin_growth(self.ledger, self.parking.beyond, self.note_grown)
+            self.waits.retry_soon()
+        elif progress == WINDOW_TOO_SMALL:
+            self.waits.grow(self.ledger, self.parking.beyond, self.note_grown)
+        assert progress != CAUGHT_UP or not self.parking.lags()
         return self.after_parking()
 
     @property
     def grows(self):
-        """True while a ledger grows or a reset is made beside the loop; what waits for that goes on afterwards."""
-        return self.growths != 0
+        """True while a thread syncs for a larger ledger or a reset; the channel is woken afterwards."""
+        return self.waits.growths != 0
+
+    def begin_reset(self, uint64_t target, uint64_t reached):
+        """Prepare a reset to an ordinal in a thread; deliveries wait until `ChannelWaits.end_reset`.
+
+        reached: an ordinal that the ledger's window has to reach afterwards.
+        """
+        assert not self.exiting, "the files of a deleted channel are gone"
+        self.waits.begin_reset(self.ledger, target, self.parking.parked_end(), reached)
 
     def has_room_for(self, uint64_t ordinal):
         """Return whether a record of the topic's log can be finished, or is, without growth of the ledger."""
         return ordinal < self.ledger.header.floor or self.ledger.reaches(ordinal)
 
     def grow_ledger(self, uint64_t ordinal, done):
-        """Have the ledger reach an ordinal, with the sync of its larger file in a thread.
+        """Grow the ledger until it reaches an ordinal, with the sync of its larger file in a thread.
 
         done: called when the growth has ended, with success or not. Called at once if the ledger has no file, need not
         grow or grows already, or if the channel has been deleted.
         """
-        def ended(_has_grown):
-            try:
-                self.note_growth_ended()
-            finally:
-                done()
-
-        if self.exiting or self.growths != 0 or self.ledger.path is None or self.has_room_for(ordinal):
+        if self.exiting or self.waits.growths != 0 or self.ledger.path is None or self.has_room_for(ordinal):
             done()
         else:
-            self.begin_growth(self.ledger, ordinal, ended)
+            self.waits.grow(self.ledger, ordinal, lambda _has_grown: done())
 
     cdef bint grow_for(self, Ledger ledger, uint64_t ordinal) except -1:
-        """Have a ledger that does not reach an ordinal grow beside the loop. Returns: False if there is no need."""
+        """Grow a ledger that does not reach an ordinal in a thread. Returns: False if there is no need."""
+        assert not self.exiting, "the files of a deleted channel are gone"
         if ledger.path is None or ordinal < ledger.header.floor or ledger.reaches(ordinal):
             return False
-        if self.growths == 0:
-            self.begin_growth(ledger, ordinal, self.note_other_grown)
+        if self.waits.growths == 0:
+            self.waits.grow(ledger, ordinal)
         return True
 
-    def note_other_grown(self, _has_grown):
-        """Run again after a ledger has grown, or has not, for the reason of a caller that waits."""
-        self.note_growth_ended()
-
     def note_grown(self, bint has_grown):
-        """Continue to park after the ledger has grown beside the loop. has_grown: False if that failed."""
+        """Continue to park after a thread has grown the ledger. has_grown: False if it could not."""
         self.parking.grows_at_once = not has_grown
-        self.note_growth_ended()
-
-    cdef int note_growth_ended(self) except -1:
-        """Run again after a ledger has grown: parking and deliveries have waited."""
-        assert self.growths != 0, "a growth has ended twice"
-        self.growths -= 1
-        if not self.exiting:
-            self.readable.scheduler.request_wake(self)
-        return 0
 
     def continue_parking(self):
         """Continue to park lagging messages, from Python."""
@@ -757,11 +495,12 @@ cdef class ChannelCore(Scheduled):
         Cost: walks the records between the last parked one and `end`. Records for which there is no space stay in the
         queue; the channel lags, so nothing behind them is parked before: `parked_below` speaks for all below it.
         """
+        assert self.slots.count() == 0, "nothing is delivered before the start has parked"
         self.parking.lag_below(end)
         self.catch_up(True)
 
     cdef int settle_some(self, bint whole) except -1:
-        """Settle origins of durable parked records, as far as the work budget of this pass goes. whole: all now."""
+        """Settle origins of durable parked records, until the work budget of this pass is used up. whole: all now."""
         if not self.parking.settle_some(whole):
             self.readable.scheduler.request_wake(self)
         return self.note_parking()
@@ -769,8 +508,9 @@ cdef class ChannelCore(Scheduled):
     def settle(self, uint64_t end, bint whole=False):
         """Finish the origins of parked records below an ordinal, which are on stable storage.
 
-        As far as the work budget of this pass goes, and the rest in later passes. whole: all now.
+        Until the work budget of this pass is used up, and the rest in later passes. whole: all now.
         """
+        assert self.parking.parked is not None and end <= self.parking.parked.log.end, "nothing was parked"
         self.parking.settle_end = max(self.parking.settle_end, end)
         self.settle_some(whole)
 
@@ -779,7 +519,7 @@ cdef class ChannelCore(Scheduled):
 
         The newest messages beyond it are finished unread. Source: docs/nsq/broker-semantics.md, "Topic lifecycle".
         """
-        cdef uint64_t depth = self.available()
+        cdef uint64_t depth = self.dispatcher.available()
         cdef uint64_t excess
         assert self.ephemeral, "a durable channel drops no message"
         if depth <= self.memory_count_max or self.parking.lags():
@@ -792,10 +532,11 @@ cdef class ChannelCore(Scheduled):
             return 0
         if self.trace is not None:
             self.trace.dropped_many(REASON_EPHEMERAL, excess)
+        assert excess <= depth
         return self.ledger.finish_range(self.ledger.start_of_newest(excess, self.readable.end), self.readable.end)
 
     cdef bint sort_rest(self) except -1:
-        """Sort by the limit of attempts as far as the work budget of this pass goes.
+        """Sort by the limit of attempts until the work budget of this pass is used up.
 
         Returns: True if all messages are sorted; if not, another run follows.
         """
@@ -809,6 +550,7 @@ cdef class ChannelCore(Scheduled):
         """Publish a bounded number of pending dead letters."""
         cdef DeadLetterPolicy policy = self.dead_letters
         cdef int64_t now_ns = mono_ns()
+        assert policy.pending.count != 0 and policy.is_sorted()
         topic = policy.topic_for(now_ns)
         if topic is not None:
             try:
@@ -834,7 +576,7 @@ cdef class ChannelCore(Scheduled):
     def limit_rate(self, RateLimit rate_limit):
         """Deliver at most the messages that a token bucket allows, from now on; None: without limit."""
         self.dispatcher.rate_limit = rate_limit
-        self.throttled = False
+        self.waits.throttled = False
         self.readable.scheduler.request_wake(self)
 
     def limit_attempts(self, uint16_t attempts_max):
@@ -852,9 +594,12 @@ cdef class ChannelCore(Scheduled):
         Returns: (id, attempts, timestamp in ns, body), or None if there is no message.
         """
         cdef Delivery delivery
-        if not self.take(consumer, mono_ns(), &delivery):
+        cdef bint is_taken = self.dispatcher.take(consumer, mono_ns(), &delivery)
+        self.note_parking()
+        if not is_taken:
             return None
-        self.read_ahead()
+        assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
+        self.dispatcher.read_ahead()
         self.cursor.save_place()
         self.set_next_timer(mono_ns())
         return (delivery.record.guid, delivery.attempts, delivery.record.timestamp_ns,
@@ -869,6 +614,7 @@ cdef class ChannelCore(Scheduled):
         if answer == BEYOND_LEDGER:
             self.make_finishable(guid)
             answer = self.finish(consumer, guid)
+        assert answer != BEYOND_LEDGER, "a ledger that has grown does not reach the message"
         return answer
 
     def requeue_message(self, Consumer consumer not None, uint64_t guid, int64_t delay_ns):
@@ -890,6 +636,7 @@ cdef class ChannelCore(Scheduled):
             if self.trace.has_gone():
                 self.readable.scheduler.request_wake(self)
         self.dispatcher.remove(consumer)
+        assert consumer.number not in self.dispatcher.by_number
 
     def trace_stop(self):
         """Add the events of clients that the stop of the daemon disconnects. Nothing is traced after it."""
@@ -903,13 +650,14 @@ cdef class ChannelCore(Scheduled):
     def trace_as(self, TracePlace place):
         """Trace the channel's messages from now on; None: do not."""
         self.finish_trace()
-        self.trace = None if place is None else ChannelTrace(place)
+        self.trace = self.dispatcher.trace = None if place is None else ChannelTrace(place)
         self.dead_letters.trace = place
 
     def finish_trace(self):
         """Add the trace events that would come in later runs. Cost: O(messages in flight), if a client has left."""
         if self.trace is not None:
             self.trace.note_gone(self.slots, None)
+        assert self.trace is None or not self.trace.has_gone(), "events are missing"
 
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""
@@ -918,6 +666,7 @@ cdef class ChannelCore(Scheduled):
         self.ledger.change_count += 1
         if not paused:
             self.readable.scheduler.request_wake(self)
+        assert self.ledger.open_bits != 0, "a sealed file was changed"
 
     def note_cancelled(self, uint64_t ordinal):
         """Record a message of the topic's log as cancelled: a seek skips it. Raises: StorageError (nothing changed)."""
@@ -925,9 +674,11 @@ cdef class ChannelCore(Scheduled):
         if self.cancelled is None:
             self.cancelled = self.files.open_cancelled()
         self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)
+        assert self.cancelled.is_finished(ordinal), "a seek would deliver a cancelled message"
 
     cdef bint make_room_to_cancel(self, uint64_t ordinal) except -1:
-        """Do as `grow_for` before `note_cancelled`. Returns: False also on a full disk, of which that one tells."""
+        """Like `grow_for`, before `note_cancelled`. Returns: False also on a full disk, which that one reports."""
+        assert ordinal < self.readable.log.end, "the log has no such message"
         try:
             if self.cancelled is None:
                 self.cancelled = self.files.open_cancelled()
@@ -939,6 +690,26 @@ cdef class ChannelCore(Scheduled):
     def close_consumers(self):
         """Return the clients and forget them; the caller closes their sockets."""
         return self.dispatcher.remove_all()
+
+    @property
+    def delivered_count(self) -> int:
+        """Deliveries since the start."""
+        return self.dispatcher.delivered_count
+
+    @property
+    def zone_local_count(self) -> int:
+        """Deliveries to clients in the daemon's zone."""
+        return self.dispatcher.zone_local_count
+
+    @property
+    def region_local_count(self) -> int:
+        """Deliveries to other clients in its region."""
+        return self.dispatcher.region_local_count
+
+    @property
+    def held_up(self) -> bool:
+        """True after a full disk or a failed run, until the retry."""
+        return self.waits.is_held_up()
 
     @property
     def consumers(self) -> list:
@@ -961,19 +732,20 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def reads_in(self) -> bool:
-        """True while pages that a delivery, or parking, waits for are being read from the disk, beside the loop."""
+        """True while a thread reads pages that a delivery, or parking, waits for."""
+        cdef Presence returned = self.dispatcher.returned_presence
         return (
-            self.reads_at_cursor or (self.returned_presence is not None and self.returned_presence.reads)
+            self.cursor.reads or (returned is not None and returned.reads)
             or (self.parking.presence is not None and self.parking.presence.reads)
             or (self.parking.parked is not None and self.parking.parked.is_being_read()))
 
     @property
     def depth(self) -> int:
-        return self.available() + self.dead_letters.pending.count
+        return self.dispatcher.available() + self.dead_letters.pending.count
 
     @property
     def backend_depth(self) -> int:
-        depth = self.available()
+        depth = self.dispatcher.available()
         return 0 if self.ephemeral or depth <= self.memory_count_max else depth - self.memory_count_max
 
     @property

@@ -8,9 +8,10 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer
+from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot, fingerprint
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
@@ -63,6 +64,8 @@ cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
     cdef const Slot* held
     cdef uint32_t slot
     cdef dict in_flight = {}
+    channel.slots.ids.check()
+    channel.slots.deadlines.check()
     for slot in range(channel.slots.capacity):
         held = channel.slots.used(slot)
         if held != NULL:
@@ -73,6 +76,9 @@ cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
     for consumer in channel.dispatcher.consumers:
         assert consumer.in_flight == in_flight.get(consumer.number, 0), "messages in flight of a consumer"
         assert channel.dispatcher.by_number[consumer.number] is consumer
+        assert consumer.in_flight >= 0 and consumer.unsynced_count >= 0
+        assert not consumer.awaits_sync or consumer in channel.unsynced_fins.consumers
+    assert len(channel.dispatcher.consumers) == len(channel.dispatcher.by_number)
     return 0
 
 
@@ -82,8 +88,10 @@ cdef int count_rings(ChannelCore channel, Counts* counts) except -1:
     cdef const ReadyEntry* entry
     cdef uint64_t number
     for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
+        assert ring.count <= ring.capacity and ring.capacity & (ring.capacity - 1) == 0
         for number in range(ring.first, ring.end()):
             entry = ring.at(number)
+            assert entry.fingerprint == fingerprint(entry.record.guid)
             assert not channel.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
             counts.held[entry.source] += 1
     return 0
@@ -93,6 +101,8 @@ cdef int count_origins(ChannelCore channel, Counts* counts) except -1:
     """Count the unsettled origins that are not finished."""
     cdef ParkedLog parked = channel.parking.parked
     cdef uint64_t index, origin
+    assert parked is None or parked.ledger.header.parked_below <= parked.settled <= parked.log.end
+    assert parked is None or channel.parking.settle_end <= parked.log.end
     for index in range(0 if parked is None else parked.unsettled()):
         origin = parked.origin_at(index)
         if origin & 1 == FROM_PARKED:
@@ -101,6 +111,31 @@ cdef int count_origins(ChannelCore channel, Counts* counts) except -1:
             counts.origins_ahead += 1
         else:
             counts.origins_behind += not channel.ledger.is_finished(origin >> 1)
+    return 0
+
+
+cdef int check_waiting(ParkedLog parked) except -1:
+    """Check the parked messages that wait for their due times; each is unfinished."""
+    cdef const Record* record
+    cdef uint32_t slot
+    cdef uint64_t count = 0
+    parked.dues.check()
+    for slot in range(parked.capacity):
+        record = parked.waiting_in(slot)
+        if record != NULL:
+            count += 1
+            assert not parked.ledger.is_finished(record_ordinal(record)), "invariant 1 of the parked log"
+            assert parked.find_fingerprint(record.guid, slot, slot + 1) == slot
+    assert count == parked.count()
+    return 0
+
+
+cdef int check_cursor(LogCursor cursor) except -1:
+    """Check that the cursor stands at the record with its ordinal, or at the end of a segment."""
+    cdef const Record* record = <const Record*> (cursor.segment.base + cursor.offset)
+    assert SEGMENT_HEADER_BYTES <= cursor.offset <= cursor.segment.tail
+    if cursor.offset < cursor.segment.tail and not cursor.segment.unverified:
+        assert record_ordinal(record) == max(cursor.ordinal(), cursor.segment.first_ordinal)
     return 0
 
 
@@ -118,6 +153,12 @@ def check_channel(ChannelCore channel not None):
     assert channel.parking.lags() or not channel.readable.all_lag, "a channel without a lag has no place to resume at"
     assert channel.slots.deadlines.count() == channel.slots.ids.count == channel.slots.count()
     assert channel.in_parking == channel.parking.awaits_sync() == (channel in channel.readable.parking)
+    assert channel.waits.resets or not channel.waits.prepares_reset
+    assert channel.waits.growths != 0 or not channel.waits.resets
+    assert not channel.waits.throttled or channel.dispatcher.rate_limit is not None
+    assert channel.dispatcher.trace is channel.trace
+    assert len(channel.dead_letters.copies) == channel.dead_letters.unsynced.count
+    check_cursor(channel.cursor)
     assert channel.dead_letters.pending_unsorted <= channel.dead_letters.pending.count
     count_slots(channel, &counts)
     count_rings(channel, &counts)
@@ -128,6 +169,7 @@ def check_channel(ChannelCore channel not None):
         counts.held[<int> FROM_TOPIC] + counts.origins_behind), "delivered messages of the topic's log"
     if parked is not None:
         parked.ledger.check()
+        check_waiting(parked)
         assert parked.ledger.header.cursor == parked.log.end, "every parked message waits for its due time at once"
         start = max(parked.ledger.header.floor, parked.dropped_below)
         assert are_accounted_for(

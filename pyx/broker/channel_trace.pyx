@@ -33,6 +33,7 @@ cdef class ChannelTrace:
 
     cdef int requeued(self, Consumer consumer, const Slot* held, int64_t delay_ns) except -1:
         """Add the event of a REQ; `TraceLog.take_back` removes it if the REQ fails."""
+        assert delay_ns >= 0
         return self.place.note(
             REQUEUED, held.record.guid, held.attempts, <uint32_t> min(delay_ns // NS_PER_MS, <int64_t> 0xFFFFFFFF),
             consumer.traced_client(), consumer.acted_ns or wall_ns())
@@ -41,6 +42,7 @@ cdef class ChannelTrace:
         """Add the event of a timeout. consumer: None if it has left."""
         cdef int64_t now_ns = wall_ns()
         cdef TraceClient left
+        assert consumer is None or consumer.number == held.consumer
         if consumer is not None:
             return self.place.repeat(TIMED_OUT, held.record.guid, held.attempts, consumer.traced_client(), now_ns)
         if self.has_gone():
@@ -58,7 +60,7 @@ cdef class ChannelTrace:
         return 0
 
     cdef int note_gone(self, SlotTable slots, Scheduler scheduler) except -1:
-        """Add the events of clients that have left, as far as the work of this pass goes. scheduler: None: all now."""
+        """Add the events of clients that have left, until the work budget is used up. scheduler: None: all now."""
         cdef uint32_t end
         cdef int event_count
         while self.has_gone():
@@ -95,6 +97,7 @@ cdef class ChannelTrace:
 
     cdef int dropped(self, const ReadyEntry* entry, uint32_t reason) except -1:
         """Add the event of a message that was finished and delivered to no client."""
+        assert reason != 0, "each dropped message has a reason"
         return self.place.note(DROPPED, entry.record.guid, entry.attempts, reason, None, wall_ns())
 
     cdef int dropped_many(self, uint32_t reason, uint64_t count) except -1:

@@ -20,12 +20,13 @@ not finished is in the slots, or in the ring, or an origin not settled yet, whic
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport record_ordinal
+from pyqd.hot.wire.record cimport Record, record_ordinal
 
 
 def stopped_growing_ns(Segment segment not None):

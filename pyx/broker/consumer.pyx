@@ -1,9 +1,12 @@
-"""A subscribed client, as its channel sees it: the ready count, the counters, and one call that delivers.
+"""A subscribed client, as its channel sees it: the ready count, the counters, and calls that take messages.
 
-The connection's output implements `deliver` (pyx/tcp/output.pyx), so the broker knows nothing of sockets.
+The connection's output implements these (pyx/tcp/output.pyx), so the broker knows nothing of sockets.
 """
 
-from pyqd.hot.primitives.debug cimport PYQD_DEBUG
+from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
+
+# For the Python half.
+IN_ZONE, IN_REGION, ELSEWHERE = ZONE_LOCAL, REGION_LOCAL, GLOBAL
 
 cdef uint64_t last_number = 0
 
@@ -23,6 +26,7 @@ cdef class Consumer(Scheduled):
 
         The client receives a message if a random number of 0..99 is at most its sample rate (docs/nsq/tcp-protocol.md).
         """
+        debug_require(self.random_state != 0)
         # xorshift64 is random enough: the share of the messages is all that counts.
         self.random_state ^= self.random_state << 13
         self.random_state ^= self.random_state >> 7
@@ -37,8 +41,21 @@ cdef class Consumer(Scheduled):
                 getattr(self.client, "remote_address", ""), getattr(self.client, "user_agent", ""))
         return self.traced
 
-    cdef int deliver(self, uint64_t quota) except -1:
+    cdef bint begin_run(self) except -1:
+        """Begin a run of deliveries. Returns: whether the client takes messages at all."""
         raise AssertionError("a plain consumer takes messages only when it is asked to")
+
+    cdef bint put_delivery(self, const Delivery* delivery) except -1:
+        """Queue a message for the client. Returns: whether it takes another one in this run."""
+        raise AssertionError("no run of deliveries was begun")
+
+    cdef int end_run(self) except -1:
+        """Send the queued messages."""
+        raise AssertionError("no run of deliveries was begun")
+
+    cdef int fail_run(self, error) except -1:
+        """End a run after an error that is not the channel's."""
+        raise AssertionError("no run of deliveries was begun")
 
 
 cdef Py_ssize_t count_ready(list consumers, int32_t* nearest):

@@ -27,7 +27,7 @@ from libc.stdint cimport uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport record_body
+from pyqd.hot.wire.record cimport record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport DEAD_LETTERED, REASON_ATTEMPTS
 
 from pyqd.primitives.errors import StorageError
@@ -89,6 +89,7 @@ cdef class DeadLetterPolicy:
             self.add_returned(entry.record, entry.attempts, entry.source)
             count += 1
         scheduler.spend(count * SORT_WORK)
+        assert self.pending_unsorted <= self.pending.count and self.ready_unsorted <= self.ready.count
         return self.is_sorted()
 
     cdef object topic_for(self, int64_t now_ns):
@@ -115,6 +116,7 @@ cdef class DeadLetterPolicy:
         Returns: the number of messages that are finished now: all, unless finishing waits for a sync.
         """
         cdef list letters = []
+        assert self.is_sorted(), "a message may have attempts left by the present limit"
         error = None
         try:
             while self.may_publish() and len(letters) < PUBLISHED_PER_RUN:
@@ -153,6 +155,7 @@ cdef class DeadLetterPolicy:
 
         letters: (id, attempts, id of the dead letter) of each message published.
         """
+        assert len(letters) <= PUBLISHED_PER_RUN
         if error is not None:
             self.retry_ns = now_ns + RETRY_NS
             self.target.note_failed(error, self.pending.count)
@@ -195,6 +198,7 @@ cdef class DeadLetterPolicy:
 
     cdef int finish_message(self, const ReadyEntry* entry) except -1:
         """Finish a message whose dead letter is published, and durable if that is asked for."""
+        assert not self.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
         self.parking.ledger_of(entry.source).unseal()
         self.parking.finish(entry.record, entry.source)
         self.parking.ledger.header.dead_letter_count += 1

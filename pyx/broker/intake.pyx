@@ -55,7 +55,9 @@ cdef bint is_large(uint32_t count, uint64_t body_words) noexcept:
 
 
 cdef QueuedBatch enqueue(TopicCore topic, const MessageBatch* batch, body):
+    """Queue a publish; it is stored in runs of the topic's intake, after those that came before it."""
     cdef QueuedBatch queued = QueuedBatch()
+    assert batch.count != 0 and batch.done == 0, "the batch has begun"
     if topic.intake is None:
         topic.intake = Intake(topic)
     queued.batch = batch[0]
@@ -155,12 +157,14 @@ cdef class Intake(Scheduled):
             raise
         if self.topic.trace is not None:
             self.topic.trace.publisher = queued.publisher
+        assert batch.done == batch.count, "messages are missing"
         self.topic.accept_messages(batch)
         return True
 
     cdef int begin(self, QueuedBatch queued) except -1:
         """Begin with the first message, perhaps again."""
         cdef MessageBatch* batch = &queued.batch
+        assert queued is self.waiting[0], "invariant 2"
         batch.at = queued.start
         batch.done = 0
         batch.body_bytes = batch.deferred_count = batch.deferred_end = 0
@@ -173,6 +177,7 @@ cdef class Intake(Scheduled):
         """Add messages of a batch, one at least, as far as the work budget of this pass goes. Raises: StorageError."""
         cdef uint64_t left_bytes = SLICE_BYTES_MAX
         cdef uint64_t span
+        assert batch.done < batch.count, "the batch is complete"
         while batch.done < batch.count:
             span = self.add_part(batch, min(left_bytes, PART_BYTES_MAX))
             if not self.topic.scheduler.spend(<int64_t> span) or span >= left_bytes:

@@ -25,6 +25,7 @@ cdef class LatencyBuffer:
     cdef int note(self, int64_t published_ns) except -1:
         """Store the latency of a message that is finished now; 0 if the clock was set back. published_ns: Unix."""
         cdef int64_t now_ns = mono_ns()
+        assert self.count < LATENCIES_PER_BATCH
         if now_ns >= self.move_ns:
             self.flush(now_ns)
         # The precision of a float is one part in 16 million: half a microsecond of ten seconds.

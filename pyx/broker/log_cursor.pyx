@@ -30,6 +30,7 @@ from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
 from pyqd.hot.diskqueue.presence cimport is_backlog, page_below
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport whole_pages
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, record_verdict
 
@@ -54,7 +55,7 @@ cdef class LogCursor:
         assert position.ordinal == ledger.header.cursor or position.segment.first_ordinal > ledger.header.cursor
 
     cdef const Record* find_next_record(self) except? NULL:
-        """Do as `next_record`, which comes here unless the record at the cursor is the next one."""
+        """Like `next_record`, which comes here unless the record at the cursor is the next one."""
         cdef const Record* record
         self.ledger_full = False
         self.absent_end = 0
@@ -85,6 +86,7 @@ cdef class LogCursor:
     cdef bint is_present(self) except -1:
         """Return whether the record at the cursor is in memory. If it is not, `absent_end` is set."""
         cdef uint64_t span
+        debug_require(self.offset < self.segment.tail)
         if self.offset + RECORD_HEADER_BYTES > self.present_end and not self.look_ahead(LOOKED_AT_ONCE_BYTES):
             return False
         # Of a damaged record the size may be wrong.
@@ -102,6 +104,7 @@ cdef class LogCursor:
         cdef uint64_t start = page_below(self.offset)
         cdef uint64_t end = whole_pages(self.offset + length)
         cdef uint64_t asked_end = min(end, min(whole_pages(self.segment.tail), mapping.size_bytes))
+        debug_require(length != 0)
         if mapping.path is None:
             self.present_end = UINT64_MAX
             return True
@@ -144,15 +147,16 @@ cdef class LogCursor:
         self.unmapped = segment
         self.unmapped_start = page_below(start)
         self.unmapped_end = min(whole_pages(end), min(whole_pages(segment.tail), segment.mapping.size_bytes))
+        assert self.unmapped_start < self.unmapped_end
         return 0
 
-    cdef int note_read(self, Segment segment, uint64_t start, uint64_t end) except -1:
+    def note_read(self, Segment segment not None, uint64_t start, uint64_t end):
         """Go on after the pages of a range were read. If that failed, the load that meets them shows it."""
+        assert start < end
         segment.note_mapped(end)
         self.ahead_due = True
         if segment is self.segment and start <= self.offset and self.absent_end != 0:
             self.present_end = max(self.present_end, end)
-        return 0
 
     cdef bint try_finish_next(self) except -1:
         """Finish the record at the cursor, which cannot be handed out, if it is not finished yet.
@@ -160,6 +164,7 @@ cdef class LogCursor:
         Returns: False if the ledger has to grow first; `ledger_full` is set.
         """
         cdef uint64_t cursor = self.ledger.header.cursor
+        debug_require(cursor < self.readable.end)
         if not self.ledger.next_is_finished():
             if self.ledger.path is not None and not self.ledger.reaches(cursor):
                 self.ledger_full = True
@@ -176,6 +181,7 @@ cdef class LogCursor:
         """Verify a record of an earlier run when the cursor reaches it; if it is damaged, mend the segment."""
         cdef Position position
         cdef uint64_t cursor = self.ledger.header.cursor
+        debug_require(self.segment.unverified)
         if self.verify(self.segment, self.offset, cursor):
             return True
         position = self.readable.log.locate(cursor)
@@ -195,6 +201,7 @@ cdef class LogCursor:
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
         """Return True if a segment has the undamaged record with that ordinal at that offset."""
         cdef uint64_t seq = segment.header().first_seq + (ordinal - segment.first_ordinal)
+        debug_require(ordinal >= segment.first_ordinal)
         return offset < segment.tail and record_verdict(
             segment.base + offset, segment.tail - offset, seq) == RECORD_VALID
 
@@ -214,6 +221,7 @@ cdef class LogCursor:
         """Move on from a segment that has been read to its end; it is recycled when all of it is finished."""
         while self.offset == self.segment.tail and self.segment.next is not None:
             self.move_to(self.segment.next, SEGMENT_HEADER_BYTES)
+        debug_require(self.offset <= self.segment.tail)
         return 0
 
     cdef int move_to(self, Segment segment, uint64_t offset) except -1:
@@ -235,6 +243,7 @@ cdef class LogCursor:
             header.cursor_segment = self.segment.number
             store_barrier()
         header.cursor_offset = self.offset
+        debug_require(self.offset <= self.segment.tail)
         return 0
 
     cdef bint skip_finished(self) except -1:
@@ -245,6 +254,7 @@ cdef class LogCursor:
         """
         cdef const Record* record
         cdef Segment tried = None
+        debug_require(self.ledger.header.cursor <= self.readable.end)
         for _ in range(SKIPPED_PER_RUN):
             self.leave_drained()
             if self.ledger.header.cursor >= self.readable.end or not self.ledger.next_is_finished():

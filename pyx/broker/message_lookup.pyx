@@ -26,16 +26,29 @@ Invariants: 1. messages in flight are not changed. 2. A change is made whole or 
 """
 
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
+from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, fingerprint
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.logreader cimport LogReader
+from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport record_attempts, record_ordinal
+from pyqd.hot.wire.record cimport Record, record_attempts, record_ordinal
 from pyqd.hot.wire.trace_events cimport DELIVERED_NOW, RESCHEDULED
+
+cdef enum Place:
+    UNKNOWN = 0                          # neither the channel nor the topic's log has it
+    FINISHED = 1                         # the log still has it, the channel has finished it
+    HELD = 2                             # the topic holds it, the channel may not read it yet
+    QUEUED = 3                           # at or past the cursor
+    RETURNED = 4                         # in the ring of messages for redelivery
+    DEFERRED = 5                         # in the parked log, under its due time
+    IN_FLIGHT = 6
+    DEAD_LETTER = 7                      # to be published in the dead-letter topic
 
 cdef enum:
     SLOTS_PER_STEP = 1 << 22             # 8 MiB
@@ -49,6 +62,20 @@ AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLI
 @cython.final
 cdef class MessageLookup:
     """Lookup of one message of a channel. slots_per_step, entries_per_step: read at once."""
+
+    cdef readonly ChannelCore channel
+    cdef readonly uint64_t guid
+    cdef readonly Place place            # of the last `step`; right until the loop runs
+    cdef const Record* kept              # in the topic's log, whatever the place; NULL: the log does not have it
+    cdef const Record* record            # at the place, if there is one there
+    cdef uint64_t at                     # slot in the parked log, or number in its ring
+    cdef uint64_t slots_per_step
+    cdef uint64_t entries_per_step
+    cdef uint64_t next_slot              # the search has come to this slot ...
+    cdef uint64_t next_number            # ... and to this entry of those for redelivery
+    cdef uint64_t next_letter            # ... and of the dead letters
+    cdef uint64_t parked_end             # of the parked log when this round of the search began
+    cdef uint64_t round_count
 
     def __init__(
         self, ChannelCore channel not None, uint64_t guid, *,
@@ -180,6 +207,7 @@ cdef class MessageLookup:
         """Return True if the message is in the place that was found, in which it may be changed."""
         cdef ChannelCore channel = self.channel
         cdef ReadyRing ring = self.ring()
+        assert self.record != NULL or self.place in (UNKNOWN, IN_FLIGHT), "a place has a record"
         if self.place == DEFERRED:
             return channel.parking.parked.waiting_in(<uint32_t> self.at) == self.record
         if ring is not None:
@@ -195,12 +223,13 @@ cdef class MessageLookup:
     cdef uint8_t source(self) except *:
         """Return which log the record of the message is from."""
         cdef ReadyRing ring = self.ring()
+        assert self.record != NULL
         if ring is not None:
             return ring.at(self.at).source
         return FROM_PARKED if self.place == DEFERRED else FROM_TOPIC
 
     def make_room(self, bint cancels):
-        """Have a ledger grow beside the loop that a change of the message, found since the loop ran, needs larger.
+        """Grow a ledger, in a thread, that a change of the message, found since the loop ran, needs larger.
 
         Returns: False if there is no need; if True, the caller waits until no ledger grows, and searches again.
         """
@@ -233,6 +262,7 @@ cdef class MessageLookup:
         cdef ChannelCore channel = self.channel
         cdef ReadyRing ring = self.ring()
         cdef ReadyEntry entry
+        assert self.place != IN_FLIGHT and self.record != NULL, "invariant 1"
         if self.place == DEFERRED:
             channel.parking.reach(self.record, FROM_PARKED)
             self.note_cancelled()
@@ -271,6 +301,7 @@ cdef class MessageLookup:
         cdef const Record* record = self.record
         cdef Segment segment
         cdef ReadyEntry entry
+        assert self.place in (DEFERRED, QUEUED, RETURNED)
         assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
             channel.parking.reach(record, FROM_PARKED)

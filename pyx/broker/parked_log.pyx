@@ -56,6 +56,7 @@ cdef uint64_t next_fingerprint(const uint16_t* fingerprints, uint64_t start, uin
     """Return the first index of `[start, end)` with that fingerprint; end: there is none."""
     cdef uint64_t stop, index
     cdef uint32_t hits
+    debug_require(start <= end)
     while start < end:
         stop = min(end, start + SLOTS_PER_BLOCK)
         hits = 0
@@ -106,6 +107,7 @@ cdef class ParkedLog:
         # The start settles unsettled records, by finishing the duplicates.
         self.settled = log.end
         self.trim()
+        assert ledger.header.cursor == log.end, "invariant 2"
 
     def __dealloc__(self):
         array_release(&self.records_memory)
@@ -114,6 +116,7 @@ cdef class ParkedLog:
 
     cdef int trim(self) except -1:
         """Trim finished records whose origins are finished on stable storage."""
+        assert self.ledger.header.parked_below <= self.settled <= self.log.end, "invariant 3"
         self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
         return 0
 
@@ -160,6 +163,7 @@ cdef class ParkedLog:
     cdef bint is_superseded(self, const Record* record) noexcept:
         """Return True if a record of this log is the origin of a later one."""
         cdef int64_t last = self.duplicates.get(record.guid)
+        debug_require(record_ordinal(record) < self.log.end)
         return last >= 0 and record_ordinal(record) < self.settled + <uint64_t> last
 
     cdef bint has_duplicate(self, const Record* record) noexcept:
@@ -198,10 +202,12 @@ cdef class ParkedLog:
         for slot in range(capacity, self.capacity, -1):
             self.release_slot(slot - 1)
         self.capacity = capacity
+        assert self.capacity <= self.dues.slot_count_max
         return 0
 
     cdef int release_slot(self, uint32_t slot) noexcept:
         """Add a slot to the list of free ones, which is linked through the slots' places for records."""
+        debug_require(slot < self.dues.slot_count_max)
         self.records[slot] = <const Record*> <uintptr_t> self.free_slot
         self.free_slot = slot + 1
         return 0
@@ -220,6 +226,8 @@ cdef class ParkedLog:
         self.free_slot = <uint32_t> <uintptr_t> self.records[slot]
         self.records[slot] = record
         self.fingerprints[slot] = <uint16_t> (fingerprint(record.guid) >> 16)
+        debug_require(slot < self.capacity)
+        debug_require(self.dues.contains(slot))
         return 0
 
     cdef int grow_origins(self) except -1:
@@ -229,6 +237,7 @@ cdef class ParkedLog:
             raise MemoryError
         self.origins = <uint64_t*> self.origins_memory.base
         self.origins_capacity = capacity
+        assert self.unsettled() < self.origins_capacity
         return 0
 
     cdef int prepare(self, uint64_t span_bytes) except -1:
@@ -257,6 +266,7 @@ cdef class ParkedLog:
 
     cdef int close_gap(self) noexcept:
         """Move the origins to the start of their array. Cost: O(unsettled)."""
+        debug_require(self.origins_gap + self.unsettled() <= self.origins_capacity)
         if self.origins_gap != 0:
             memmove(self.origins, self.origins + self.origins_gap, self.unsettled() * sizeof(uint64_t))
             self.origins_gap = 0
@@ -317,6 +327,7 @@ cdef class ParkedLog:
 
     cdef uint64_t find_fingerprint(self, uint64_t guid, uint64_t start, uint64_t end) noexcept:
         """Return the first slot of `[start, end)` that has the fingerprint of an id; end: none has."""
+        debug_require(end <= self.capacity)
         return next_fingerprint(self.fingerprints, start, end, <uint16_t> (fingerprint(guid) >> 16))
 
     cdef int forget_origins(self, uint64_t end) except -1:
@@ -339,6 +350,7 @@ cdef class ParkedLog:
 
     cpdef int note_settled(self, uint64_t end) except -1:
         """Record that the bits of all origins of records below an ordinal are on stable storage."""
+        assert end <= self.log.end
         if end > self.ledger.header.parked_below:
             self.ledger.unseal()
             self.ledger.header.parked_below = min(end, self.settled)
@@ -351,6 +363,7 @@ cdef class ParkedLog:
 
     cdef bint is_next_present(self) except -1:
         """Return whether the record that is due first, which there is, is in memory."""
+        assert self.dues.count != 0, "no record waits"
         if self.presence is None:
             self.presence = Presence(self.log.files)
         return self.presence.has_record_at(self.log, self.records[self.dues.peek_slot()])
@@ -369,6 +382,7 @@ cdef class ParkedLog:
 
     cdef int finish(self, const Record* record) except -1:
         """Finish a record that was due and delivered, or parked again."""
+        debug_require(record_ordinal(record) < self.log.end)
         self.ledger.finish(record_ordinal(record))
         self.trim()
         return 0

@@ -62,6 +62,7 @@ cdef class Parking:
         self.files = files
         self.deferred_seen = self.readable.deferred_count
         self.counted_from = self.readable.end
+        assert self.counted_from <= self.readable.log.end
 
     cdef int open(self) except -1:
         """Open the parked log unless it is open. Raises: StorageError."""
@@ -77,6 +78,8 @@ cdef class Parking:
 
     cdef bint step_over(self, const Record* record) except -1:
         """Move over, or park, a record at the cursor that may be deferred. Returns: False if it is to be handed out."""
+        debug_require(record_ordinal(record) == self.ledger.header.cursor)
+        debug_require(not self.ledger.is_finished(record_ordinal(record)))
         if self.is_origin_ahead(record):
             self.cursor.pass_over(record)
             self.forget_ahead(record_ordinal(record))
@@ -90,6 +93,7 @@ cdef class Parking:
 
     cdef bint is_origin_ahead(self, const Record* record) except -1:
         """Return True if an unfinished record at or past the cursor is an origin that is not settled."""
+        debug_require(record_ordinal(record) >= self.ledger.header.cursor)
         if self.unsettled_ahead == 0:
             return False
         return self.is_rescheduled(record_ordinal(record)) or (
@@ -114,6 +118,7 @@ cdef class Parking:
 
         Raises: StorageError, MemoryError (nothing is parked).
         """
+        assert due_ns != 0, "a parked record has a due time"
         self.open()
         return self.parked.park(record, source, attempts, due_ns, is_delay)
 
@@ -151,12 +156,14 @@ cdef class Parking:
 
         Raises: StorageError, MemoryError.
         """
+        assert count != 0
         self.prepare(span_bytes, last_ordinal)
         return self.parked.prepare_slots(count)
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:
         """Park the deferred records among `count` consecutive ones. Space is reserved; the channel has no lag."""
         cdef const Record* record = first
+        debug_require(count != 0)
         for _ in range(count):
             if record.due_ns != 0:
                 self.park_published(record, record.attempts)
@@ -165,6 +172,7 @@ cdef class Parking:
 
     cdef bint try_park_published(self, const Record* record, uint16_t attempts) except -1:
         """Park a record found at the cursor. Returns: False if there is no space; the message comes without delay."""
+        debug_require(record.due_ns != 0)
         try:
             self.park_published(record, attempts)
         except StorageError:
@@ -208,6 +216,7 @@ cdef class Parking:
 
     cdef int settle_now(self) except -1:
         """Finish the origins of all parked records, unless syncs settle them."""
+        assert self.parked is not None, "nothing was parked"
         if not self.durable:
             self.settle_end = self.parked.log.end
             self.settle_some(True)
@@ -215,12 +224,13 @@ cdef class Parking:
         return 0
 
     cdef bint settle_some(self, bint whole) except -1:
-        """Finish origins of records below `settle_end`, as far as the work budget of this pass goes. whole: all.
+        """Finish origins of records below `settle_end` until the work budget is used up. whole: all of them.
 
         Returns: True if all are finished.
         """
         cdef uint64_t before = self.parked.settled
         cdef uint64_t end
+        assert self.parked is not None, "nothing was parked"
         assert self.settle_end <= self.parked.log.end
         while self.settle_end > self.parked.settled and (whole or self.readable.scheduler.has_work()):
             end = min(self.settle_end, self.parked.settled + SETTLED_AT_ONCE)
@@ -269,6 +279,7 @@ cdef class Parking:
 
     cdef int lag_uncounted(self, Position position, uint64_t end) except -1:
         """Begin to lag: an unknown number of records from a position to before an ordinal are deferred."""
+        assert end <= self.readable.end
         if not self.lags():
             self.walk_to(position.segment, position.offset, position.ordinal)
         self.uncounted_end = max(self.uncounted_end, end)
@@ -312,10 +323,10 @@ cdef class Parking:
         return 0
 
     cdef Progress catch_up(self, bint whole) except *:
-        """Continue to park lagging messages, as far as the work budget of this pass goes. whole: all of them.
+        """Continue to park lagging messages until the work budget of this pass is used up. whole: all of them.
 
         If there is no space to park, the messages count as queued. If the ledger has to grow first, or pages are not in
-        memory, the caller grows it or has them read beside the loop.
+        memory, the caller has a thread do that.
         """
         cdef const Record* record
         assert self.lags()
@@ -336,7 +347,7 @@ cdef class Parking:
             self.readable.scheduler.spend(WALK_WORK)
             if record.due_ns != 0:
                 if not whole and self.is_beyond(record_ordinal(record)):
-                    return self.stop_for_ring(record_ordinal(record))
+                    return self.stop_for_window(record_ordinal(record))
                 self.readable.scheduler.spend(
                     PARK_WORK + record.size_bytes + (OPEN_WORK if self.parked is None else 0))
                 try:
@@ -361,6 +372,7 @@ cdef class Parking:
         cdef Segment segment
         cdef const Record* record
         cdef Position position
+        debug_require(self.walk_segment is not None)
         while self.walk_ordinal < self.readable.end:
             segment = self.walk_segment
             if self.walk_offset == segment.tail:
@@ -391,14 +403,15 @@ cdef class Parking:
             self.files.note_stuck(error)
         return NO_SPACE_TO_PARK
 
-    cdef Progress stop_for_ring(self, uint64_t ordinal) except *:
+    cdef Progress stop_for_window(self, uint64_t ordinal) except *:
         """Set `beyond` to the ordinal that the ledger must reach so that all messages from `ordinal` on can be parked.
 
         There are as many records at least as pending messages; the readable end is the limit.
         """
         self.beyond = max(ordinal + max(self.pending(), <uint64_t> 1), min(self.uncounted_end, self.readable.end)) - 1
         self.beyond = min(self.beyond, self.readable.end - 1)
-        return RING_TOO_SMALL
+        assert self.beyond >= ordinal and not self.ledger.reaches(ordinal)
+        return WINDOW_TOO_SMALL
 
     cdef int drop_all(self) except -1:
         """Drop all parked messages after a reset of the channel's ledger, which records the drop."""

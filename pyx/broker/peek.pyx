@@ -24,22 +24,28 @@ before it is shown.
 import heapq
 
 cimport cython
-from libc.stdint cimport INT64_MAX, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
+from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
-from pyqd.hot.primitives.bitmap cimport ring_next_zero
+from pyqd.hot.diskqueue.segment cimport Segment
+from pyqd.hot.primitives.bitmap cimport window_next_zero
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.heap cimport Entry
 from pyqd.hot.wire.record cimport (
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     RECORD_VALID,
+    Record,
     record_attempts,
     record_body,
     record_ordinal,
@@ -60,6 +66,7 @@ cdef enum:
 cdef tuple row_of(const Record* record, uint64_t attempts, uint64_t body_bytes_max, bint from_topic):
     """Return (id, timestamp, attempts, size, position or None, due time, body)."""
     cdef uint64_t shown = min(<uint64_t> record.size_bytes, body_bytes_max)
+    assert record.size_bytes != 0, "no message is empty"
     return (record.guid, record.timestamp_ns, attempts, record.size_bytes, record.seq if from_topic else None,
             record.due_ns, record_body(record)[:shown])
 
@@ -117,6 +124,7 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
                 channel.slots.deadline_of(at) + since_mono_ns))
             free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
         at += 1
+    assert at <= channel.slots.capacity
     return rows, at, at >= channel.slots.capacity
 
 
@@ -126,6 +134,18 @@ cdef class DeferredSearch:
 
     after: (due time, slot) of the last message before the page.
     """
+
+    cdef readonly ChannelCore channel
+    cdef int64_t after_due_ns
+    cdef int64_t after_slot
+    cdef uint64_t count_max
+    cdef list best                       # (due_ns, slot) in order; while slots are read: a heap of (-due_ns, -slot)
+    cdef int64_t worst_due_ns            # of the best, once there are enough; others need not be looked at
+    cdef int64_t worst_slot
+    cdef uint64_t next_slot
+    cdef bint reading_slots
+    cdef bint is_found                   # `best` is the page
+    cdef uint64_t present_count          # its first records that are in memory, or were read
 
     def __init__(self, ChannelCore channel not None, tuple after not None, uint64_t count_max):
         self.channel = channel
@@ -159,6 +179,7 @@ cdef class DeferredSearch:
         """Return whether the page can be made without waiting for the disk, once it is found."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef const Record* record
+        assert self.is_found or parked is None, "the search goes on"
         presence.absent = None
         while parked is not None and self.present_count < <uint64_t> len(self.best):
             record = parked.waiting_in(self.best[self.present_count][1])
@@ -174,6 +195,7 @@ cdef class DeferredSearch:
         cdef uint64_t count = parked.dues.count
         cdef uint64_t index, child
         cdef uint64_t left = ENTRIES_FROM_TOP_MAX
+        assert not self.reading_slots, "the search has gone on"
         after = (self.after_due_ns, self.after_slot)
         # (due time, slot, place in the heap) of entries whose parents are all taken; a parent is never later than its
         # children.
@@ -209,6 +231,7 @@ cdef class DeferredSearch:
         if <uint64_t> len(self.best) == self.count_max:
             worst = self.best[0]
             self.worst_due_ns, self.worst_slot = -worst[0], -worst[1]
+        assert <uint64_t> len(self.best) <= self.count_max
         return True
 
     def page(self, uint64_t body_bytes_max):
@@ -219,6 +242,7 @@ cdef class DeferredSearch:
         cdef uint32_t slot
         cdef int64_t due_ns
         cdef uint64_t seen = 0
+        assert self.is_found or parked is None, "the search goes on"
         after = (self.after_due_ns, self.after_slot)
         rows = []
         for due_ns, slot in self.best:
@@ -239,6 +263,12 @@ cdef class QueueWalk:
 
     channel: None: the messages that the topic holds back from its channels. ordinal: where to begin.
     """
+
+    cdef ReadableLog readable
+    cdef readonly ChannelCore channel    # None: all that the topic holds
+    cdef readonly uint64_t ordinal       # the walk goes on here
+    cdef readonly list rows
+    cdef uint64_t free_bytes             # of bodies that still fit in the page
 
     def __init__(self, TopicCore topic not None, ChannelCore channel, uint64_t ordinal):
         self.readable = topic.readable
@@ -263,11 +293,13 @@ cdef class QueueWalk:
         if self.channel is None or ordinal >= end:
             return ordinal
         ledger = self.channel.ledger
+        debug_require(ordinal >= ledger.header.floor)
         limit = min(end, ledger.bits_end())
-        return ring_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
+        return window_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 
     cdef bint skips(self, const Record* record) except -1:
         """Return True if a record is not part of the queue."""
+        debug_require(record.size_bytes != 0)
         if record.flags & RECORD_LOST:
             return True
         return self.channel is not None and (
@@ -313,6 +345,7 @@ cdef class QueueWalk:
             offset = self.channel.cursor.offset
         else:
             offset = reader.offset_of(segment, ordinal, &ordinal)
+        assert offset <= segment.tail
         limit = offset + BYTES_PER_SLICE
         while left and ordinal < self.end():
             left -= 1

@@ -14,6 +14,7 @@ cimport cython
 from libc.math cimport ceil
 
 from pyqd.hot.primitives.clock cimport NS_PER_S
+from pyqd.hot.primitives.debug cimport debug_require
 
 cdef enum:
     BATCH_NS = 1000000                   # at a high rate, wait for the tokens of this span together
@@ -41,6 +42,7 @@ cdef class RateLimit:
         if now_ns > self.counted_ns:
             self.tokens = min(self.burst, self.tokens + self.rate * (now_ns - self.counted_ns) / NS_PER_S)
             self.counted_ns = now_ns
+        debug_require(self.tokens <= self.burst)
         return 0
 
     cdef uint64_t available(self, int64_t now_ns) noexcept:
@@ -67,6 +69,7 @@ cdef class RateLimit:
 
     def discard_above(self, double tokens):
         """Discard tokens above a number: a changed limit keeps the level of the bucket before."""
+        assert tokens >= 0
         self.tokens = min(self.tokens, tokens)
 
     def remaining(self, int64_t now_ns):

@@ -51,6 +51,7 @@ cdef class ReadableLog:
 
     cdef Position end_position(self):
         """Return the Position of `end`. Cost: O(1); the first call after a start may walk a segment."""
+        assert self.end <= self.log.end
         if self.end == self.log.end:
             return self.log.end_position()
         if self.held is None:

@@ -34,6 +34,7 @@ def start_ledger(Ledger ledger not None, Position position not None, bint paused
     # The segment's number says that the ledger has its place, so everything else is stored before it.
     store_barrier()
     ledger.header.cursor_segment = position.segment.number
+    assert ledger.header.floor == ledger.header.cursor == position.ordinal
 
 
 def begin_at(ChannelCore channel not None, Position position not None):
@@ -66,6 +67,7 @@ def finish_duplicates(ChannelCore channel not None):
     cdef uint64_t offset = position.offset
     cdef uint64_t left = 0 if channel.parking.parked is None else channel.parking.parked.last_duplicate_guid
     cdef const Record* record
+    assert channel.slots.count() == 0, "messages were delivered before"
     channel.ledger.recheck_past_cursor()
     while segment is not None:
         channel.readable.log.ready(segment)
@@ -126,6 +128,7 @@ def recover_parked(ChannelCore channel not None, dict attempts_of):
     cdef ParkedLog parked = channel.parking.parked
     cdef const Record* record
     cdef uint32_t slot
+    assert channel.slots.count() == 0, "messages were delivered before"
     for slot in range(parked.capacity):
         record = parked.waiting_in(slot)
         if record != NULL:

@@ -28,7 +28,8 @@ from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
-from pyqd.hot.primitives.bitmap cimport ring_count
+from pyqd.hot.primitives.debug cimport debug_require
+from pyqd.hot.primitives.bitmap cimport window_count
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record_span
 
 cdef enum:
@@ -41,11 +42,12 @@ cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
     cdef uint64_t floor = ledger.header.floor
     cdef uint64_t limit = min(end, ledger.bits_end())
     cdef uint64_t count = 0
+    debug_require(floor <= ledger.header.cursor)
     if start < floor:
         count = min(end, floor) - start
     start = max(start, floor)
     if start < limit:
-        count += ring_count(ledger.words, ledger.capacity_bits, start, limit)
+        count += window_count(ledger.words, ledger.capacity_bits, start, limit)
     return count
 
 
@@ -53,6 +55,7 @@ cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_
     """Count the ordinals of `[start, end)` that are in holes."""
     cdef uint64_t count = 0
     cdef uint64_t low, high
+    assert start <= end
     for hole in log.holes:
         low, high = hole
         low, high = max(low, start), min(high, end)
@@ -186,6 +189,7 @@ cdef class SeekPlace:
 
 cdef uint64_t guid_before(LogCursor cursor) noexcept:
     """Return an id between those before a cursor and those from there on. The greatest at the end of the log."""
+    debug_require(cursor.offset <= cursor.segment.tail)
     if cursor.offset == cursor.segment.tail:
         return <uint64_t> INT64_MAX
     return (<const Record*> (cursor.segment.base + cursor.offset)).guid - 1
@@ -206,6 +210,7 @@ def seek_reach(ChannelCore channel not None, uint64_t target):
     for _, end in channel.readable.log.holes:
         # Nothing is readable yet in a topic that was paused from the beginning.
         finished_end = max(finished_end, min(end, channel.readable.end))
+    assert finished_end >= target
     return finished_end - 1 if finished_end > target else target
 
 
@@ -214,7 +219,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
 
     place: that of the target, with all deferred messages after it counted in this slice. Returns: an id at or above
     those of the messages before the target, and below those after. Raises: StorageError if a hole or a cancelled
-    message is beyond the ledger's ring (nothing changed).
+    message is beyond the ledger's window (nothing changed).
     """
     cdef Ledger ledger = channel.ledger
     cdef uint64_t ordinal
@@ -230,4 +235,5 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     for ordinal in left_out:
         ledger.finish(ordinal)
     channel.cursor.finish_missing(target, channel.readable.end)
+    assert ledger.header.cursor == target and channel.slots.count() == 0
     return guid_before(channel.cursor)

@@ -3,7 +3,7 @@
 Emptying is a reset to the end of the readable part. A seek is a reset to any place (pyx/broker/replay.pyx).
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport INT64_MAX, uint64_t
 
 from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.wire.trace_events cimport REASON_EMPTIED
@@ -14,6 +14,7 @@ cdef int forget_deliveries(ChannelCore channel) except -1:
     channel.slots.clear()
     channel.ready.clear()
     channel.dead_letters.clear()
+    assert channel.slots.count() == 0 and channel.ready.count == 0
     return 0
 
 
@@ -32,9 +33,10 @@ cdef int start_over(ChannelCore channel, Position position) except -1:
     channel.parking.drop_all()
     channel.note_parking()
     # Nothing waits for space any more, and `empty` drops the timer that would retry.
-    channel.held_up = False
+    channel.waits.retry_ns = INT64_MAX
     channel.readable.request_trim()
     channel.readable.scheduler.request_wake(channel)
+    assert channel.ledger.header.cursor == position.ordinal and channel.parking.unsettled_ahead == 0
     return 0
 
 
@@ -46,6 +48,7 @@ def empty(ChannelCore channel not None):
         channel.trace.dropped_many(REASON_EMPTIED, count)
     # Nothing times out and nothing is due any more.
     channel.readable.scheduler.drop_timer(channel)
+    assert channel.dispatcher.available() == 0, "messages are queued yet"
 
 
 def abandon(ChannelCore channel not None):
@@ -55,6 +58,7 @@ def abandon(ChannelCore channel not None):
     channel.cursor.move_to(position.segment, position.offset)
     forget_deliveries(channel)
     channel.parking.abandon()
+    channel.waits.end()
     # The sync of a larger file may still run. Its path is free for the next channel of this name.
     channel.ledger.forget_growth()
     if channel.cancelled is not None:

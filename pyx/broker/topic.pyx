@@ -34,6 +34,7 @@ from pyqd.hot.diskqueue.logreader cimport LogReader
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.guid cimport id_after_steps
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.bodies cimport Frames
@@ -181,6 +182,7 @@ cdef class TopicCore(Scheduled):
         self.held_known = self.readable.end == log.end or self.state.deferred_below <= self.readable.end
         if self.readable.end == log.end:
             self.readable.note_held()
+        assert self.state.held_from <= self.readable.end <= log.end, "invariant 1"
 
     cdef int recount(self, bint power_failed) except -1:
         """At a start: count messages that were stored just before a kill, and note how counts and ordinals differ."""
@@ -223,6 +225,7 @@ cdef class TopicCore(Scheduled):
 
     cdef uint64_t held_count(self) noexcept:
         """Count the messages that no channel has been given."""
+        debug_require(self.readable.end <= self.log.end)
         return self.log.end - self.readable.end
 
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1:
@@ -232,6 +235,7 @@ cdef class TopicCore(Scheduled):
         """
         cdef char* at
         cdef bint at_once = False
+        assert self.open_count == 0, "a batch is open"
         self.log.reserve(record_span(body_bytes))
         if due_ns != 0 and self.is_readable():
             at_once = self.parks_at_once(record_span(body_bytes), 1)
@@ -263,6 +267,7 @@ cdef class TopicCore(Scheduled):
     cdef int note_unkept(self, uint64_t guid, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1:
         """Add the events of a message that is accepted and dropped, for an ephemeral topic holds no more."""
         cdef Record record
+        assert self.ephemeral, "a durable topic drops no message"
         if self.trace is None:
             return 0
         memset(&record, 0, sizeof(Record))
@@ -274,9 +279,10 @@ cdef class TopicCore(Scheduled):
         """Return True if the channels park the messages of this publish at once; that is then work of this pass."""
         cdef ChannelCore channel
         cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
+        debug_require(count != 0)
         for channel in self.channels:
             if channel.parking.is_beyond(self.log.end + count - 1):
-                # In its next run the channel grows its ledger beside the loop.
+                # In its next run the channel grows its ledger in a thread.
                 return False
             if channel.parking.parked is None:
                 work += OPEN_WORK
@@ -334,6 +340,7 @@ cdef class TopicCore(Scheduled):
 
         body_words: 8-byte words of all bodies, each rounded up. Raises: StorageError (nothing was accepted).
         """
+        assert count != 0
         self.add_batch(at, count, body_words, 0, now_ns, True)
         return self.commit_batches()
 
@@ -370,6 +377,7 @@ cdef class TopicCore(Scheduled):
 
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
         """Return True if messages can be added to the open batch."""
+        debug_require(count != 0)
         return self.log.batch.joins(batch_span(count, body_words))
 
     cdef int commit_batches(self) except -1:
@@ -412,6 +420,7 @@ cdef class TopicCore(Scheduled):
         each, and 8 ignored bytes precede each size. body_words: as there. Raises: StorageError (nothing was accepted).
         """
         cdef MessageBatch batch
+        assert count != 0 and self.open_count == 0, "a batch is open"
         memset(&batch, 0, sizeof(MessageBatch))
         batch.at, batch.count, batch.body_words = at, count, body_words
         batch.now_ns, batch.due_ns, batch.dues = now_ns, due_ns, dues
@@ -427,6 +436,7 @@ cdef class TopicCore(Scheduled):
         """Reserve space for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
         cdef uint64_t span = batch_span(batch.count, batch.body_words)
         cdef uint64_t held = self.held_count()
+        assert batch.count != 0 and batch.done == 0
         batch.kept = batch.count
         if self.ephemeral and not self.is_readable():
             # As with single messages, those beyond the limit of held messages are accepted and dropped.
@@ -505,6 +515,7 @@ cdef class TopicCore(Scheduled):
 
     cdef int drop_messages(self, MessageBatch* batch) except -1:
         """Drop a batch that is under way."""
+        assert batch.done <= batch.count
         if batch.kept != 0 and self.log.batch.is_open:
             self.log.batch.discard()
         return 0
@@ -515,6 +526,7 @@ cdef class TopicCore(Scheduled):
 
     cdef int advance_end(self) except -1:
         """Let the channels read up to the log's end, and schedule their deliveries."""
+        debug_require(self.is_readable())
         self.readable.advance_end()
         if self.state.held_from != self.readable.end:
             self.state.held_from = self.readable.end
@@ -523,6 +535,7 @@ cdef class TopicCore(Scheduled):
 
     cdef int wake(self) except -1:
         cdef ChannelCore channel
+        assert self.on_drop_wanted is None or self.exiting, "only a deleted topic drops channels"
         if self.on_drop_wanted is not None:
             while self.on_drop_wanted():
                 if not self.scheduler.spend(DROP_WORK):
@@ -553,6 +566,7 @@ cdef class TopicCore(Scheduled):
             floor = self.log.floor_retained(floor, self.retention_bytes, since_ns)
             if self.trace is not None:
                 return self.trim_traced(floor)
+        assert floor <= self.log.end
         self.log.trim(floor)
         return 0
 
@@ -561,6 +575,7 @@ cdef class TopicCore(Scheduled):
         cdef uint64_t before = self.log.first.first_ordinal
         cdef Segment first
         cdef uint64_t following
+        assert self.trace is not None and floor <= self.log.end
         self.log.trim(floor)
         first = self.log.first
         if first.first_ordinal != before:
@@ -667,6 +682,7 @@ cdef class TopicCore(Scheduled):
 
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets the held messages, unless the topic is paused or awaits channels."""
+        assert not channel.exiting, "the channel is deleted"
         assert channel.readable is self.readable, "the channel reads another topic's log"
         self.channels.append(channel)
         self.note_members()
@@ -702,6 +718,7 @@ cdef class TopicCore(Scheduled):
     cdef int finish_missing(self, uint64_t start) except -1:
         """Finish, in all channels, the readable records of `[start, end)` that the log has lost."""
         cdef ChannelCore channel
+        assert start <= self.readable.end
         if start == self.readable.end or not self.log.holes:
             return 0
         for channel in self.channels:
@@ -727,6 +744,7 @@ cdef class TopicCore(Scheduled):
         if was_readable and not self.channels:
             self.readable.note_held()
         self.readable.request_trim()
+        assert channel not in self.channels, "a channel was attached twice"
 
     def pause(self, bint paused):
         """Hold published messages, or hand them to the channels again. Remembered over restarts."""
@@ -783,6 +801,7 @@ cdef class TopicCore(Scheduled):
                 self.trace.note_many(DROPPED, 0, REASON_EMPTIED, end - start, wall_ns())
         self.readable.trim_wanted = True
         self.scheduler.request_wake(self)
+        assert self.readable.end == self.log.end, "messages are held yet"
 
     cdef int note_members(self) except -1:
         """Tell the trace which channels get published messages from now on."""
@@ -799,6 +818,7 @@ cdef class TopicCore(Scheduled):
         """Add an event for each channel that gets the held messages."""
         cdef ChannelCore channel
         cdef int64_t now_ns = wall_ns()
+        assert self.trace is not None
         for channel in self.channels:
             if channel.trace is not None:
                 channel.trace.place.note_many(STORED, 0, REASON_RELEASED, count, now_ns)
@@ -880,6 +900,7 @@ cdef class TopicCore(Scheduled):
                 # The record may be trimmed before the next start.
                 self.state.last_guid = guid
                 self.state_change_count += 1
+        assert self.guids.last_id >= self.state.last_guid, "an id is given twice"
 
     def note_given(self, uint64_t end):
         """Record that all messages below an ordinal were given to channels with durable names and ledgers.
@@ -918,6 +939,7 @@ cdef class TopicCore(Scheduled):
                 self.scheduler.request_wake(channel)
         if self.readable.trim_wanted:
             self.scheduler.request_wake(self)
+        assert self.state.held_from <= self.readable.end, "invariant 1"
 
     @property
     def end(self) -> int:
@@ -966,6 +988,9 @@ cdef class TopicCore(Scheduled):
         """Assert the invariants that relate topic, log and channels."""
         assert self.log.first.first_ordinal <= self.state.held_from <= self.log.end
         assert self.log.first.first_ordinal <= self.readable.end <= self.log.end
+        assert not self.is_readable() or self.readable.end == self.log.end
+        assert self.state.last_guid <= self.guids.last_id and self.state.given_below <= self.log.end + 1
+        assert self.log.batch.is_open or self.open_count == 0
         self.log.check()
         for channel in self.channels:
             channel.check()

@@ -152,6 +152,7 @@ cdef class TracePlace:
     cdef int begin_publish(self, uint64_t last_guid) noexcept:
         """Tell that messages with ids above one are about to be published here, by `publisher`."""
         cdef OpenHeader* header = self.log.header
+        debug_require(header.tail >= BLOCK_HEADER_BYTES)
         if self.log.told_place is not self or self.log.told_client is not self.publisher:
             self.log.tell(self)
         header.published_after = last_guid
@@ -163,6 +164,7 @@ cdef class TracePlace:
 
     cdef int end_publish(self, const Record* first, uint32_t count, bint are_stored) noexcept:
         """Add the events of the messages that were published, or of none. first: the first of `count` records."""
+        debug_require((first != NULL) | (count == 0))
         self.note_records(first, count, are_stored)
         store_barrier()
         self.log.header.publishing = 0
@@ -173,6 +175,7 @@ cdef class TracePlace:
         """Add the events of published messages. are_stored: all channels have got them."""
         cdef TraceLog log = self.log
         cdef const Record* record = first
+        debug_require((first != NULL) | (count == 0))
         for _ in range(count):
             if self.samples(record.guid):
                 put_published(log, self, record, are_stored)
@@ -186,6 +189,7 @@ cdef class TracePlace:
 
         are_first: of the batch.
         """
+        debug_require(count != 0)
         if are_first:
             self.framed_count = 0
         if self.framed_count < FRAMED_MAX:
@@ -195,12 +199,13 @@ cdef class TracePlace:
         return 0
 
     cdef int end_framed(self, const Record* first, uint32_t count, bint are_stored) noexcept:
-        """Do as `end_publish` for the messages told to `note_framed`, which are these.
+        """Like `end_publish`, for the messages told to `note_framed`, which are these.
 
         Their records may lie in pages that are not mapped yet, and the received messages are in the cache.
         """
         cdef uint32_t index
         cdef bint with_set = are_stored and len(self.members) != 0
+        debug_require(self.framed_count != 0)
         if self.body_bytes != 0 or self.framed_count > FRAMED_MAX:
             return self.end_publish(first, count, are_stored)
         for index in range(self.framed_count):
@@ -224,6 +229,7 @@ cdef class TracePlace:
     cdef int begin_cancel(self, uint64_t guid) noexcept:
         """Tell that a message is about to be cancelled in this channel."""
         cdef OpenHeader* header = self.log.header
+        debug_require(guid != 0)
         if not self.samples(guid):
             return 0
         header.cancelling_topic_bytes = <uint32_t> len(self.topic)
@@ -251,6 +257,7 @@ cdef class TracePlace:
         """Set the channels that get published messages."""
         self.members = members if len(members) <= SET_CHANNELS_MAX else []
         self.set_key = 0
+        assert len(self.members) <= SET_CHANNELS_MAX
         return 0
 
 
@@ -270,6 +277,7 @@ cdef int put_run(TraceLog log, TracePlace place, const FramedMessages* framed, b
     cdef uint32_t room, count
     cdef Event* event
     cdef uint32_t* sizes
+    debug_require(framed.count != 0)
     while left != 0:
         if not place.samples(guid):
             at += sizeof(uint32_t) + <uint32_t> read_be32(at)
@@ -309,6 +317,7 @@ cdef int put_published(TraceLog log, TracePlace place, const Record* record, bin
     cdef uint32_t span = EVENT_BYTES
     cdef uint32_t kept_bytes = min(record.size_bytes, place.body_bytes)
     cdef bint with_set = is_stored and len(place.members) != 0
+    debug_require(record.size_bytes != 0)
     if record.due_ns != 0:
         span += EVENT_BYTES
     span += <uint32_t> padded(kept_bytes)
@@ -387,6 +396,7 @@ cdef class TraceLog:
         store_barrier()
         header.magic = MAGIC
         self.event_count = self.lost_count = 0
+        assert self.row_count == 0 and self.tail == BLOCK_HEADER_BYTES
         return 0
 
     cdef tuple take_up_block(self, int64_t end, int64_t dense_from):
@@ -441,6 +451,7 @@ cdef class TraceLog:
 
     cdef int begin_block(self, int64_t first_position) noexcept:
         """Begin an empty block."""
+        debug_require(first_position > 0)
         if self.header.publishing == 1 and self.last_published != 0:
             # Messages up to there have their events, in the block that is sealed.
             self.header.published_after = self.last_published
@@ -521,6 +532,7 @@ cdef class TraceLog:
         self.place_count += 1
         place.key = self.generation << 16 | self.place_count
         self.tail += span
+        debug_require(self.tail <= BLOCK_BYTES)
         return 0
 
     cdef int define_client(self, TraceClient client) noexcept:
@@ -536,6 +548,7 @@ cdef class TraceLog:
         self.client_count += 1
         client.key = self.generation << 16 | self.client_count
         self.tail += span
+        debug_require(self.tail <= BLOCK_BYTES)
         return 0
 
     cdef int define_set(self, TracePlace place) noexcept:
@@ -558,10 +571,12 @@ cdef class TraceLog:
             numbers += 1
         place.set_key = self.generation
         self.tail += span
+        debug_require(self.tail <= BLOCK_BYTES)
         return 0
 
     def finish_recovery(self):
         """Note that the events of the act that a kill interrupted have been added, or are not wanted."""
+        assert self.row_count == 0 or self.tail > BLOCK_HEADER_BYTES
         self.header.publishing = 0
         self.header.cancelling = 0
         self.unfinished_publish = self.unfinished_cancel = None
@@ -594,6 +609,7 @@ cdef class TraceLog:
 
     cdef int store_block(self) except -1:
         cdef BlockHeader* block = <BlockHeader*> self.block
+        assert BLOCK_HEADER_BYTES <= self.tail <= BLOCK_BYTES, "the block is too long"
         block[0] = BlockHeader(
             version=BLOCK_VERSION, node_id=self.node_id, row_count=self.row_count,
             first_position=self.header.first_position, dense_from=self.header.dense_from, sealed_ns=wall_ns())
@@ -605,6 +621,7 @@ cdef class TraceLog:
         """Name the topic and the client of a publish in the header."""
         cdef OpenHeader* header = self.header
         cdef TraceClient client = place.publisher
+        debug_require(place.log is self)
         self.told_place, self.told_client = place, client
         header.topic_bytes = <uint32_t> len(place.topic)
         memcpy(header.topic, PyBytes_AS_STRING(place.topic), header.topic_bytes)

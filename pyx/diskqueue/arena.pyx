@@ -311,6 +311,8 @@ cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nog
 cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
     """Map a page of zeros over a page of an extent, under the lock. Returns: whether that succeeded."""
     global lost_count
+    debug_require(offset % PAGE_BYTES == 0)
+    debug_require(not extent.verified)
     if lost_count == LOST_MAX or make_present(extent) != 0:
         return False
     if <uintptr_t> mmap(
@@ -333,6 +335,7 @@ cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexce
     cdef uint64_t index
     cdef bint found = False
     cdef const char* first = extent.base + (start & ~<uint64_t> (PAGE_BYTES - 1))
+    debug_require(start <= extent.size_bytes)
     if extent.lost_pages == 0:
         return False
     lock()
@@ -348,6 +351,7 @@ cdef void forget_lost(Extent* extent) noexcept nogil:
     """Remove the lost pages of an extent that is freed from the list, under the lock."""
     global lost_count
     cdef uint64_t index = 0
+    debug_require(extent.lost_pages != 0)
     while index < lost_count:
         if extent.base <= lost[index] < extent.base + extent.size_bytes:
             lost_count -= 1
@@ -402,6 +406,7 @@ cdef int remap(Extent* extent) noexcept nogil:
     global mapped, remapped
     cdef int fd, failed
     cdef stat_of found
+    debug_require(extent.state == EXTENT_ABSENT)
     if extent.removed:
         # The file is gone, and its former content matters to no reader.
         if not map_at(extent.base, extent.size_bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1):
@@ -446,6 +451,7 @@ cdef int open_file(const char* path) noexcept nogil:
 
 cdef void open_spare() noexcept nogil:
     global spare_fd
+    debug_require(arena != NULL)
     if spare_fd < 0:
         spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
 
@@ -453,6 +459,7 @@ cdef void open_spare() noexcept nogil:
 cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept nogil:
     """Map an absent extent within the budget. Returns: False with errno set if the kernel refuses."""
     cdef int failed
+    debug_require(size_bytes != 0)
     while is_loading and mapped >= budget // 2 and evict_loaded():
         pass
     while mapped >= budget and evict_oldest():
@@ -493,11 +500,13 @@ cdef bint unmap(Extent* extent) noexcept nogil:
 
 cdef bint unmap_range(char* start, uint64_t length_bytes) noexcept nogil:
     cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+    debug_require(start >= arena)
     return <uintptr_t> mmap(start, length_bytes, PROT_NONE, flags, -1, 0) == <uintptr_t> start
 
 
 cdef void guard_oldest() noexcept nogil:
     """Guard the oldest extents while more than half of the budget can be accessed; a few at a time."""
+    debug_require(pinned <= present.count)
     if present.count - pinned > budget // 2 and not is_loading:
         guard(min(present.count - pinned - budget // 2, <uint64_t> GUARDED_AT_ONCE))
 
@@ -547,6 +556,7 @@ cdef bint evict_loaded() noexcept nogil:
     cdef Extent* first = present.first
     cdef Extent* last = first
     cdef Extent* following
+    debug_require(is_loading)
     if present.count <= pinned + recent_min:
         return False
     if first.pin_count > 0:
@@ -580,6 +590,7 @@ cdef void keep_known(Extent* extent) noexcept nogil:
     """Keep a file in the kernel's memory until a complete sync that begins later, in case its write-back has failed."""
     global kept_count
     cdef int fd
+    debug_require(kept_count <= KEPT_MAX)
     if kept_count < kept_max and not extent.removed:
         fd = open(extent.path, O_RDONLY | O_CLOEXEC)
         if fd >= 0:
@@ -614,6 +625,7 @@ cdef Extent* extent_of(
     cdef Extent* extent
     cdef int64_t slot
     cdef int failed = EEXIST
+    debug_require(size_bytes != 0)
     # A larger file is mapped outside the arena.
     if size_bytes > <uint64_t> SLOT_BYTES << ORDER_MAX or not reserve_arena():
         (&errno)[0] = EEXIST
@@ -656,7 +668,7 @@ cdef Extent* extent_of(
 
 
 cdef void extent_free(Extent* extent) noexcept nogil:
-    """Unmap an extent for good, beside the event loop if it is mapped and there is a thread."""
+    """Unmap an extent for good, in a thread if it is mapped and there is one."""
     global leaving, pinned
     cdef bint later = False
     lock()
@@ -683,6 +695,7 @@ cdef void finish_free(Release* release) noexcept nogil:
     global extents, mapped, leaving
     cdef Extent* extent = <Extent*> release
     cdef bint unmapped = True
+    debug_require(extents > 0)
     # Not under the lock: the caller of any other function would wait until the file's blocks are free.
     if extent.state != EXTENT_ABSENT:
         # The mapping that replaces this one locks all mappings of the process, for as long as there are pages: 4 ms.
@@ -702,6 +715,7 @@ cdef void finish_free(Release* release) noexcept nogil:
 
 
 cdef uint64_t slot_of(const Extent* extent) noexcept nogil:
+    debug_require(extent.base >= arena)
     return <uint64_t> (extent.base - arena) // SLOT_BYTES
 
 
@@ -719,6 +733,7 @@ cdef int extent_pin(Extent* extent) noexcept nogil:
 
 cdef void extent_unpin(Extent* extent) noexcept nogil:
     global pinned
+    debug_require(pinned > 0)
     lock()
     debug_require(extent.pin_count > 0)
     debug_require(extent.state == EXTENT_PRESENT)
@@ -803,6 +818,7 @@ cdef bint list_is_sound(const ExtentList* extents_of, ExtentState state, uint64_
     """Return whether a list has its count of extents, all in that state; count the pinned ones. Under the lock."""
     cdef const Extent* extent = extents_of.first
     cdef uint64_t count = 0
+    debug_require((extents_of.first == NULL) == (extents_of.last == NULL))
     while extent != NULL:
         if extent.state != state or (extent.lost_pages != 0 and extent.pin_count == 0):
             return False
@@ -889,10 +905,11 @@ def end_sync(uint64_t begun):
     unlock()
     for index in range(unneeded_count):
         close_kept(unneeded[index])
+    assert kept_count <= KEPT_MAX
 
 
 cdef void close_kept(int fd) noexcept nogil:
-    """Close a descriptor of an unmapped file, beside the event loop if the file has been removed since."""
+    """Close a descriptor of an unmapped file, in a thread if the file has been removed since."""
     cdef stat_of found
     if fstat(fd, &found) == 0 and found.st_nlink == 0:
         close_later(fd)

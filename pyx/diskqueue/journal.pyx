@@ -84,6 +84,7 @@ cdef class CommitBuffer:
     cdef bint reserve(self, uint64_t size_bytes) except -1:
         """Reserve memory for more bytes and a block's padding. Returns: False if the commit would be too large."""
         cdef uint64_t needed = self.used + size_bytes + JOURNAL_BLOCK_BYTES
+        assert self.used <= self.capacity
         if needed > COMMIT_BYTES_MAX:
             return False
         if needed > self.capacity:
@@ -93,6 +94,7 @@ cdef class CommitBuffer:
     def grow(self, uint64_t capacity):
         """Enlarge the memory and keep its content. Raises: MemoryError."""
         cdef void* grown = NULL
+        assert capacity >= self.used
         capacity = (capacity + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
         if posix_memalign(&grown, JOURNAL_BLOCK_BYTES, capacity) != 0:
             raise MemoryError
@@ -113,6 +115,7 @@ cdef class CommitBuffer:
             raise MemoryError
         self.reaches = <Reach*> grown
         self.reach_capacity = capacity
+        assert self.entry_count < self.reach_capacity
         return 0
 
     cdef int put(self, const void* data, uint64_t size_bytes) except -1:
@@ -213,6 +216,7 @@ cdef class CommitBuffer:
         cdef Segment segment
         cdef Reach* reach
         cdef uint32_t index
+        assert <uint32_t> len(self.owners) == 2 * self.entry_count
         for index in range(self.entry_count):
             reach = &self.reaches[index]
             log, segment = <Log> self.owners[2 * index], <Segment> self.owners[2 * index + 1]

@@ -2,7 +2,7 @@
 
     finished ......... | floor: first not finished | ... one bit each ... | cursor: never handed out | 1s: skipped | end
 
-The ledger is a mapped file: a page of header and a ring of bits, bit i at `i mod capacity_bits`. Setting a bit is the
+The ledger is a mapped file: a page of header and a window of bits, bit i at `i mod capacity_bits`. Setting a bit is the
 FIN; the mapping keeps it over a kill. A bit may also be set at or past the cursor: the record was parked as deferred,
 or dropped, before its delivery, and the cursor will skip it. Depth follows from floor, cursor and `ahead`:
 `depth = end - cursor - ahead`, plus the messages that wait for redelivery.
@@ -12,32 +12,33 @@ Invariants:
 2. Bits are set only in `[floor, floor + capacity_bits)`; `finished_count` is their number, `ahead` that of those at or
    past the cursor.
 3. A change of several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
-   completed by `adopt` after a kill. A bit left behind the floor would stand for a record a ring's length later, which
-   would then never be delivered.
+   completed by `adopt` after a kill. A bit left behind the floor would stand for a record a window's length later,
+   which would then never be delivered.
 4. With `clears_late` the bits of `[uncleared_from, absorb_to)` lie behind the floor and are still set. The header
    announces them, and no bit that shares their place is set before they are cleared.
 
-Header and ring are two pages at least, and a power failure may keep one and not the other. If the kernel has written
+Header and window are two pages at least, and a power failure may keep one and not the other. If the kernel has written
 the cleared bits and not the floor, the records are delivered again. --sync-fin promises that a synced FIN stays. So
 with this flag the bits behind the floor are cleared only when a sync has covered the floor, and a reset goes to a new
 file. A caller that can wait has this file synced in a thread before the reset (`begin_reset`).
 
-The window reaches from the oldest unfinished record to the newest finished one. If it outgrows the ring, a ring of
+The bits reach from the oldest unfinished record to the newest finished one. If they outgrow the window, a window of
 twice the size is written to a new file and synced, and replaces the old one by rename(2). Without the sync a power
-failure could leave the name with a file of zeros. The sync is done in a thread (`begin_growth`): a channel has its ring
-grow before its cursor has come to the end of it, and hands out nothing that the ring does not reach until it has grown.
-Meanwhile the ledger changes, and syncs speak for it. Each of them brings the new file up to date first and writes both
-files (`sync_targets`), so after a power failure either may have the name. Bits that the new file got and that lie
-behind the floor by then stay set until it has the name, as with `clears_late`.
+failure could leave the name with a file of zeros. The sync is done in a thread (`begin_growth`): a channel has its
+window grow before its cursor has come to the end of it, and hands out nothing that the window does not reach until it
+has grown. Meanwhile the ledger changes, and syncs speak for it. Each of them brings the new file up to date first and
+writes both files (`sync_targets`), so after a power failure either may have the name. Bits that the new file got and
+that lie behind the floor by then stay set until it has the name, as with `clears_late`.
 
-A caller that cannot wait grows the ring on the spot (`reach`, `finish`), and waits for the sync.
+A caller that cannot wait grows the window on the spot (`reach`, `finish`), and waits for the sync.
 
-A file that a sync or a stop writes is *sealed*: checksums of header and ring lie in the header, and say that they
+A file that a sync or a stop writes is *sealed*: checksums of header and window lie in the header, and say that they
 count. The first change after that takes the seal off before it stores anything, so a kill between two syncs leaves a
 file without one, which is believed as it is. To ask for the seal costs a FIN nothing: a sealed ledger reaches no record
-(`is_open_for`), so the first FIN comes in by the way of one beyond the ring, and the first delivery by that of a record
-near the ring's end (`roomy_below`). Each other change calls `unseal`. After a power failure the ring may be newer than
-the header. Then the ring is believed and the seal comes off; the header, in one page, is checked all the same.
+(`is_open_for`), so the first FIN comes in by the way of one beyond the window, and the first delivery by that of a
+record near the window's end (`roomy_below`). Each other change calls `unseal`. After a power failure the window may be
+newer than the header. Then the window is believed and the seal comes off; the header, in one page, is checked all the
+same.
 
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
@@ -48,17 +49,17 @@ from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_again, store_barrier
 from pyqd.hot.primitives.bitmap cimport (
-    ring_add,
-    ring_clear_range,
-    ring_copy,
-    ring_count,
-    ring_next_one,
-    ring_next_zero,
-    ring_run_of_ones,
-    ring_set,
-    ring_set_range,
-    ring_test,
-    ring_word,
+    window_add,
+    window_clear_range,
+    window_copy,
+    window_count,
+    window_next_one,
+    window_next_zero,
+    window_run_of_ones,
+    window_set,
+    window_set_range,
+    window_test,
+    window_word,
 )
 from pyqd.hot.primitives.crc32c cimport crc32c
 from pyqd.hot.primitives.debug cimport debug_require
@@ -68,7 +69,7 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, 
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t BITS_PER_PAGE = 8 * 4096
-cdef uint64_t RING_BITS_MIN = BITS_PER_PAGE
+cdef uint64_t WINDOW_BITS_MIN = BITS_PER_PAGE
 # origins_unknown_below of a ledger that replaces a lost one, until its channel is recovered.
 cdef uint64_t UNKNOWN = <uint64_t> -1
 cdef uint64_t ALL_CLEARED = <uint64_t> -1
@@ -92,6 +93,7 @@ cdef uint32_t header_checksum(const LedgerHeader* header) noexcept:
 
 
 cdef int seal_header(LedgerHeader* header) noexcept:
+    debug_require(header.reset_to == 0)
     header.checksum = header_checksum(header)
     store_barrier()
     header.sealed = LEDGER_SEALED
@@ -119,14 +121,14 @@ cdef int count_from(LedgerHeader* header, uint64_t ordinal) noexcept:
 
 
 def set_limits_for_tests(uint64_t capacity_bits):
-    """Set the number of bits of new ledgers, a power of two, so that rings grow soon: for tests.
+    """Set the number of bits of new ledgers, a power of two, so that windows grow soon: for tests.
 
     Returns: the former number.
     """
-    global RING_BITS_MIN
-    cdef uint64_t former = RING_BITS_MIN
+    global WINDOW_BITS_MIN
+    cdef uint64_t former = WINDOW_BITS_MIN
     assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
-    RING_BITS_MIN = capacity_bits
+    WINDOW_BITS_MIN = capacity_bits
     return former
 
 
@@ -136,8 +138,8 @@ cdef class Ledger:
 
     files: the operating system. path: the file, created if it is missing; None for anonymous memory. placeholders:
     given by a start, which continues in memory if the disk has no space for the file (pyqd.diskqueue.placeholders).
-    expected: a missing file counts as lost. exists: whether the file exists; None: find out. power_failed: the ring may
-    be newer than the header.
+    expected: a missing file counts as lost. exists: whether the file exists; None: find out. power_failed: the window
+    may be newer than the header.
 
     A damaged or lost file, or one of a later format, is replaced by a fresh one: `rebuilt`. `outran`: the ledger had
     marked records after the log's end, which the log has lost.
@@ -167,19 +169,19 @@ cdef class Ledger:
         self.rebuilt = self.rebuilt or expected
         self.pristine = True
         try:
-            mapping = self.new_file(RING_BITS_MIN)
+            mapping = self.new_file(WINDOW_BITS_MIN)
         except DiskFull:
             mapping = None
             if aside is not None:
-                mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
+                mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + WINDOW_BITS_MIN // 8)
             if mapping is None:
                 if placeholders is None:
                     raise
                 self.placeholders = placeholders
-                mapping = placeholders.map(path, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8, self.note_written)
-        (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
-        # A new file has no earlier lap of the ring, whatever the kernel has written of it.
-        (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN
+                mapping = placeholders.map(path, LEDGER_HEADER_BYTES + WINDOW_BITS_MIN // 8, self.note_written)
+        (<LedgerHeader*> mapping.base).capacity_bits = WINDOW_BITS_MIN
+        # A new file has no earlier lap of the window, whatever the kernel has written of it.
+        (<LedgerHeader*> mapping.base).trusted_below = WINDOW_BITS_MIN
         if self.rebuilt:
             # In the file before it has its name: a kill or a power failure later in the start takes no caution away.
             (<LedgerHeader*> mapping.base).origins_unknown_below = UNKNOWN
@@ -188,6 +190,7 @@ cdef class Ledger:
         self.replace_file(mapping)
 
     cdef Mapping new_file(self, uint64_t capacity_bits):
+        assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
         growing = None if self.path is None else self.path + GROWING
         # The new file takes the name from one that is still being synced.
         self.forget_growth()
@@ -219,6 +222,7 @@ cdef class Ledger:
 
     def note_written(self):
         """Record that a ledger kept in memory has a file now, whose name no sync has covered yet."""
+        assert self.path is not None, "a ledger in memory has no file"
         self.placeholders = None
         self.change_count += 1
         if self.on_replaced is not None:
@@ -244,7 +248,7 @@ cdef class Ledger:
             or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
         ):
             raise CorruptionError(path, 16, "the ledger's header contradicts itself")
-        if header.sealed != 0 and header.ring_checksum != crc32c(
+        if header.sealed != 0 and header.bits_checksum != crc32c(
                 0, mapping.base + LEDGER_HEADER_BYTES, header.capacity_bits // 8):
             if not self.power_failed:
                 raise CorruptionError(path, LEDGER_HEADER_BYTES, "the checksum of the ledger's bits is wrong")
@@ -257,13 +261,14 @@ cdef class Ledger:
         if self.path is None or self.open_bits == 0:
             return
         assert self.header.reset_to == 0, "a reset is under way"
-        self.header.ring_checksum = crc32c(0, self.words, self.capacity_bits // 8)
+        self.header.bits_checksum = crc32c(0, self.words, self.capacity_bits // 8)
         seal_header(self.header)
         self.open_bits = 0
         self.roomy_below = 0
 
     cdef int break_seal(self) except -1:
         """Let the file be changed, whose checksums count until then."""
+        assert self.open_bits == 0
         self.header.sealed = 0
         store_barrier()
         self.open_bits = self.capacity_bits
@@ -293,8 +298,9 @@ cdef class Ledger:
             header.cursor = max(header.cursor, header.floor)
             self.sync_floor()
             self.clear_absorbed()
-        self.finished_count = ring_count(self.words, self.capacity_bits, header.floor, self.bits_end())
+        self.finished_count = window_count(self.words, self.capacity_bits, header.floor, self.bits_end())
         self.count_ahead()
+        assert header.floor <= header.cursor, "invariant 1"
         return 0
 
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1:
@@ -328,16 +334,18 @@ cdef class Ledger:
         if end - header.floor < self.capacity_bits:
             self.clear_bits(end, header.floor + self.capacity_bits)
         if self.finished_count != 0:
-            self.finished_count = ring_count(
+            self.finished_count = window_count(
                 self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
+        assert oldest <= header.floor <= header.cursor <= end, "invariant 1"
         return self.absorb_found()
 
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1:
-        """Clear the bits of `[start, end)`, in a ring that has some; the caller updates `finished_count`."""
-        if self.finished_count != 0 and ring_count(self.words, self.capacity_bits, start, end) != 0:
+        """Clear the bits of `[start, end)`, in a window that has some; the caller updates `finished_count`."""
+        debug_require(start <= end)
+        if self.finished_count != 0 and window_count(self.words, self.capacity_bits, start, end) != 0:
             self.unseal()
-            ring_clear_range(self.words, self.capacity_bits, start, end)
+            window_clear_range(self.words, self.capacity_bits, start, end)
         return 0
 
     cdef int absorb_found(self) except -1:
@@ -348,24 +356,24 @@ cdef class Ledger:
         return 0
 
     def drop_doubtful_bits(self):
-        """After a power failure and before `clamp`: forget the bits that may be those of an earlier lap of the ring.
+        """After a power failure and before `clamp`: forget the bits that may be those of an earlier lap of the window.
 
-        Header and ring are written by the kernel in any order. A bit of the last synced state or later may lie where a
-        record of the next lap has its own; so from a lap past the floor of then (`trusted_below`) no bit counts.
+        Header and window are written by the kernel in any order. A bit of the last synced state or later may lie where
+        a record of the next lap has its own; so from a lap past the floor of then (`trusted_below`) no bit counts.
         """
         cdef LedgerHeader* header = self.header
         cdef uint64_t end = header.floor + self.capacity_bits
         cdef uint64_t start = max(header.floor, header.trusted_below)
         if start < end:
             self.unseal()
-            ring_clear_range(self.words, self.capacity_bits, start, end)
-        self.finished_count = ring_count(self.words, self.capacity_bits, header.floor, end)
+            window_clear_range(self.words, self.capacity_bits, start, end)
+        self.finished_count = window_count(self.words, self.capacity_bits, header.floor, end)
         self.count_ahead()
 
     def note_synced(self, uint64_t bits_from, uint64_t reset_count, uint64_t change_count):
-        """Record that header and ring are on stable storage as they were at resets and changes, or later.
+        """Record that header and window are on stable storage as they were at resets and changes, or later.
 
-        bits_from: the first record of which the ring had a bit then.
+        bits_from: the first record of which the window had a bit then.
         May be called in a thread, as the interpreter's lock is held.
         """
         assert change_count <= self.change_count, "a sync has covered changes that were not made yet"
@@ -380,11 +388,13 @@ cdef class Ledger:
         after a power failure. May be called in a thread, as the interpreter's lock is held.
         """
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        assert reset_count <= self.reset_count, "the reset has not been made yet"
         if reset_count == self.reset_count:
             set_trusted_below(header, bits_from + header.capacity_bits)
 
     def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
         """Clear the bits behind a floor that is on stable storage, as of so many resets."""
+        assert reset_count <= self.reset_count, "the reset has not been made yet"
         if self.uncleared_from != ALL_CLEARED and reset_count == self.reset_count:
             self.clear_late_bits(floor)
 
@@ -396,7 +406,8 @@ cdef class Ledger:
         cdef uint64_t limit = self.bits_end()
         self.ahead = 0
         if self.finished_count != 0 and self.header.cursor < limit:
-            self.ahead = ring_count(self.words, self.capacity_bits, self.header.cursor, limit)
+            self.ahead = window_count(self.words, self.capacity_bits, self.header.cursor, limit)
+        assert self.ahead <= self.finished_count, "invariant 2"
         return 0
 
     cdef int finish(self, uint64_t ordinal) except -1:
@@ -413,17 +424,18 @@ cdef class Ledger:
         if not self.reaches(ordinal):
             self.grow(ordinal)
             header = self.header
-        assert not ring_test(self.words, self.capacity_bits, ordinal), "finished twice"
-        ring_set(self.words, self.capacity_bits, ordinal)
+        assert not window_test(self.words, self.capacity_bits, ordinal), "finished twice"
+        window_set(self.words, self.capacity_bits, ordinal)
         self.finished_count += 1
         if ordinal >= header.cursor:
             self.ahead += 1
+        debug_require(self.ahead <= self.finished_count)
         return 0
 
     cdef bint try_finish(self, uint64_t ordinal) except -1:
         """Mark a record as finished at a start, which a full disk must not end.
 
-        Returns: False if the ring cannot grow; the record is not to be delivered, and the next start finds it again.
+        Returns: False if the window cannot grow; the record is not to be delivered, and the next start finds it again.
         """
         self.unseal()
         try:
@@ -433,7 +445,7 @@ cdef class Ledger:
         return True
 
     def try_note_range(self, uint64_t start, uint64_t end):
-        """Do as `try_finish` for every record of `[start, end)`."""
+        """Like `try_finish`, for every record of `[start, end)`."""
         try:
             self.finish_range(start, end)
         except DiskFull:
@@ -441,10 +453,11 @@ cdef class Ledger:
         return True
 
     cdef int reach(self, uint64_t ordinal) except -1:
-        """Make the ring reach an ordinal, so that `finish` cannot fail. Raises: StorageError (nothing changed)."""
+        """Make the window reach an ordinal, so that `finish` cannot fail. Raises: StorageError (nothing changed)."""
         self.unseal()
         if ordinal >= self.header.floor and not self.reaches(ordinal):
             self.grow(ordinal)
+        assert ordinal < self.header.floor or self.reaches(ordinal)
         return 0
 
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1:
@@ -459,12 +472,13 @@ cdef class Ledger:
             self.grow(end - 1)
             header = self.header
         self.change_count += 1
-        self.finished_count += end - start - ring_count(self.words, self.capacity_bits, start, end)
+        self.finished_count += end - start - window_count(self.words, self.capacity_bits, start, end)
         if end > header.cursor:
             ahead_from = max(start, header.cursor)
-            self.ahead += end - ahead_from - ring_count(self.words, self.capacity_bits, ahead_from, end)
-        ring_set_range(self.words, self.capacity_bits, start, end)
+            self.ahead += end - ahead_from - window_count(self.words, self.capacity_bits, ahead_from, end)
+        window_set_range(self.words, self.capacity_bits, start, end)
         self.absorb()
+        assert self.ahead <= self.finished_count, "invariant 2"
         return 0
 
     cdef uint64_t start_of_newest(self, uint64_t count, uint64_t end) except? 0:
@@ -487,21 +501,23 @@ cdef class Ledger:
     cdef uint64_t unfinished_in(self, uint64_t start, uint64_t end) noexcept:
         """Count the unfinished records of `[start, end)`, from the floor on."""
         cdef uint64_t limit = min(end, self.bits_end())
+        debug_require(self.header.floor <= start)
         if self.finished_count == 0 or start >= limit:
             return end - start
-        return end - start - ring_count(self.words, self.capacity_bits, start, limit)
+        return end - start - window_count(self.words, self.capacity_bits, start, limit)
 
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1:
-        """Prepare to finish the records of `[start, end)`: the ring reaches them, and all pages are writable.
+        """Prepare to finish the records of `[start, end)`: the window reaches them, and all pages are writable.
 
         The first store to a page since it was synced is a fault, which may wait for the file system.
         Raises: StorageError.
         """
         cdef uint64_t at = start
+        assert start < end
         self.reach(end - 1)
         store_again(<char*> self.header)
         while at < end:
-            store_again(<char*> &self.words[ring_word(self.capacity_bits, at)])
+            store_again(<char*> &self.words[window_word(self.capacity_bits, at)])
             at = (at | (BITS_PER_PAGE - 1)) + 1
         return 0
 
@@ -509,7 +525,7 @@ cdef class Ledger:
         cdef uint64_t floor = self.header.floor
         if ordinal < floor:
             return True
-        return self.reaches(ordinal) and ring_test(self.words, self.capacity_bits, ordinal)
+        return self.reaches(ordinal) and window_test(self.words, self.capacity_bits, ordinal)
 
     cdef uint64_t finished_end(self) noexcept:
         """Return 1 + the highest finished ordinal, or the floor if no bit is set. Cost: O(capacity)."""
@@ -517,10 +533,10 @@ cdef class Ledger:
         cdef uint64_t start
         if self.finished_count == 0:
             return self.header.floor
-        while end > self.header.floor and not ring_test(self.words, self.capacity_bits, end - 1):
+        while end > self.header.floor and not window_test(self.words, self.capacity_bits, end - 1):
             # A word at a time where it has no bit set.
             start = max(self.header.floor, (end - 1) & ~<uint64_t> 63)
-            end = start if ring_count(self.words, self.capacity_bits, start, end) == 0 else end - 1
+            end = start if window_count(self.words, self.capacity_bits, start, end) == 0 else end - 1
         return end
 
     cdef int hand_out(self) except -1:
@@ -533,6 +549,7 @@ cdef class Ledger:
 
     cdef bint next_is_finished(self) noexcept:
         """Return whether the record at the cursor is finished, so that the cursor skips it."""
+        debug_require(self.ahead <= self.finished_count)
         return self.ahead != 0 and self.is_finished(self.header.cursor)
 
     cdef int skip(self) except -1:
@@ -548,10 +565,11 @@ cdef class Ledger:
 
     cdef uint64_t finished_run(self, uint64_t end) noexcept:
         """Return the number of finished records from the cursor on, without a gap and below an ordinal."""
+        debug_require(self.header.cursor <= end)
         end = min(end, self.bits_end())
         if self.header.cursor >= end:
             return 0
-        return ring_run_of_ones(self.words, self.capacity_bits, self.header.cursor, end)
+        return window_run_of_ones(self.words, self.capacity_bits, self.header.cursor, end)
 
     cdef int skip_run(self, uint64_t count) except -1:
         """Move the cursor over `count` finished records."""
@@ -571,7 +589,7 @@ cdef class Ledger:
         cdef LedgerHeader* header = self.header
         cdef uint64_t old = header.floor
         cdef uint64_t limit = min(header.cursor, self.bits_end())
-        cdef uint64_t run = ring_run_of_ones(self.words, self.capacity_bits, old, limit)
+        cdef uint64_t run = window_run_of_ones(self.words, self.capacity_bits, old, limit)
         if run != 0:
             if header.absorb_to == 0:
                 header.absorb_from = old
@@ -590,7 +608,7 @@ cdef class Ledger:
     cdef int clear_absorbed(self) except -1:
         assert self.header.absorb_from <= self.header.absorb_to <= self.header.floor
         store_barrier()
-        ring_clear_range(self.words, self.capacity_bits, self.header.absorb_from, self.header.absorb_to)
+        window_clear_range(self.words, self.capacity_bits, self.header.absorb_from, self.header.absorb_to)
         store_barrier()
         self.header.absorb_to = 0
         return 0
@@ -605,7 +623,7 @@ cdef class Ledger:
         if end >= self.header.absorb_to:
             self.uncleared_from = ALL_CLEARED
             return self.clear_absorbed()
-        ring_clear_range(self.words, self.capacity_bits, self.uncleared_from, end)
+        window_clear_range(self.words, self.capacity_bits, self.uncleared_from, end)
         store_barrier()
         self.header.absorb_from = end
         self.uncleared_from = end
@@ -624,8 +642,9 @@ cdef class Ledger:
         """Start over at an ordinal: all before it is finished, nothing from it on is finished or parked.
 
         parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
-        a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
-        Raises: StorageError if it was prepared for a larger ring (nothing changed).
+        a reset changes but for the window, which `trusted_below` guards: so a power failure leaves all of it or
+        nothing.
+        Raises: StorageError if it was prepared for a larger window (nothing changed).
         """
         cdef LedgerHeader* header = self.header
         cdef bint prepared = self.is_prepared_for(ordinal, parked_from)
@@ -670,6 +689,7 @@ cdef class Ledger:
 
     cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t capacity_bits) noexcept:
         cdef LedgerHeader header = self.header[0]
+        debug_require(capacity_bits >= self.capacity_bits)
         header.sealed = 0
         header.capacity_bits = capacity_bits
         header.absorb_to = 0
@@ -682,7 +702,7 @@ cdef class Ledger:
         return header
 
     cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1:
-        """Do as `reset` in another file, so that a power failure leaves all of the former ledger or all of this one.
+        """Like `reset`, in another file, so that a power failure leaves all of the former ledger or all of this one.
 
         Blocks. Raises: StorageError (nothing changed).
         """
@@ -690,12 +710,13 @@ cdef class Ledger:
         (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, parked_from, self.capacity_bits)
         self.sync_and_replace(mapping)
         self.reset_count += 1
+        assert self.finished_count == 0 and self.ahead == 0, "the new file has bits"
         return 0
 
     def begin_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached):
         """Prepare the file of a reset to an ordinal or a later one, for a caller that syncs it in a thread.
 
-        reached: an ordinal that its ring has to reach. Returns: the mapping to sync as a whole before
+        reached: an ordinal that its window has to reach. Returns: the mapping to sync as a whole before
         `note_reset_synced`; None if the reset needs no other file. Raises: StorageError (nothing changed).
         """
         cdef uint64_t capacity = self.capacity_bits
@@ -716,6 +737,7 @@ cdef class Ledger:
 
     def note_reset_synced(self, Mapping mapping not None):
         """Let a reset continue in the file of `begin_reset`, which is on stable storage."""
+        assert self.reset_begun or self.growing is not mapping
         self.reset_synced = self.growing is mapping
 
     cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept:
@@ -742,16 +764,18 @@ cdef class Ledger:
         )
 
     cdef int reset_in_prepared(self, uint64_t ordinal, uint64_t parked_from) except -1:
-        """Do as `reset` in the file of `begin_reset`. Raises: StorageError (nothing changed)."""
+        """Like `reset`, in the file of `begin_reset`. Raises: StorageError (nothing changed)."""
         cdef Mapping mapping = self.growing
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         header[0] = self.header_after_reset(ordinal, parked_from, header.capacity_bits)
         self.continue_in(mapping)
         self.reset_count += 1
+        assert self.finished_count == 0 and self.ahead == 0, "the new file has bits"
         return 0
 
     cdef int continue_in(self, Mapping mapping) except -1:
         """Continue in the file of `begin_growth` or `begin_reset`. Raises: StorageError (given up)."""
+        assert self.growing is mapping, "the file is not the one that was synced"
         try:
             self.replace_file(mapping)
         except StorageError:
@@ -762,21 +786,22 @@ cdef class Ledger:
         return 0
 
     cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept:
-        """Return True if the ring reaches an ordinal after a reset, as it was prepared for that."""
+        """Return True if the window reaches an ordinal after a reset, as it was prepared for that."""
         return (
             self.is_prepared_for(ordinal, parked_from)
             and reached - ordinal < (<LedgerHeader*> self.growing.base).capacity_bits
         )
 
     cdef int grow(self, uint64_t ordinal) except -1:
-        """Replace the ring by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
+        """Replace the window by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
         cdef uint64_t capacity = self.capacity_for(ordinal)
         cdef Mapping mapping = self.new_file(capacity)
+        assert not self.reaches(ordinal), "the window is large enough"
         self.copy_to(mapping.base, capacity)
         return self.sync_and_replace(mapping)
 
     cdef uint64_t capacity_for(self, uint64_t ordinal) except 0:
-        """Return the number of bits of the smallest ring that reaches the ordinal."""
+        """Return the number of bits of the smallest window that reaches the ordinal."""
         cdef uint64_t capacity = self.capacity_bits
         assert ordinal >= self.header.floor, "the record is finished"
         while ordinal - self.header.floor >= capacity:
@@ -784,13 +809,14 @@ cdef class Ledger:
         return capacity
 
     cdef int copy_to(self, char* base, uint64_t capacity) except -1:
-        """Copy header and ring to a file of zeros whose ring has `capacity` bits."""
+        """Copy header and window to a file of zeros whose window has `capacity` bits."""
         cdef LedgerHeader* header = <LedgerHeader*> base
+        assert capacity >= self.capacity_bits
         header[0] = self.header[0]
         header.sealed = 0
         header.capacity_bits = capacity
         header.absorb_to = 0
-        ring_copy(
+        window_copy(
             self.words, self.capacity_bits, <uint64_t*> (base + LEDGER_HEADER_BYTES), capacity,
             header.floor, self.bits_end())
         # All bits of the new file can be trusted once the file has the name.
@@ -798,7 +824,7 @@ cdef class Ledger:
         return 0
 
     def begin_growth(self, uint64_t ordinal):
-        """Copy the ledger to another file, whose ring reaches the ordinal, for a caller that syncs it in a thread.
+        """Copy the ledger to another file, whose window reaches the ordinal, for a caller that syncs it in a thread.
 
         Returns: the mapping to sync as a whole before `end_growth`. Raises: StorageError (nothing changed).
         """
@@ -823,7 +849,7 @@ cdef class Ledger:
         if self.growing is not mapping:
             return
         if header.absorb_to != 0 and not self.clears_late:
-            ring_clear_range(
+            window_clear_range(
                 <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), header.capacity_bits, header.absorb_from,
                 header.absorb_to)
             header.absorb_to = 0
@@ -850,8 +876,9 @@ cdef class Ledger:
                 pass
             return 0
         now = self.header[0]
+        assert now.floor >= self.growth_from, "only a reset moves the floor back"
         now.sealed = 0
-        ring_add(
+        window_add(
             self.words, self.capacity_bits, <uint64_t*> (self.growing.base + LEDGER_HEADER_BYTES), header.capacity_bits,
             now.floor, self.bits_end())
         now.capacity_bits = header.capacity_bits
@@ -900,11 +927,15 @@ cdef class Ledger:
         assert (header.absorb_to != 0) == (self.uncleared_from != ALL_CLEARED)
         if header.floor < header.cursor:
             assert not self.is_finished(header.floor)
-        assert self.finished_count == ring_count(self.words, self.capacity_bits, header.floor, limit)
+        assert self.finished_count == window_count(self.words, self.capacity_bits, header.floor, limit)
         if header.cursor < limit:
-            assert self.ahead == ring_count(self.words, self.capacity_bits, header.cursor, limit)
+            assert self.ahead == window_count(self.words, self.capacity_bits, header.cursor, limit)
         else:
             assert self.ahead == 0
+        assert header.reset_to == 0 and self.synced_change_count <= self.change_count
+        assert self.capacity_bits == header.capacity_bits <= 8 * (self.mapping.size_bytes - LEDGER_HEADER_BYTES)
+        assert self.uncleared_from == ALL_CLEARED or header.absorb_from == self.uncleared_from <= header.floor
+        assert self.growing is None or self.path is not None
         assert self.open_bits == (0 if header.sealed else self.capacity_bits)
         if header.sealed:
             self.verify(self.mapping)
@@ -1018,7 +1049,7 @@ cdef class Ledger:
         cdef uint64_t limit = self.bits_end()
         while at < end:
             if at < limit:
-                at = ring_next_zero(self.words, self.capacity_bits, at, min(end, limit))
+                at = window_next_zero(self.words, self.capacity_bits, at, min(end, limit))
             if at < end:
                 yield at
             at += 1
@@ -1029,7 +1060,7 @@ cdef class Ledger:
         cdef uint64_t limit = min(end, self.bits_end())
         found = []
         while at < limit:
-            at = ring_next_one(self.words, self.capacity_bits, at, limit)
+            at = window_next_one(self.words, self.capacity_bits, at, limit)
             if at < limit:
                 found.append(at)
             at += 1
@@ -1040,6 +1071,7 @@ cdef class Ledger:
 
         Its cursor stays at its floor, so that no bit is absorbed. Raises: StorageError (nothing is marked).
         """
+        assert oldest <= ordinal < end
         self.advance_to(oldest, end)
         if not self.is_finished(ordinal):
             self.unseal()

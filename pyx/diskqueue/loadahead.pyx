@@ -31,13 +31,57 @@ Sources: openat(2), getdents64(2), pthread_sigmask(3).
 
 import os
 
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strcmp, strlen
 
-from pyqd.hot.diskqueue.arena cimport extent_free
+from pyqd.hot.diskqueue.arena cimport Extent, extent_free
 from pyqd.hot.diskqueue.mapping cimport extent_existing, over_extent
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport PAGE_BYTES
+
+cdef extern from "pthread.h":
+    ctypedef unsigned long pthread_t
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+
+cdef enum:
+    TOPICS_AHEAD_MAX = 16
+    # Directories and files of a topic with 30 channels.
+    FOUND_MAX = 64
+    TEXT_BYTES = 16 << 10
+
+# A directory with its names, or a mapped file.
+cdef struct Found:
+    const char* path                     # in the topic's text, with a NUL behind it
+    uint64_t path_bytes
+    const char* names                    # in the topic's text, each with a NUL behind it; NULL: of a file
+    uint64_t names_bytes
+    Extent* extent                       # owned; NULL: of a directory, or taken
+
+cdef struct FoundTopic:
+    bint ready                           # the loading thread may take it; under the mutex
+    uint32_t count
+    uint64_t text_bytes
+    Found[FOUND_MAX] found
+    char[TEXT_BYTES] text
+
+# Fields shared by the threads. All but the first four change under the mutex.
+cdef struct Ahead:
+    int directory                        # descriptor of the directory of all topics, owned
+    const char* path                     # of that directory
+    const char** entries                 # names of the topics' directories, in the order of the load
+    uint64_t count
+    pthread_mutex_t mutex
+    pthread_cond_t has_space             # the thread waits for the loading thread
+    pthread_cond_t has_topic             # the loading thread waits for the thread
+    uint64_t next                        # topic that is begun next
+    uint64_t taken                       # topics before are taken
+    bint waiting                         # the thread waits
+    bint stopping
+    FoundTopic[TOPICS_AHEAD_MAX] topics  # topic i at i modulo the size
 
 cdef extern from *:
     """
@@ -123,6 +167,7 @@ cdef bint ends_with(const char* name, const char* suffix) noexcept nogil:
 
 cdef bint add_text(FoundTopic* topic, const char* text, uint64_t size_bytes) noexcept nogil:
     """Append bytes to the topic's text. Returns: False if there is no space."""
+    debug_require(topic.text_bytes <= TEXT_BYTES)
     if size_bytes > TEXT_BYTES - topic.text_bytes:
         return False
     memcpy(topic.text + topic.text_bytes, text, size_bytes)
@@ -134,6 +179,7 @@ cdef Found* begin_found(FoundTopic* topic, const char* directory, const char* na
     """Begin the next directory or file of a topic, which counts when `count` says so. Returns: NULL for no space."""
     cdef Found* found = &topic.found[topic.count]
     cdef uint64_t start = topic.text_bytes
+    debug_require(topic.count <= FOUND_MAX)
     if topic.count == FOUND_MAX:
         return NULL
     if not (add_text(topic, directory, strlen(directory)) and add_text(topic, b"/", 1)
@@ -174,6 +220,7 @@ cdef Found* find_names(FoundTopic* topic, int fd, const char* directory, const c
     found.names = topic.text + start
     found.names_bytes = topic.text_bytes - start
     topic.count += 1
+    debug_require(topic.count <= FOUND_MAX)
     return found
 
 
@@ -185,6 +232,7 @@ cdef void find_file(
     cdef uint64_t offset = 0
     cdef char seen = 0
     cdef bint is_alone
+    debug_require(pages != 0)
     if found == NULL:
         return
     found.extent = extent_existing(directory, name, found.path, False)
@@ -255,6 +303,8 @@ cdef void forget_topic(FoundTopic* topic) noexcept nogil:
 
 cdef bint may_begin(const Ahead* ahead) noexcept nogil:
     """Return whether there is a next topic, and space for it. Under the mutex."""
+    debug_require(ahead.taken <= ahead.next)
+    debug_require(ahead.next - ahead.taken <= TOPICS_AHEAD_MAX)
     return ahead.next < ahead.count and ahead.next - ahead.taken < TOPICS_AHEAD_MAX
 
 
@@ -262,6 +312,7 @@ cdef void find_next(Ahead* ahead) noexcept nogil:
     """Find the next topic in either thread, under the mutex, which is released meanwhile."""
     cdef FoundTopic* topic = &ahead.topics[ahead.next % TOPICS_AHEAD_MAX]
     cdef const char* entry = ahead.entries[ahead.next]
+    debug_require(ahead.next < ahead.count)
     debug_require(not topic.ready)
     ahead.next += 1
     pthread_mutex_unlock(&ahead.mutex)
@@ -301,6 +352,8 @@ cdef FoundTopic* await_topic(Ahead* ahead, uint64_t index) noexcept nogil:
 
 cdef void leave_topic(Ahead* ahead, FoundTopic* topic, uint64_t index) noexcept nogil:
     """Give a topic that was taken back to the thread."""
+    debug_require(topic.ready)
+    debug_require(ahead.taken == index)
     pthread_mutex_lock(&ahead.mutex)
     topic.ready = False
     ahead.taken = index + 1
@@ -314,6 +367,7 @@ cdef list names_of(const Found* found):
     """Return the names in a directory."""
     cdef list names = []
     cdef const char* name = found.names
+    assert found.names != NULL
     while name < found.names + found.names_bytes:
         names.append(PyUnicode_DecodeFSDefault(name))
         name += strlen(name) + 1
@@ -326,6 +380,14 @@ cdef class LoadAhead:
     directory: of all topics. entries: names of the topics' directories in it, in the order in which they are loaded.
     Raises: OSError if there is no descriptor or no thread for it.
     """
+
+    cdef Ahead* ahead                    # owned
+    cdef pthread_t thread
+    cdef bint runs
+    cdef bytes encoded                   # keeps `ahead.path`
+    cdef list entries                    # keep `ahead.entries`
+    cdef dict names                      # of the current topic: lists of names by directory
+    cdef dict mappings                   # of the current topic: Mappings by path
 
     def __cinit__(self, str directory not None, list entries not None):
         self.encoded = os.fsencode(directory)

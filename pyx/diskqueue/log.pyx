@@ -173,6 +173,7 @@ cdef class Log:
         assert self.batch.segment is None, "a batch is under way"
         if self.active.free_bytes() < span_bytes:
             self.roll(span_bytes)
+        assert self.active.free_bytes() >= span_bytes
         return 0
 
     cdef char* append(
@@ -226,6 +227,7 @@ cdef class Log:
         self.end = segment.end_ordinal()
         if segment.tail >= self.pool.refill_threshold:
             self.pool.refill()
+        assert self.batch.segment is None and self.end >= self.active.first_ordinal
         return 0
 
     cdef bint resume_batch(self) except -1:
@@ -338,6 +340,7 @@ cdef class Log:
             if behind_bytes < keep_bytes or segment.next.header().created_ns > keep_since_ns:
                 break
             segment = segment.next
+        assert behind_bytes >= self.active.tail - SEGMENT_HEADER_BYTES, "the active segment stays"
         return min(floor, segment.first_ordinal)
 
     cdef Segment segment_of(self, uint64_t ordinal):
@@ -361,6 +364,7 @@ cdef class Log:
         while at < ordinal and at < segment.end_ordinal():
             offset += record_span((<const Record*> (segment.base + offset)).size_bytes)
             at += 1
+        assert SEGMENT_HEADER_BYTES <= offset <= segment.tail
         return Position(segment, offset, at)
 
     def position_at(self, uint64_t segment_number, uint64_t offset, uint64_t ordinal):

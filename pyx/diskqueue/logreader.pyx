@@ -59,6 +59,7 @@ cdef uint64_t WALK_BYTES = WALK_BYTES_PER_SLICE
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
     """Return the record there, whose ordinal is at least that; NULL if it is damaged."""
     cdef const Record* record = <const Record*> (segment.base + offset)
+    debug_require(offset <= segment.tail)
     if (
         segment.tail - offset < RECORD_HEADER_BYTES or record.size_bytes == 0
         or record_span(record.size_bytes) > segment.tail - offset
@@ -71,12 +72,14 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
 cdef uint64_t record_span_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
     """Return the bytes of the record there; 0 if it is damaged, or at the segment's end."""
     cdef const Record* record = record_at(segment, offset, ordinal) if offset < segment.tail else NULL
+    debug_require(offset <= segment.tail)
     return 0 if record == NULL else record_span(record.size_bytes)
 
 
 cdef int64_t first_timestamp(Segment segment) noexcept:
     """Return the publishing time of a segment's first record, or the segment's creation time if that record is lost."""
     cdef const Record* record = <const Record*> (segment.base + SEGMENT_HEADER_BYTES)
+    debug_require(segment.count != 0)
     return segment.header().created_ns if record.flags != 0 else record.timestamp_ns
 
 
@@ -124,6 +127,7 @@ cdef class SegmentIndex:
             self.offset += record_span(record.size_bytes)
             self.ordinal = record_ordinal(record) + 1
             self.timestamp_ns = record.timestamp_ns
+        assert self.offset <= segment.tail
         return 0
 
     cdef int add_mark(self, const Record* record) except -1:
@@ -144,6 +148,7 @@ cdef class SegmentIndex:
         return 0
 
     cdef bint complete(self, Segment segment) noexcept:
+        debug_require(self.offset <= segment.tail)
         return self.broken or self.offset >= segment.tail
 
     cdef const Mark* mark_before(self, uint64_t ordinal) noexcept:
@@ -206,6 +211,7 @@ cdef class LogReader:
 
     cdef SegmentIndex index_of(self, Segment segment):
         cdef SegmentIndex index = self.log.indexes.get(segment.number)
+        assert segment.number != 0, "a spare has no index"
         # A damaged one is begun again once the damage has been mended; before, every step would come to the same end.
         if index is None or (index.unmended and not segment.unverified):
             index = SegmentIndex(segment)
@@ -232,10 +238,12 @@ cdef class LogReader:
         if ordinal >= self.log.end:
             return (self.log.epoch << ORDINAL_BITS) | ordinal
         segment = self.log.segment_of(ordinal)
+        assert ordinal < segment.end_ordinal()
         return (segment.header().first_seq & ~ORDINAL_MASK) | max(ordinal, segment.first_ordinal)
 
     cdef bint extend(self, SegmentIndex index, Segment segment) except -1:
         """Index some more of a segment. Returns: False if its pages there are not in memory, and it is as it was."""
+        assert self.asked is not None, "the step has not begun"
         if not self.asked.has(segment, index.offset, WALK_BYTES):
             return False
         index.extend(segment, WALK_BYTES)
@@ -264,6 +272,7 @@ cdef class LogReader:
         """Return whether a record that is indexed is in memory, `length` bytes from there on, and the way to it."""
         cdef uint64_t start = SEGMENT_HEADER_BYTES
         cdef uint64_t offset, found
+        assert self.asked is not None, "the step has not begun"
         if ordinal > segment.first_ordinal and self.index_of(segment).count:
             start = self.index_of(segment).mark_before(ordinal).offset
         if not self.asked.has(segment, start, MARK_BYTES + RECORD_HEADER_BYTES + length):
@@ -341,6 +350,7 @@ cdef class LogReader:
             if segment is None:
                 break
             ordinal = segment.first_ordinal
+        assert count <= count_max
         return parts[0] if len(parts) == 1 else b"".join(parts), count, ordinal
 
     cdef Segment segment_at_time(self, int64_t time_ns):

@@ -48,6 +48,7 @@ cdef class FoundSegments:
     cdef int load_segments(self) except -1:
         """Find the segments of an earlier run, put them in order and find the end of the last."""
         cdef Segment segment
+        assert not self.spares and not self.holes
         segments = []
         for name in sorted(self.files.list_directory(self.directory)):
             if name.endswith(HALF_MADE):
@@ -104,6 +105,7 @@ cdef class FoundSegments:
         cdef uint64_t count_max = UINT64_MAX
         cdef uint64_t count_known = 0
         cdef SegmentHeader* header = segment.header()
+        assert segment.number != 0, "a spare has no records"
         if header.synced_bytes > segment.capacity_bytes:
             header.synced_bytes = segment.capacity_bytes
             segment.cut = True
@@ -132,6 +134,7 @@ cdef class FoundSegments:
         """Report the records that an earlier run had behind the end found, unless that was done."""
         cdef uint64_t known_end = self.known_end
         cdef uint64_t found_end = max(self.end, self.end_of_spares)
+        assert self.last is None or self.end == self.last.end_ordinal()
         if self.last is not None:
             known_end = self.end_known_from(self.last)
             found_end = self.end
@@ -194,4 +197,5 @@ cdef class FoundSegments:
             previous.mapping.stop_read_ahead()
             previous.unverified = False
             self.end = previous.end_ordinal()
+        assert (self.first is None) == (self.last is None)
         return 0

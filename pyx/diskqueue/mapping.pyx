@@ -137,6 +137,7 @@ def map_file(int fd, uint64_t size_bytes, str path not None, bint private=False)
     cdef Extent* extent = extent_new(fd, size_bytes, encoded, private)
     cdef void* at
     cdef int flags = MAP_PRIVATE | MAP_NORESERVE if private else MAP_SHARED
+    assert size_bytes != 0
     if extent != NULL:
         return over_extent(extent, path)
     if errno == EEXIST:
@@ -152,6 +153,7 @@ def map_file(int fd, uint64_t size_bytes, str path not None, bint private=False)
 
 cdef Mapping over_extent(Extent* extent, str path):
     cdef Mapping mapping = Mapping.__new__(Mapping)
+    assert extent.base != NULL and extent.size_bytes != 0
     mapping.extent = extent
     mapping.base = extent.base
     mapping.size_bytes = extent.size_bytes
@@ -335,6 +337,7 @@ cdef class Mapping:
     cdef void advise(self, bint alone) noexcept:
         """Tell the kernel whether a page is brought in alone. The arena repeats that when it maps the file again."""
         cdef bint is_there = self.extent == NULL or extent_pin(self.extent) == 0
+        debug_require(self.path is not None)
         self.alone = alone
         if is_there:
             madvise(self.base, self.size_bytes, MADV_RANDOM if alone else MADV_NORMAL)
@@ -389,6 +392,7 @@ cdef class Mapping:
     def keep_descriptor(self, int fd):
         """Own a descriptor of the file, open for writing, until DESCRIPTORS_MAX other mappings want one as well."""
         global next_place
+        assert fd >= 0
         if self.fd >= 0:
             raise ValueError("the mapping has a descriptor already")
         next_place = next_place % descriptors_max

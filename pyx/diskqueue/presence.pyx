@@ -16,6 +16,8 @@ Source: mincore(2), madvise(2).
 
 cimport cython
 
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport PAGE_BYTES, whole_pages
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, record_span
 
@@ -35,6 +37,7 @@ cdef uint64_t page_below(uint64_t offset) noexcept:
 cdef bint is_backlog(Segment segment, uint64_t offset) noexcept:
     """Return whether so much was published after an offset that write-back may have begun there."""
     cdef uint64_t behind = segment.tail - offset
+    debug_require(offset <= segment.tail)
     while behind <= BACKLOG_BYTES_MIN and segment.next is not None:
         segment = segment.next
         behind += segment.tail
@@ -77,6 +80,7 @@ cdef class Presence:
     cdef bint has_record(self, Segment segment, uint64_t offset, uint64_t length) except -1:
         """Return whether the record at an offset is in memory, and `length` bytes from there on."""
         cdef uint64_t span
+        debug_require(offset >= SEGMENT_HEADER_BYTES)
         length = max(length, <uint64_t> RECORD_HEADER_BYTES)
         if not self.has(segment, offset, length):
             return False
@@ -88,15 +92,17 @@ cdef class Presence:
         """Return whether the record at an address, which a log keeps, is in memory. Cost: O(segments), if asked."""
         cdef const char* at = <const char*> record
         cdef Segment segment
+        debug_require(record != NULL)
         if self.covers_record(record):
             return True
         segment = segment_around(log, at)
         return self.has_record(segment, at - segment.base, RECORD_PIECE_BYTES)
 
     cdef bint has_bytes_at(self, Log log, const Record* record, uint64_t length) except -1:
-        """Do as `has_record_at` for the first bytes of a record."""
+        """Like `has_record_at`, for the first bytes of a record."""
         cdef const char* at = <const char*> record
         cdef Segment segment = segment_around(log, at)
+        debug_require(record != NULL)
         return self.has(segment, at - segment.base, length)
 
     cdef bint is_known(self, const char* start, uint64_t length) noexcept:
@@ -104,6 +110,7 @@ cdef class Presence:
         cdef int64_t now_ns
         cdef const Known* known
         cdef int at
+        debug_require(self.newest < KNOWN_RANGES)
         if self.covers(start, length):
             return True
         now_ns = mono_ns()
@@ -115,6 +122,7 @@ cdef class Presence:
 
     cdef bint set_known(self, Segment segment, uint64_t start, uint64_t end) except -1:
         """Note that pages of a segment count as present for a second. Returns: True."""
+        assert start < end
         self.newest = (self.newest + 1) % KNOWN_RANGES
         self.known[self.newest] = Known(
             start=segment.base + start, end=segment.base + end, until_ns=mono_ns() + KNOWN_NS)
@@ -122,6 +130,7 @@ cdef class Presence:
 
     def note_read(self, Segment segment not None, uint64_t start, uint64_t end):
         """Note that a thread has read, or could not read, the pages of a range that was `absent`."""
+        assert end <= segment.mapping.size_bytes
         if start <= segment.mapped_end:
             segment.note_mapped(end)
         self.set_known(segment, start, end)

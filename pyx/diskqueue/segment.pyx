@@ -17,6 +17,7 @@ from libc.string cimport memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.crc32c cimport crc32c
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport PAGE_BYTES, whole_pages
 from pyqd.hot.wire.record cimport (
     ORDINAL_MASK,
@@ -151,10 +152,12 @@ cdef class Segment:
         self.limit_bytes = self.capacity_bytes
         if self.checked_bytes < self.capacity_bytes:
             self.limit_bytes = max(self.tail, self.checked_bytes - RECORD_ALIGN_BYTES)
+        assert self.tail <= self.limit_bytes or self.file_bytes == 0, "only a segment in place of a file has no bytes"
         return 0
 
     cdef int leave(self) except -1:
         """Refuse appends for good, as a page behind the tail cannot be read."""
+        assert self.number > 0
         self.worn = True
         return self.block_appends()
 
@@ -175,6 +178,7 @@ cdef class Segment:
     cdef bint read_to(self, files, uint64_t end) except -1:
         """Read the pages of an earlier run up to there, and some more. Returns: whether the disk can read them."""
         cdef uint64_t start = self.checked_bytes
+        assert start <= self.file_bytes
         if end + RECORD_ALIGN_BYTES <= start or start >= self.file_bytes:
             return True
         end = min(whole_pages(end + CHECKED_AT_ONCE_BYTES), self.mapping.size_bytes)
@@ -193,6 +197,7 @@ cdef class Segment:
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t found = 0
         cdef const Record* record
+        debug_require(not self.unverified)
         while offset < self.tail:
             record = <const Record*> (self.base + offset)
             if record.due_ns != 0:
@@ -202,6 +207,7 @@ cdef class Segment:
 
     cdef int note_staged(self, uint64_t start) except -1:
         """Record that bytes from there on are written by pwrite(2), which puts no page into the page table."""
+        assert start >= SEGMENT_HEADER_BYTES
         self.mapped_end = min(self.mapped_end, start)
         return 0
 
@@ -241,6 +247,7 @@ cdef class Segment:
     cdef int vacate(self) noexcept:
         """Mark the file as one without records, in one store: its checksum becomes that of a spare."""
         cdef SegmentHeader* header = self.header()
+        debug_require(self.number > 0)
         header.checksum = header_checksum(header, 0)
         store_barrier()
         header.number = 0
@@ -340,6 +347,7 @@ cdef class Segment:
             self.bridge(offset, behind, seq, lost)
         self.tail = offset
         self.mapping.set_verified(True)
+        assert SEGMENT_HEADER_BYTES <= self.tail <= self.capacity_bytes, "invariant 1"
         return 0
 
     cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept:
@@ -349,6 +357,7 @@ cdef class Segment:
         that holds only for synced records: later ones may have been written or not, in any order.
         """
         cdef uint64_t span
+        debug_require(offset <= self.capacity_bytes)
         if offset < self.header().synced_bytes:
             return False
         if self.capacity_bytes - offset < RECORD_ALIGN_BYTES:
@@ -395,6 +404,7 @@ cdef class Segment:
             seq += lost
         self.unverified = False
         self.mapping.set_verified(True)
+        assert SEGMENT_HEADER_BYTES <= self.tail <= self.capacity_bytes, "invariant 1"
         return 0
 
     cdef bint is_tail_readable(self) noexcept:
@@ -403,6 +413,7 @@ cdef class Segment:
         The records before may have been mended without reading the bytes after them.
         """
         cdef uint64_t length = min(self.capacity_bytes - self.tail, <uint64_t> RECORD_ALIGN_BYTES)
+        debug_require(self.tail <= self.capacity_bytes)
         if length == 0:
             return True
         self.mapping.set_verified(False)
@@ -420,6 +431,7 @@ cdef class Segment:
         """
         cdef const Record* record = <const Record*> (self.base + offset)
         cdef uint64_t at, ordinals
+        debug_require(offset <= limit)
         if count_left > 1 and limit - offset >= RECORD_SPAN_MIN and record.size_bytes != 0:
             at = record_span(record.size_bytes)
             if at < limit - offset and record_verdict(

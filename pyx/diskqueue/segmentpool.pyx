@@ -94,6 +94,7 @@ cdef class SegmentPool:
 
         Changes nothing of the pool but the counter of file names, so it may run in a thread.
         """
+        assert size_bytes > SEGMENT_HEADER_BYTES
         path = None
         if self.directory is not None:
             # Counted before any Python code runs: another thread could take the same number there.
@@ -153,6 +154,7 @@ cdef class SegmentPool:
     cdef bint needs_pages(self) except -1:
         """Return whether pages of the active segment still have to be prepared by a thread, now or later."""
         cdef uint64_t size = self.active.capacity_bytes
+        assert self.active is not None
         return (
             not self.pages_underway and self.populates and size > PAGES_AHEAD_BYTES_MIN and self.active.prepared < size
             and self.jobs.prepares_ahead
@@ -279,6 +281,7 @@ cdef class SegmentPool:
 
     def drop(self, Segment segment not None):
         """Remove the file of a spare or of a drained segment, in the background if there are threads."""
+        assert segment not in self.spares
         assert segment is not self.active
         segment.mapping.file_removed()
         self.jobs.remove(self, segment)

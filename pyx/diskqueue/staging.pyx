@@ -27,6 +27,7 @@ Source: pwrite(2), mmap(2); docs/storage.md, "Batch".
 from libc.errno cimport EINTR, errno
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
+from pyqd.hot.primitives.debug cimport debug_require
 
 import os
 
@@ -61,6 +62,7 @@ cdef class Staging:
 
     cdef bint begin(self, int fd, str path, uint64_t offset) noexcept:
         """Begin to stage bytes for an offset of a file. Returns: False if another batch is in progress."""
+        debug_require(fd >= 0)
         if self.fd >= 0:
             return False
         self.fd = fd
@@ -75,6 +77,7 @@ cdef class Staging:
         data: not in the arena (pyx/diskqueue/arena.pyx), where a system call may find no mapping. Raises: StorageError.
         """
         cdef uint64_t piece = min(size_bytes, BLOCK_BYTES - self.end % BLOCK_BYTES)
+        assert self.fd >= 0 and size_bytes != 0
         memcpy(self.take(piece), data, piece)
         data += piece
         size_bytes -= piece
@@ -131,6 +134,7 @@ cdef class Staging:
 
     cdef int write(self, const char* data, uint64_t size_bytes, uint64_t offset) except -1:
         cdef ssize_t written
+        debug_require(size_bytes != 0)
         while size_bytes > 0:
             written = pwrite(self.fd, data, size_bytes, <long> offset)
             if written > 0:

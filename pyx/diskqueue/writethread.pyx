@@ -16,7 +16,23 @@ import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EAGAIN, EINTR, EIO, errno
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
+from pyqd.hot.primitives.debug cimport debug_require
+
+cdef extern from "pthread.h":
+    ctypedef unsigned long pthread_t
+
+# Fields shared by the loop and the thread: the loop stores before it counts `asked_fd` up, the thread before `done_fd`.
+cdef struct Request:
+    int asked_fd                         # eventfds, owned; -1: none
+    int done_fd
+    int fd                               # of the file
+    int failed                           # errno of the last write, 0: none
+    bint stopping                        # the thread ends after the requested write
+    char* at                             # NULL: there is nothing to write
+    uint64_t length
+    uint64_t offset
 
 cdef extern from "pthread.h" nogil:
     int pthread_create(pthread_t* thread, const void* attributes, void* (*start)(void*) noexcept nogil, void* argument)
@@ -50,6 +66,7 @@ cdef int write_all(int fd, char* at, uint64_t length, uint64_t offset) noexcept 
     """Write a whole buffer to stable storage. Returns: 0, or an errno; after an error any part may be written."""
     cdef iovec piece
     cdef ssize_t written
+    debug_require(length != 0)
     while length:
         piece.iov_base = at
         piece.iov_len = length
@@ -92,6 +109,11 @@ cdef void* run(void* argument) noexcept nogil:
 cdef class WriteThread:
     """Writes to files, each write on stable storage at its end; one at a time. Raises, as it is made: OSError."""
 
+    cdef Request* request                # owned
+    cdef pthread_t thread
+    cdef bint runs
+    cdef object content                  # of the write under way, so that it stays; None: there is none
+
     def __cinit__(self):
         self.request = <Request*> calloc(1, sizeof(Request))
         if self.request == NULL:
@@ -128,6 +150,7 @@ cdef class WriteThread:
         with nogil:
             pthread_join(self.thread, NULL)
         self.runs = False
+        assert self.request.at == NULL, "the write under way has not ended"
         self.content = None
         os.close(self.request.asked_fd)
         os.close(self.request.done_fd)

@@ -7,9 +7,12 @@ answer to a change of keys or an alert, leave with the next send.
 The handshake waits and is not hot: `pyqd.net.handshake`. Source: RFC 8446, RFC 5246.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport uint64_t
+
+from pyqd.hot.net.transport cimport Codec
 
 from pyqd.hot.net.transport import TransportError
 from pyqd.primitives.openssl import SSL
@@ -29,8 +32,13 @@ def reason_of(error):
     return "; ".join([str(entry[2]) for entry in reasons]) or "the connection ended"
 
 
+@cython.final
 cdef class Tls(Codec):
     """TLS. connection: an OpenSSL.SSL.Connection without a socket, its handshake done."""
+
+    cdef readonly object connection      # OpenSSL.SSL.Connection with memory buffers
+    cdef uint64_t in_bytes               # largest content of each of its two memory buffers so far: they do not shrink
+    cdef uint64_t out_bytes
 
     def __init__(self, connection):
         self.connection = connection

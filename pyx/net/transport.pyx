@@ -4,8 +4,7 @@ A plain connection has none and uses its socket directly. An upgraded one has on
 
     ClientOutput, IoLoop  ->  Transport of Snappy or Deflate  ->  Transport of Tls  ->  socket
 
-A Transport holds the buffers and handles full sockets. Its codec (pyx/net/codec.pyx) is a pure transformation of two
-byte streams.
+A Transport holds the buffers and handles full sockets. Its codec is a pure transformation of two byte streams.
 
 Sending: `send` accepts bytes while less than WAITING_BYTES of encoded bytes wait. `flush` completes the encoding so
 far, so that the peer can decode all of it, and passes it down. Both return 0 if the socket is full; the caller repeats
@@ -42,6 +41,25 @@ if lower_scratch == NULL or upper_scratch == NULL:
 
 class TransportError(Exception):
     """The peer's bytes cannot be decoded; the connection cannot go on. str() of it is the reason."""
+
+
+cdef class Codec:
+    """Encryption or compression of a connection's two byte streams: the interface of Tls, Snappy and Deflate."""
+
+    cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
+        raise AssertionError(f"{type(self).__name__} does not implement encode")
+
+    cdef bytes finish_encoding(self):
+        return b""
+
+    cdef int take(self, const char* data, uint64_t size_bytes) except -1:
+        raise AssertionError(f"{type(self).__name__} does not implement take")
+
+    cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:
+        raise AssertionError(f"{type(self).__name__} does not implement decode")
+
+    cdef bytes end(self):
+        return self.finish_encoding()
 
 
 cdef class Transport:

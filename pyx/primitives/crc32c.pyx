@@ -158,12 +158,17 @@ crc_prepare()
 
 
 cdef uint32_t crc32c(uint32_t crc, const void* data, size_t count) noexcept nogil:
+    """Return the CRC-32C of data[:count], continued from `crc`, the checksum of the bytes before; 0 to start.
+
+    `data` needs no alignment, and may be NULL if count is 0.
+    """
     if crc_has_hardware:
         return ~crc_extend_hardware(~crc, <const unsigned char*>data, count)
     return ~crc_extend_software(~crc, <const unsigned char*>data, count)
 
 
 cdef uint32_t crc32c_software(uint32_t crc, const void* data, size_t count) noexcept nogil:
+    """Return the same without the processor's CRC instructions."""
     return ~crc_extend_software(~crc, <const unsigned char*>data, count)
 
 
@@ -183,18 +188,3 @@ def value(data, uint32_t crc=0):
         return crc32c(crc, view.buf, <size_t>view.len)
     finally:
         PyBuffer_Release(&view)
-
-
-def value_software(data, uint32_t crc=0):
-    """Return the same as `value` without the processor's CRC instructions; for tests."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        return crc32c_software(crc, view.buf, <size_t>view.len)
-    finally:
-        PyBuffer_Release(&view)
-
-
-def has_hardware():
-    """Return whether `value` uses the processor's CRC instructions."""
-    return bool(crc_has_hardware)

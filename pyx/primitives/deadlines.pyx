@@ -44,6 +44,7 @@ cdef class DeadlineQueue:
         array_release(&self.index_memory)
 
     cdef int reserve(self, uint32_t slot_count) except -1:
+        """Make slots 0 to slot_count - 1 usable. Cost: O(slot_count). Raises: MemoryError."""
         cdef uint32_t size = max(self.ring_size, <uint32_t> RING_MIN)
         cdef uint32_t slot
         if slot_count <= self.slot_count_max:
@@ -83,6 +84,7 @@ cdef class DeadlineQueue:
         return True
 
     cdef int push(self, uint32_t slot, int64_t due_ns) except -1:
+        """Add a slot. Cost: amortised O(1) for a deadline that is not before the latest; else O(log count)."""
         cdef uint32_t last
         assert slot < self.slot_count_max, "the slot is not reserved"
         assert not self.contains(slot), "the slot waits already"
@@ -105,6 +107,7 @@ cdef class DeadlineQueue:
         return self.push(slot, due_ns)
 
     cdef int remove(self, uint32_t slot) except -1:
+        """Remove a slot that waits. Cost: O(1) for a slot in the ring; else O(log count)."""
         if not self.is_in_ring(slot):
             return self.heap.remove(slot)
         self.index_of[slot] = ABSENT
@@ -115,12 +118,14 @@ cdef class DeadlineQueue:
         return 0
 
     cdef int clear(self) noexcept:
+        """Remove all slots."""
         self.heap.clear()
         memset(self.index_of, 0xff, self.slot_count_max * sizeof(uint32_t))
         self.head = self.used = self.kept = 0
         return 0
 
     cdef int check(self) except -1:
+        """Assert the invariants. Cost: O(slot_count_max)."""
         cdef uint32_t index, number, slot
         cdef uint32_t kept = 0
         cdef int64_t before_ns = -INT64_MAX
@@ -133,63 +138,3 @@ cdef class DeadlineQueue:
             assert self.index_of[slot] == <uint32_t> ABSENT or not self.heap.contains(slot), "invariant 2"
         assert kept == self.kept, "invariant 2"
         return self.heap.check()
-
-
-@cython.final
-cdef class Queue:
-    """A DeadlineQueue for tests in Python; misuse raises instead of corrupting."""
-
-    cdef DeadlineQueue core
-
-    def __cinit__(self, uint32_t slot_count=0):
-        self.core = DeadlineQueue()
-        self.core.reserve(slot_count)
-
-    def __len__(self):
-        return self.core.count()
-
-    def __contains__(self, uint32_t slot):
-        return self.core.contains(slot)
-
-    @property
-    def ring_count(self):
-        """Return the number of slots whose deadlines came in order."""
-        return self.core.kept
-
-    def reserve(self, uint32_t slot_count):
-        """Make slots 0 to slot_count - 1 usable."""
-        self.core.reserve(slot_count)
-
-    def push(self, uint32_t slot, int64_t due_ns):
-        """Add a slot with its deadline. Raises: AssertionError if it waits already or is not reserved."""
-        self.core.push(slot, due_ns)
-
-    def update(self, uint32_t slot, int64_t due_ns):
-        """Change the deadline of a slot. Raises: AssertionError if it does not wait."""
-        self.core.update(slot, due_ns)
-
-    def remove(self, uint32_t slot):
-        """Remove a slot. Raises: AssertionError if it does not wait."""
-        self.core.remove(slot)
-
-    def due_of(self, uint32_t slot):
-        """Return the deadline of a slot. Raises: KeyError if it does not wait."""
-        if not self.core.contains(slot):
-            raise KeyError(slot)
-        return self.core.due_of(slot)
-
-    def peek_due(self):
-        """Return the least deadline; 2**63 - 1 if no slot waits."""
-        return self.core.peek_due()
-
-    def peek_slot(self):
-        """Return the slot of the least deadline; 2**32 - 1 if no slot waits."""
-        return self.core.peek_slot()
-
-    def clear(self):
-        """Remove all slots."""
-        self.core.clear()
-
-    def check(self):
-        """Check every entry. Raises: AssertionError for a broken invariant."""
-        self.core.check()

@@ -49,6 +49,7 @@ cdef class GuidFactory:
         self.last_id = 0
 
     cdef int resume_after(self, uint64_t last_id) except -1:
+        """Make all future ids greater than last_id too. Raises ValueError if last_id is 2**63 or more."""
         if last_id >> 63:
             raise ValueError(f"invalid message id {last_id:#x}: give one below 2**63")
         if last_id > self.last_id:

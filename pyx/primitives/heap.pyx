@@ -93,6 +93,7 @@ cdef class DeadlineHeap:
         array_release(&self.index_memory)
 
     cdef int reserve(self, uint32_t slot_count) except -1:
+        """Make slots 0 to slot_count - 1 usable; never shrinks. Cost: O(slot_count). Raises: MemoryError."""
         cdef uint32_t slot
         if slot_count <= self.slot_count_max:
             return 0
@@ -110,6 +111,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef int push(self, uint32_t slot, int64_t due_ns) except -1:
+        """Add a slot. Cost: O(log count), O(1) if no deadline is later."""
         assert slot < self.slot_count_max, "the slot is not reserved"
         assert self.index_of[slot] == <uint32_t>ABSENT, "the slot waits already"
         sift_up(self.entries, self.index_of, self.count, Entry(due_ns=due_ns, slot=slot))
@@ -126,6 +128,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef int remove(self, uint32_t slot) except -1:
+        """Remove a slot that waits. Cost: O(log count), O(1) for the last entry."""
         cdef uint32_t index
         assert self.contains(slot), "the slot does not wait"
         index = self.index_of[slot]
@@ -138,6 +141,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef uint32_t pop(self) noexcept:
+        """Remove the least deadline. Returns: its slot; ABSENT for an empty heap, which a debug build refuses."""
         cdef uint32_t slot
         debug_require(self.count > 0)
         if self.count == 0:
@@ -150,6 +154,7 @@ cdef class DeadlineHeap:
         return slot
 
     cdef int shift_odd(self, int64_t by_ns) except -1:
+        """Add an even number to all odd deadlines. Cost: O(count)."""
         cdef uint32_t index
         assert by_ns & 1 == 0, "odd deadlines stay odd"
         for index in range(self.count):
@@ -161,6 +166,7 @@ cdef class DeadlineHeap:
         return 0
 
     cdef void clear(self) noexcept:
+        """Remove all slots; the memory stays. Cost: O(count)."""
         cdef uint32_t index
         if self.count > self.slot_count_max >> 4:
             # One pass in order. Slots in the order of the heap miss the cache.
@@ -171,6 +177,7 @@ cdef class DeadlineHeap:
         self.count = 0
 
     cdef int check(self) except -1:
+        """Assert the invariants. Cost: O(slot_count_max)."""
         cdef uint32_t index
         cdef uint32_t slot
         cdef uint32_t waiting = 0
@@ -186,78 +193,9 @@ cdef class DeadlineHeap:
         return 0
 
     cdef int check_often(self) except -1:
+        """Check at intervals that keep a debug build linear."""
         self.unchecked_count += 1
         if self.slot_count_max <= CHECKED_SLOT_COUNT_MAX or self.unchecked_count >= self.slot_count_max:
             self.unchecked_count = 0
             self.check()
         return 0
-
-
-@cython.final
-cdef class Heap:
-    """A DeadlineHeap for tests in Python; misuse raises instead of corrupting."""
-
-    cdef DeadlineHeap core
-
-    def __cinit__(self, uint32_t slot_count=0):
-        self.core = DeadlineHeap()
-        self.core.reserve(slot_count)
-
-    def __len__(self):
-        return self.core.count
-
-    def __contains__(self, uint32_t slot):
-        return self.core.contains(slot)
-
-    @property
-    def slot_count_max(self):
-        """Return the number of reserved slots."""
-        return self.core.slot_count_max
-
-    def reserve(self, uint32_t slot_count):
-        """Make slots 0 to slot_count - 1 usable."""
-        self.core.reserve(slot_count)
-
-    def push(self, uint32_t slot, int64_t due_ns):
-        """Add a slot with its deadline. Raises: AssertionError if it waits already or is not reserved."""
-        self.core.push(slot, due_ns)
-
-    def update(self, uint32_t slot, int64_t due_ns):
-        """Change the deadline of a slot. Raises: AssertionError if it does not wait."""
-        self.core.update(slot, due_ns)
-
-    def remove(self, uint32_t slot):
-        """Remove a slot. Raises: AssertionError if it does not wait."""
-        self.core.remove(slot)
-
-    def due_of(self, uint32_t slot):
-        """Return the deadline of a slot. Raises: KeyError if it does not wait."""
-        if not self.core.contains(slot):
-            raise KeyError(slot)
-        return self.core.due_of(slot)
-
-    def pop(self):
-        """Remove the slot with the least deadline, and return it. Raises: IndexError if the heap is empty."""
-        if self.core.count == 0:
-            raise IndexError("the heap is empty")
-        return self.core.pop()
-
-    def peek_due(self):
-        """Return the least deadline; 2**63 - 1 if the heap is empty."""
-        return self.core.peek_due()
-
-    def peek_slot(self):
-        """Return the slot of the least deadline; 2**32 - 1 if the heap is empty."""
-        return self.core.peek_slot()
-
-    def shift_odd(self, int64_t by_ns):
-        """Add an even number to all odd deadlines."""
-        self.core.shift_odd(by_ns)
-
-    def clear(self):
-        """Remove all slots."""
-        self.core.clear()
-
-    def check(self):
-        """Check every entry. Raises: AssertionError for a broken invariant."""
-        self.core.check()

@@ -124,6 +124,7 @@ cdef class IdTable:
         free(self.old_cells)
 
     cdef int put(self, uint64_t guid, uint32_t slot) except -1:
+        """Add an id, not 0. Returns: 1; 0 if it is there already. Raises: MemoryError. Cost: amortised O(1)."""
         cdef uint64_t index
         assert guid != 0, "0 marks an empty cell"
         if 2 * (<uint64_t>self.count + 1) > self.capacity:
@@ -152,6 +153,7 @@ cdef class IdTable:
         return True
 
     cdef int64_t get(self, uint64_t guid) noexcept:
+        """Return the slot; -1 if the id is absent."""
         cdef uint64_t index
         if self.is_old(guid):
             index = probe(self.old_cells, self.old_capacity - 1, self.old_shift, guid)
@@ -162,6 +164,7 @@ cdef class IdTable:
         return self.cells[index].slot
 
     cdef int64_t take(self, uint64_t guid) except -2:
+        """Remove an id. Returns: its slot; -1 if it is absent. Cost: amortised O(1)."""
         cdef uint64_t index
         cdef int64_t slot
         if self.old_cells != NULL:
@@ -196,6 +199,7 @@ cdef class IdTable:
         return slot
 
     cdef int clear(self) except -1:
+        """Remove everything, and free the memory of a large table."""
         cdef Cell* cells = NULL
         self.count = 0
         self.drop_old()
@@ -211,6 +215,7 @@ cdef class IdTable:
         return 0
 
     cdef int resize(self, uint64_t capacity) except -1:
+        """Begin to move all ids to a new array of that many cells. Raises: MemoryError (nothing changed)."""
         cdef Cell* cells
         assert capacity >= CAPACITY_MIN and capacity & (capacity - 1) == 0, "invariant 1"
         assert 2 * <uint64_t>self.count <= capacity, "invariant 2"
@@ -265,6 +270,7 @@ cdef class IdTable:
         return 0
 
     cdef int check(self) except -1:
+        """Assert the invariants. Cost: O(capacity)."""
         cdef uint64_t index
         cdef uint64_t at
         cdef uint64_t mask = self.capacity - 1
@@ -293,6 +299,7 @@ cdef class IdTable:
         return 0
 
     cdef int check_often(self) except -1:
+        """Check at intervals that keep a debug build linear."""
         self.unchecked_count += 1
         if self.capacity <= CHECKED_CAPACITY_MAX or self.unchecked_count >= self.capacity:
             self.unchecked_count = 0
@@ -301,56 +308,19 @@ cdef class IdTable:
 
 
 @cython.final
-cdef class Table:
-    """An IdTable for tests in Python; misuse raises instead of corrupting."""
+cdef class IdMap:
+    """An IdTable for Python."""
 
-    cdef IdTable core
+    cdef IdTable table
 
-    def __cinit__(self, uint64_t copied_at_once_max=CAPACITY_KEPT):
-        self.core = IdTable()
-        self.core.copied_at_once_max = copied_at_once_max
-
-    def __len__(self):
-        return self.core.count
-
-    @property
-    def capacity(self):
-        """Return the number of cells."""
-        return self.core.capacity
-
-    @property
-    def old_capacity(self):
-        """Return the number of cells of the array that is being copied; 0 if there is none."""
-        return self.core.old_capacity
+    def __cinit__(self):
+        self.table = IdTable()
 
     def put(self, uint64_t guid, uint32_t slot):
         """Add an id. Raises: KeyError if it is there already, AssertionError for 0."""
-        if not self.core.put(guid, slot):
+        if not self.table.put(guid, slot):
             raise KeyError(guid)
 
     def get(self, uint64_t guid):
         """Return the slot of an id; -1 if it is absent."""
-        return self.core.get(guid)
-
-    def take(self, uint64_t guid):
-        """Remove an id and return its slot; -1 if it is absent."""
-        return self.core.take(guid)
-
-    def clear(self):
-        """Remove everything."""
-        self.core.clear()
-
-    def check(self):
-        """Check every cell. Raises: AssertionError for a broken invariant."""
-        self.core.check()
-
-    def probe_lengths(self):
-        """Return for each id the number of cells that a lookup reads, in no order; for tests of the hash."""
-        cdef uint64_t index
-        cdef uint64_t mask = self.core.capacity - 1
-        assert self.core.old_cells == NULL, "for a table that is not being copied"
-        lengths = []
-        for index in range(self.core.capacity):
-            if self.core.cells[index].guid != 0:
-                lengths.append(((index - home_of(self.core.cells[index].guid, self.core.shift)) & mask) + 1)
-        return lengths
+        return self.table.get(guid)

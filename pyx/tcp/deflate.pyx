@@ -4,10 +4,13 @@ The compressor is ISA-L's: on messages it is several times as fast as zlib at th
 three; nsqd's nine are spread over them. Source: RFC 1951; docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_READ
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
+
+from pyqd.hot.net.transport cimport Codec
 
 from isal import isal_zlib
 
@@ -23,8 +26,15 @@ COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
 DECOMPRESSOR_BYTES = 88_000
 
 
+@cython.final
 cdef class Deflate(Codec):
     """Deflate. level: 1 to 9, as nsqd counts."""
+
+    cdef object compressor
+    cdef object decompressor
+    cdef bytes undecoded
+    cdef uint64_t objects_bytes          # memory of the two, once they have worked
+    cdef bint unfinished                 # something was compressed since the last flush
 
     def __init__(self, int level):
         isal_level = (level + LEVELS_PER_LEVEL - 1) // LEVELS_PER_LEVEL

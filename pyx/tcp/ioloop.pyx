@@ -29,7 +29,8 @@ Invariants: 1. `partial_bytes <= partial_capacity`. 2. One command is executed a
 while the greenlet waits in `wait_readable`, or runs; so no other wait of the greenlet is ended by the watcher.
 """
 
-from libc.stdint cimport int32_t, uint32_t
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
@@ -38,10 +39,18 @@ from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.broker.slots cimport LOADED_AT_ONCE
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some
+from pyqd.hot.net.transport cimport Transport
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
 from pyqd.hot.primitives.guid cimport hex_to_id
-from pyqd.hot.tcp.limits cimport size_error, truncation_error
-from pyqd.hot.tcp.publisher cimport NEEDS_BYTES, NEEDS_PERMISSION
+from pyqd.hot.tcp.output cimport ClientOutput
+from pyqd.hot.tcp.publisher cimport (
+    NEEDS_BYTES,
+    NEEDS_PERMISSION,
+    ProtocolLimits,
+    Publisher,
+    size_error,
+    truncation_error,
+)
 from pyqd.hot.wire.frames cimport FRAME_ERROR
 from pyqd.hot.wire.scanner cimport (
     COMMAND_AUTH,
@@ -58,6 +67,7 @@ from pyqd.hot.wire.scanner cimport (
     PARAMS_KEPT,
     SCAN_NEED_MORE,
     SCAN_READY,
+    CommandLine,
     Scan,
     Text,
     parse_digits,
@@ -69,6 +79,27 @@ from pyqd.hot.wire.scanner cimport (
 from pyqd.hot.net.transport import TransportError
 from pyqd.primitives.errors import ClientError, StorageError
 from pyqd.primitives.goquote import go_quote
+
+cdef enum Pending:
+    # Reason for which the pass stopped, and the work of the greenlet before the next pass.
+    PENDING_NOTHING = 0
+    PENDING_COMMAND = 1                  # execute a command of the Python half
+    PENDING_RENEWAL = 2                  # renew the client's permissions, then execute the command again
+    PENDING_STORE = 3                    # wait until queued messages are stored, then answer them
+    PENDING_TURN = 4                     # let the loop serve others, then execute the rest of the pass
+
+cdef enum Stage:
+    # AWAITS_MAGIC -> READING; from there and back: AWAITS_SYNC, PASS_DONE, or both in this order.
+    AWAITS_MAGIC = 0
+    READING = 1
+    AWAITS_SYNC = 2                      # `on_durable` will be called; nothing is read before
+    PASS_DONE = 3                        # a callback ran a pass, or its error is stored: the greenlet does the rest
+
+cdef enum Input:
+    # Only goes up.
+    INPUT_OPEN = 0
+    INPUT_ENDED = 1                      # the peer sends nothing more
+    INPUT_REFUSED = 2                    # a fatal error was answered: the answers leave, nothing more is read
 
 cdef enum ClientState:                   # nsqd's numbers; /stats shows them
     CLIENT_INIT = 0
@@ -116,8 +147,40 @@ cdef int require_id(const Text* text) except -1:
     return 0
 
 
+@cython.final
 cdef class IoLoop:
     """Receiving half of a connection. client: Python half of the connection."""
+
+    cdef object client                   # Python half of the connection; None after its end
+    cdef object hub                      # gevent's
+    cdef ClientOutput output
+    cdef Publisher publisher
+    cdef ProtocolLimits limits
+    cdef public object greenlet          # runs `io_loop`
+    cdef public int state                # a ClientState
+    cdef public bint tls_needed          # IDENTIFY is the only command before TLS
+    cdef Input input
+    cdef readonly uint64_t command_count # the magic counts as one
+
+    # Received bytes.
+    cdef int fd
+    cdef Transport transport             # None: bytes come from the socket unchanged
+    cdef char* partial                   # own buffer with an incomplete command; NULL: there is none
+    cdef uint64_t partial_bytes
+    cdef uint64_t partial_capacity
+    cdef int64_t partial_since_ns        # when the wait for the client began; nothing was received before
+    cdef int64_t connected_ns
+
+    # The current pass.
+    cdef int until_look                  # commands before the next look at the clock; 0: it comes behind this one
+    cdef int64_t pass_end_ns             # monotonic; 0: neither a look nor a slow command yet
+
+    # Waits.
+    cdef object read_watcher
+    cdef Stage stage
+    cdef object pass_error               # raised by the pass of a callback; it ends the greenlet
+    cdef Pending pending
+    cdef tuple pending_command           # (name, parameters, body)
 
     def __init__(
         self, ClientOutput output not None, Publisher publisher not None, ProtocolLimits limits not None, client,
@@ -141,7 +204,7 @@ cdef class IoLoop:
         self.read_watcher = self.hub.loop.io(self.fd, READ_EVENT)
         try:
             self.read_watcher.start(self.on_readable)
-            while not self.output.gone and not self.eof and not self.refused:
+            while not self.output.gone and self.input == INPUT_OPEN:
                 self.serve_once()
             self.wait_until_drained()
         except BaseException as error:
@@ -160,35 +223,36 @@ cdef class IoLoop:
 
     def on_readable(self):
         """Run a pass in the event loop's callback; wake the greenlet if work remains that may wait."""
-        if self.awaits_sync:
+        if self.stage == AWAITS_SYNC:
             # Commands that arrive before the answers are sent are read after them.
             self.read_watcher.stop()
             return
-        if self.magic_seen and self.transport is None and not self.output.gone:
+        if self.stage == READING and self.transport is None and not self.output.gone:
             try:
                 self.receive_and_run()
                 if self.is_at_rest():
                     return
-                if self.publisher.unsynced and not (
-                    self.output.gone or self.eof or self.refused or self.pending != PENDING_NOTHING
+                if self.publisher.unsynced and not self.output.gone and (
+                    self.input == INPUT_OPEN and self.pending == PENDING_NOTHING
                 ):
                     self.notify_when_durable()
                     return
-                self.pass_done = True
             except BaseException as error:
                 self.pass_error = error
+            self.stage = PASS_DONE
         self.greenlet.switch()
 
     cdef int notify_when_durable(self) except -1:
         """Arrange that `on_durable` runs when the published messages are on stable storage; read nothing before."""
         # The watcher stays active: a client that waits for its OK sends nothing, and a stop costs two calls.
-        self.awaits_sync = True
+        self.stage = AWAITS_SYNC
         self.client.notify_when_durable(self.publisher.take_unsynced(), self.on_durable)
         return 0
 
     def on_durable(self, error):
         """Send the answers, or refuse the publishes, and read again; wake the greenlet if work remains for it."""
-        self.awaits_sync = False
+        assert self.stage == AWAITS_SYNC
+        self.stage = READING
         try:
             self.end_withholding(error)
             if self.is_at_rest():
@@ -196,33 +260,37 @@ cdef class IoLoop:
                     self.read_watcher.start(self.on_readable)
                 self.partial_since_ns = mono_ns()
                 return
-            self.pass_done = True
         except BaseException as failed:
             self.pass_error = failed
+        self.stage = PASS_DONE
         self.greenlet.switch()
 
     cdef bint is_at_rest(self) noexcept:
         """Return whether the connection has nothing to do before it receives more."""
         return not (
-            self.output.gone or self.eof or self.refused or self.output.blocked or self.publisher.unsynced
+            self.output.gone or self.input != INPUT_OPEN or self.output.blocked or self.publisher.unsynced
             or self.pending != PENDING_NOTHING)
+
+    cdef bint is_served(self) noexcept:
+        """Return whether commands that have come are still executed."""
+        return not self.output.gone and self.input != INPUT_REFUSED
 
     cdef int serve_once(self) except -1:
         """Wait for the client and serve it. Switches: yes."""
         self.wait_readable()
-        if self.pass_error is not None:
-            error, self.pass_error = self.pass_error, None
-            raise error
-        if self.pass_done:
-            self.pass_done = False
+        if self.stage == PASS_DONE:
+            self.stage = READING
+            if self.pass_error is not None:
+                error, self.pass_error = self.pass_error, None
+                raise error
         elif self.output.gone or not self.receive_and_run():
             return 0
         self.wait_until_synced()
         # A failed sync refuses the publishes before the command, so the command is not executed.
-        while self.pending != PENDING_NOTHING and not self.output.gone and not self.refused:
+        while self.pending != PENDING_NOTHING and self.is_served():
             self.run_pending()
             self.wait_until_synced()
-            if not self.output.gone and not self.refused and (self.partial_bytes != 0 or self.eof):
+            if self.is_served() and (self.partial_bytes != 0 or self.input == INPUT_ENDED):
                 self.run_pass(self.partial, self.partial_bytes)
                 self.wait_until_synced()
         self.wait_until_drained()
@@ -326,7 +394,7 @@ cdef class IoLoop:
 
         first_ns: bound for its first command. rest_ns: bound for the rest of an incomplete command. 0: no bound.
         """
-        if self.output.gone or self.awaits_sync or self.read_watcher is None or not self.read_watcher.active:
+        if self.output.gone or self.stage == AWAITS_SYNC or self.read_watcher is None or not self.read_watcher.active:
             return None
         if self.command_count < FIRST_COMMAND_COUNT:
             return "no first command in time" if first_ns and now_ns - self.connected_ns > first_ns else None
@@ -346,7 +414,7 @@ cdef class IoLoop:
         if received < 0:
             return False
         if received == 0:
-            self.eof = True
+            self.input = INPUT_ENDED
         self.run_pass(buffer, size_bytes)
         return True
 
@@ -373,7 +441,7 @@ cdef class IoLoop:
         if received < 0:
             if received == RECEIVE_BROKEN:
                 self.output.broken = True
-                self.eof = True
+                self.input = INPUT_ENDED
             return -1
         buffer[0] = base
         size_bytes[0] = self.partial_bytes + <uint64_t> received
@@ -456,9 +524,9 @@ cdef class IoLoop:
         self.output.acted_ns = wall_ns()
         self.until_look = LOOK_COMMANDS
         self.pass_end_ns = 0
-        publisher.begin_pass(self.output.acted_ns, self.eof)
+        publisher.begin_pass(self.output.acted_ns, self.input == INPUT_ENDED)
         try:
-            while at < size_bytes or self.eof:
+            while at < size_bytes or self.input == INPUT_ENDED:
                 used = self.step(buffer + at, size_bytes - at)
                 if used == 0:
                     break
@@ -480,12 +548,20 @@ cdef class IoLoop:
             raise
         assert at <= size_bytes
         if self.command_count != commands:
-            self.output.note_commands()
+            self.note_commands()
         self.output.flush_or_block()
         if publisher.queued is not None:
             self.save_queued(buffer, at)
-        if not self.output.gone and not self.refused:
+        if self.is_served():
             self.save_partial(buffer + at, size_bytes - at)
+        return 0
+
+    cdef int note_commands(self) except -1:
+        """Handle the end of a pass with commands: the client is alive, and may take more messages than before."""
+        cdef ChannelCore channel = self.output.channel
+        self.output.command_ns = mono_ns()
+        if channel is not None and self.output.can_take() and channel.dispatcher.available() != 0:
+            self.output.request_delivery()
         return 0
 
     cdef int note_more(self, uint32_t count) noexcept:
@@ -520,7 +596,7 @@ cdef class IoLoop:
             used = self.finish_run(at, size_bytes)
             if used != 0:
                 return used
-        if not self.magic_seen:
+        if self.stage == AWAITS_MAGIC:
             return self.step_magic(at, size_bytes)
         scan = scan_line(at, size_bytes, &line)
         if scan == SCAN_NEED_MORE:
@@ -567,7 +643,7 @@ cdef class IoLoop:
             return 0
         if memcmp(at, MAGIC, MAGIC_BYTES) != 0:
             raise ClientError("E_BAD_PROTOCOL") from ValueError(f"magic {go_quote(at[:MAGIC_BYTES]).decode()}")
-        self.magic_seen = True
+        self.stage = READING
         self.client.begin()
         return MAGIC_BYTES
 
@@ -646,7 +722,7 @@ cdef class IoLoop:
         if has_size and (size <= 0 or size > self.limits.max_body_bytes):
             raise size_error(line, "E_BAD_BODY", "body", "body", size, self.limits.max_body_bytes)
         if not has_size or size_bytes - 4 < <uint64_t> size:
-            if self.eof:
+            if self.input == INPUT_ENDED:
                 raise truncation_error(
                     line, "E_BAD_BODY", "failed to read body" if has_size else "failed to read body size")
             return NEEDS_BYTES
@@ -748,7 +824,7 @@ cdef class IoLoop:
         self.client.log_refusal(error)
         self.until_look = 0
         if error.fatal:
-            self.refused = True
+            self.input = INPUT_REFUSED
             # Nothing is delivered before the error is sent: a delivery would only count as an attempt.
             self.output.rdy = 0
         return 0

@@ -1,15 +1,15 @@
 """Output of a client's connection: nsqd's messagePump.
 
-    channel -> deliver -> put_delivery \
-    IOLoop  -> put, put_oks ------------> queued frames -> flush -> transport or socket
+    Dispatcher -> put_delivery \
+    IOLoop     -> put, put_oks -> queued frames -> flush -> transport or socket
 
 Queue. The frames of one run are built in a scratch buffer that all connections share, since the loop runs one of them
 at a time, and leave in one send. A large body is sent from its place in the log. Only bytes that the socket refuses
 are copied to a buffer of the connection's own, which is freed once it is empty. So an idle connection holds no buffer,
 and a busy loop writes to memory that is in the cache.
 
-Delivery. The channel asks for a delivery, the frames leave in one send, and nothing waits: it runs without a greenlet
-switch. A run takes RUN_BYTES_MAX at most; its channel asks for another turn if there is more to deliver.
+Delivery. The channel's Dispatcher puts messages, the frames leave in one send, and nothing waits: it runs without a
+greenlet switch. A run takes RUN_BYTES_MAX at most; its channel asks for another turn if there is more to deliver.
 Only the messagePump greenlet waits: it sends the rest if the socket was full, and the heartbeats. Until the rest is
 sent, the client is `blocked` and takes no messages, so one slow reader costs the memory of one run.
 
@@ -40,7 +40,6 @@ from pyqd.hot.wire.frames cimport (
 from pyqd.hot.wire.record cimport Record, record_body
 
 from pyqd.hot.net.transport import TransportError
-from pyqd.primitives.errors import StorageError
 
 cdef enum:
     RUN_BYTES_MAX = 128 << 10
@@ -117,25 +116,6 @@ cdef class ClientOutput(Consumer):
     def put_response(self, bytes data not None):
         """Queue a response frame."""
         self.put(FRAME_RESPONSE, data, <uint32_t> len(data))
-
-    cdef int put_delivery(self, const Delivery* delivery) except -1:
-        """Queue the frame of a message, or send it at once if its body is too large to copy."""
-        cdef const Record* record = delivery.record
-        cdef uint32_t size_bytes = record.size_bytes
-        if size_bytes >= IN_PLACE_BYTES and self.transport is None and not self.withholding:
-            put_message_head(
-                self.reserve(message_frame_bytes(0)), record.guid, record.timestamp_ns, delivery.attempts, size_bytes)
-            self.end += message_frame_bytes(0)
-            if not self.owned:
-                return self.send_in_place(record_body(record), size_bytes)
-            memcpy(self.reserve(size_bytes), record_body(record), size_bytes)
-            self.end += size_bytes
-            return 0
-        put_message(
-            self.reserve(message_frame_bytes(size_bytes)), record.guid, record.timestamp_ns, delivery.attempts,
-            record_body(record), size_bytes)
-        self.end += message_frame_bytes(size_bytes)
-        return 0
 
     cdef int spill(self, uint64_t capacity) except -1:
         """Move the queued bytes to a buffer of the connection's own, of at least this capacity. Raises: MemoryError."""
@@ -340,46 +320,44 @@ cdef class ClientOutput(Consumer):
         assert self.channel is None
         self.channel = channel
 
-    cdef int deliver(self, uint64_t quota) except -1:
-        """Take up to `quota` messages of the channel and send them. Raises: StorageError. Switches: no."""
-        failure = None
-        if self.broken:
-            # A message that cannot be sent would count as an attempt.
-            return 0
-        try:
-            try:
-                self.take_messages(quota)
-            except StorageError as error:
-                # The error is the channel's; the queued frames are complete.
-                failure = error
-            self.flush_or_block()
-        except BaseException as error:
-            self.end_failed_run(error)
-            raise
-        if failure is not None:
-            raise failure
+    cdef bint begin_run(self) except -1:
+        self.run_end_bytes = self.sent_bytes + (self.end - self.start) + RUN_BYTES_MAX
+        # A message that cannot be sent would count as an attempt.
+        return not self.broken
+
+    cdef bint put_delivery(self, const Delivery* delivery) except -1:
+        """Queue the frame of a message, or send it at once if its body is too large to copy."""
+        cdef const Record* record = delivery.record
+        cdef uint32_t size_bytes = record.size_bytes
+        if size_bytes >= IN_PLACE_BYTES and self.transport is None and not self.withholding:
+            self.put_large(delivery)
+        else:
+            put_message(
+                self.reserve(message_frame_bytes(size_bytes)), record.guid, record.timestamp_ns, delivery.attempts,
+                record_body(record), size_bytes)
+            self.end += message_frame_bytes(size_bytes)
+        # If the socket is full, another message would be copied here, and leave its channel too early.
+        return not (self.owned or self.broken) and self.sent_bytes + (self.end - self.start) < self.run_end_bytes
+
+    cdef int put_large(self, const Delivery* delivery) except -1:
+        """Queue the head of a frame, and send it with the body from its place in the log."""
+        cdef const Record* record = delivery.record
+        cdef uint32_t size_bytes = record.size_bytes
+        put_message_head(
+            self.reserve(message_frame_bytes(0)), record.guid, record.timestamp_ns, delivery.attempts, size_bytes)
+        self.end += message_frame_bytes(0)
+        if not self.owned:
+            return self.send_in_place(record_body(record), size_bytes)
+        memcpy(self.reserve(size_bytes), record_body(record), size_bytes)
+        self.end += size_bytes
         return 0
 
-    cdef int take_messages(self, uint64_t quota) except -1:
-        """Take up to `quota` messages of the channel and queue them."""
-        cdef Delivery delivery
-        cdef ChannelCore channel = self.channel
-        cdef int64_t now_ns = mono_ns()
-        cdef uint64_t run_start = self.sent_bytes + (self.end - self.start)
-        while quota != 0 and self.in_flight + self.unsynced_count < self.rdy:
-            if not channel.take(self, now_ns, &delivery):
-                break
-            self.put_delivery(&delivery)
-            quota -= 1
-            if self.owned or self.broken:
-                # The socket is full: another message would be copied here, and leave its channel too early.
-                break
-            if self.sent_bytes + (self.end - self.start) >= run_start + RUN_BYTES_MAX:
-                break
-        self.scheduler.spend(<int64_t> (self.sent_bytes + (self.end - self.start) - run_start) // SENT_BYTES_PER_WORK)
-        return 0
+    cdef int end_run(self) except -1:
+        cdef uint64_t run_bytes = self.sent_bytes + (self.end - self.start) + RUN_BYTES_MAX - self.run_end_bytes
+        self.scheduler.spend(<int64_t> run_bytes // SENT_BYTES_PER_WORK)
+        return self.flush_or_block()
 
-    cdef int end_failed_run(self, error) except -1:
+    cdef int fail_run(self, error) except -1:
         """Close the connection: a frame may be half sent, and queued bytes lie in the shared scratch."""
         self.discard()
         self.client.failed(error)
@@ -435,13 +413,6 @@ cdef class ClientOutput(Consumer):
             self.blocked = False
             self.request_delivery()
             self.wake_drain_waiter()
-        return 0
-
-    cdef int note_commands(self) except -1:
-        """Handle the end of a pass with commands: the client is alive, and may take more messages than before."""
-        self.command_ns = mono_ns()
-        if self.channel is not None and self.can_take() and self.channel.available():
-            self.scheduler.request_wake(self.channel)
         return 0
 
     def start_heartbeats(self, int64_t heartbeat_ns):

@@ -36,7 +36,6 @@ from pyqd.hot.broker.topic cimport MessageBatch
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_after_steps, id_to_hex
-from pyqd.hot.tcp.limits cimport size_error, truncation_error
 from pyqd.hot.wire.frames cimport FRAME_RESPONSE
 from pyqd.hot.wire.scanner cimport (
     SCAN_BAD_COUNT,
@@ -64,6 +63,33 @@ cdef enum:
 cdef tuple SINGLE_COMMANDS = (b"PUB", b"DPUB")
 cdef bytes EACH_DELAY = b"each"
 cdef bytes EACH_TIMESTAMP = b"@each"
+
+
+cdef class ProtocolLimits:
+    """Limits of the protocol: sizes in bytes, times in ns."""
+
+    def __init__(self, *, int64_t max_msg_bytes, int64_t max_body_bytes, int64_t max_rdy_count,
+                 int64_t max_req_timeout_ns, int64_t max_defer_ns=-1, bint sync_each=False):
+        self.max_msg_bytes = max_msg_bytes
+        self.max_body_bytes = max_body_bytes
+        self.max_rdy_count = max_rdy_count
+        self.max_req_timeout_ns = max_req_timeout_ns
+        self.max_defer_ns = max_req_timeout_ns if max_defer_ns < 0 else max_defer_ns
+        self.sync_each = sync_each
+
+
+cdef object size_error(CommandLine* line, code, noun, short_noun, int64_t size, int64_t limit):
+    """Return the ClientError for a size that is not positive or exceeds its limit."""
+    name = text_of(&line.name).decode("ascii")
+    if size <= 0:
+        return ClientError(code, f"{name} invalid {noun} size {size}")
+    return ClientError(code, f"{name} {short_noun} too big {size} > {limit}")
+
+
+cdef object truncation_error(CommandLine* line, code, text):
+    """Return the ClientError for a command whose body ends with the stream."""
+    name = text_of(&line.name).decode("ascii")
+    return ClientError(code, f"{name} {text}")
 
 
 cdef class Publisher:

@@ -8,6 +8,7 @@ compressed by cramjam, checksums computed here. Source: the framing format's des
 docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -18,6 +19,7 @@ from libc.string cimport memcmp, memcpy
 from cramjam import DecompressionError, snappy as blocks
 
 from pyqd.hot.net.transport import TransportError
+from pyqd.hot.net.transport cimport Codec
 from pyqd.hot.primitives.crc32c cimport crc32c
 
 cdef enum:
@@ -79,8 +81,13 @@ cdef int block_size(const char* at, uint64_t size_bytes) noexcept nogil:
     return -1
 
 
+@cython.final
 cdef class Snappy(Codec):
     """Snappy."""
+
+    cdef bint begun                      # this side has sent its stream identifier
+    cdef bint identified                 # the peer has
+    cdef bytes undecoded
 
     def __init__(self):
         self.undecoded = b""

@@ -73,6 +73,7 @@ cdef bytes begin_lines(Lines* lines, const char* at, uint64_t body_bytes, uint64
 
 
 cdef Frames lines_framed(const char* at, uint64_t body_bytes, uint64_t line_bytes_max):
+    """Frame each non-empty line. Returns Frames, or None if a line is too long."""
     cdef Lines lines
     cdef bytes framed = begin_lines(&lines, at, body_bytes, line_bytes_max)
     if not frame_lines(&lines, lines.end):

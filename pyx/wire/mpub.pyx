@@ -17,6 +17,19 @@ from libc.string cimport memcpy, memset
 
 from pyqd.hot.wire.frames cimport put_be32, put_be64
 
+cdef enum:
+    SIZE_BYTES = 4
+    TIME_BYTES = 8
+    DIGITS_MAX = 20
+
+# Rows of one column of binary or string. All pointers are borrowed.
+cdef struct Rows:
+    const int32_t* offsets               # or NULL
+    const int64_t* offsets_large         # or NULL
+    const char* data                     # data[offsets[i]:offsets[i + 1]] is row i
+    int64_t data_bytes
+    const int64_t* times                 # one for each row, or NULL
+
 
 cdef class _View:
     """Buffer of another object, held while this object lives."""

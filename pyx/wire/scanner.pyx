@@ -142,7 +142,10 @@ cdef bint is_name(const char* at, uint32_t size_bytes) noexcept nogil:
 
 
 cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noexcept nogil:
-    """Parse a decimal number; no digits at all read as 0."""
+    """Parse a decimal number; no digits at all read as 0. It wraps around at 64 bits and is then signed, as in nsqd.
+
+    Returns: False if a byte is no digit.
+    """
     cdef uint64_t total = 0
     cdef uint32_t index
     for index in range(size_bytes):
@@ -151,48 +154,3 @@ cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noex
         total = total * 10 + <uint64_t> (at[index] - c"0")
     value[0] = <int64_t> total
     return True
-
-
-COMMAND_NAMES = {
-    COMMAND_UNKNOWN: None, COMMAND_FIN: "FIN", COMMAND_PUB: "PUB", COMMAND_MPUB: "MPUB", COMMAND_DPUB: "DPUB",
-    COMMAND_DMPUB: "DMPUB",
-    COMMAND_RDY: "RDY", COMMAND_REQ: "REQ", COMMAND_TOUCH: "TOUCH", COMMAND_NOP: "NOP", COMMAND_SUB: "SUB",
-    COMMAND_IDENTIFY: "IDENTIFY", COMMAND_AUTH: "AUTH", COMMAND_CLS: "CLS",
-}
-
-
-def split_line(bytes data not None):
-    """Scan one command line, for tests. Returns: None for more, False for too long, else (command, params, bytes used).
-
-    command: the command's name, or None for an unknown one. params: the first two parameters.
-    """
-    cdef CommandLine line
-    cdef Scan scan = scan_line(data, <uint64_t> len(data), &line)
-    if scan != SCAN_READY:
-        return None if scan == SCAN_NEED_MORE else False
-    params = [line.params[index].at[:line.params[index].size_bytes] for index in range(min(line.param_count, 2))]
-    return COMMAND_NAMES[line.command], params, line.line_bytes
-
-
-def check_batch(chunks, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes=0):
-    """Walk a batch's body that arrives in chunks, for tests. Returns: (Scan, index, bytes used, body_words)."""
-    cdef Batch batch = Batch(index=0, count=0, size_bytes=0, offset=0, body_words=0)
-    cdef Scan scan = SCAN_NEED_MORE
-    received = b""
-    for chunk in chunks:
-        received += chunk
-        scan = scan_batch(received, <uint64_t> len(received), max_msg_bytes, max_count, lead_bytes, &batch)
-        if scan != SCAN_NEED_MORE:
-            break
-    return int(scan), batch.index, batch.offset, batch.body_words
-
-
-def name_is_valid(bytes name not None):
-    """Return whether a topic or channel may have this name."""
-    return is_name(name, <uint32_t> len(name))
-
-
-def digits_value(bytes text not None):
-    """Return the number in a parameter; None if it is not a number."""
-    cdef int64_t value = 0
-    return value if parse_digits(text, <uint32_t> len(text), &value) else None

@@ -846,7 +846,7 @@ def test_a_growth_that_begins_during_a_reset_goes_on_after_it(half_finished, sho
     with channel.prepared_reset(jobs.run):
         channel.empty()
         publish(channel.topic, short_ring)
-        channel.grow_ahead(channel.ledger, 0)
+        channel.waits.grow(channel.ledger, channel.ledger.floor + short_ring)
     assert channel.grows
     jobs.run()
     assert (channel.grows, channel.ledger.capacity_bits) == (False, 2 * short_ring)

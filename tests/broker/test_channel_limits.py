@@ -166,7 +166,7 @@ def first_id(channel: Any) -> int:
 def test_a_topic_deleted_before_all_is_sorted_is_gone(topic: Any, clock: HeldClock) -> None:
     channel = many_returned(topic, clock)
     channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
-    channel.consumers.clear()
+    channel.close_consumers()
     topic.broker.delete_topic("t")
     while topic.scheduler.run_wakes():
         pass

@@ -197,7 +197,7 @@ def test_a_channel_emptied_after_preparations_brings_nothing_back_that_was_finis
     machine.broker.in_background = jobs.submit
     end = channel.readable.end
     channel.begin_reset(end, end)
-    assert channel.prepares_reset
+    assert channel.waits.prepares_reset
     if meanwhile != "nothing":
         machine.publish([b"5"])
     if meanwhile == "finished":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyqd.hot.primitives.bitmap import Ring
+from tests.support.structures import Ring
 
 CAPACITIES = [64, 128, 256]
 # Windows that begin at a word, within one, before the end of the ring, and far along the row.

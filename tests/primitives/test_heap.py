@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from pyqd.hot.primitives.heap import DeadlineHeap, Heap
+from pyqd.hot.primitives.heap import DeadlineHeap
+from tests.support.structures import Heap
 
 ABSENT = 2**32 - 1
 NEVER_NS = 2**63 - 1

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from pyqd.hot.primitives.idtable import IdTable, Table
+from pyqd.hot.primitives.idtable import IdTable
+from tests.support.structures import Table
 
 MULTIPLIER = 0xC4677F8B5D699E3B
 # The odd multiplier has an inverse modulo 2**64; with it an id for any wanted hash can be computed.

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyqd.hot.primitives.bitmap import Ring
 from tests.support.examples import examples
+from tests.support.structures import Ring
 
 capacities = st.sampled_from([64, 128, 256, 512])
 bases = st.one_of(st.integers(0, 300), st.integers(0, 2**62))

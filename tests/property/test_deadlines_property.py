@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyqd.hot.primitives.deadlines import Queue
 from tests.support.examples import examples
+from tests.support.structures import Queue
 
 SLOTS_MAX = 100
 

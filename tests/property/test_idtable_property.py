@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyqd.hot.primitives.idtable import Table
 from tests.support.examples import examples
+from tests.support.structures import Table
 
 INVERSE = pow(0xC4677F8B5D699E3B, -1, 2**64)
 

@@ -6,8 +6,8 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.wire.scanner import check_batch, digits_value, name_is_valid, split_line
 from pyqd.primitives.names import is_valid_name
+from tests.support.structures import check_batch, digits_value, name_is_valid, split_line
 
 COMMANDS = ["FIN", "PUB", "MPUB", "DPUB", "DMPUB", "RDY", "REQ", "TOUCH", "NOP", "SUB", "IDENTIFY", "AUTH", "CLS"]
 TOKENS = st.one_of(

@@ -4,16 +4,11 @@ import struct
 
 import pytest
 
-from pyqd.hot.wire import scanner
-from pyqd.hot.wire.scanner import check_batch, digits_value, name_is_valid
+from tests.support.structures import check_batch, digits_value, name_is_valid, split_line
 
 LINE_BYTES_MAX = 16384
 NEED_MORE, READY, TOO_LONG, BAD_COUNT, BAD_SIZE, TOO_BIG = range(6)
 COMMANDS = ["FIN", "PUB", "MPUB", "DPUB", "RDY", "REQ", "TOUCH", "NOP", "SUB", "IDENTIFY", "AUTH", "CLS"]
-
-
-def split_line(data):
-    return scanner.split_line(data)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

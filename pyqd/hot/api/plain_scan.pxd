@@ -22,9 +22,7 @@ cdef struct PlainLimits:
     int64_t msg_bytes_max                # of the body of a /pub
     int64_t body_bytes_max               # of the body of an /mpub
 
-# Returns the bytes of the request; 0 if it is not plain or incomplete.
 cdef int64_t scan_plain_publish(
     const char* at, uint64_t size_bytes, const PlainLimits* limits, PlainPublish* found) noexcept nogil
 
-# Returns the value of the header User-Agent in the headers of a plain publish; empty if it has none.
 cdef Text user_agent_in(const Text* headers) noexcept nogil

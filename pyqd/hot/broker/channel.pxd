@@ -9,11 +9,11 @@ from pyqd.hot.broker.latency cimport LatencyBuffer
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.readable_log cimport ReadableLog
-from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, Slot, SlotTable
+from pyqd.hot.broker.slots cimport ReadyRing, SlotTable
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
+from pyqd.hot.broker.waits cimport ChannelWaits
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
-from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.schedule cimport Scheduled
 from pyqd.hot.wire.record cimport Record
 
@@ -23,61 +23,33 @@ cdef enum Answer:
     NOT_OWNER = 2
     BEYOND_LEDGER = 3                    # nothing changed: the ledger has to grow first; see make_finishable
 
-cdef struct Delivery:
-    const Record* record                 # readable until the next greenlet switch
-    uint16_t attempts                    # this delivery included
-
 cdef class ChannelCore(Scheduled):
     cdef readonly ReadableLog readable   # of the topic
     cdef readonly Ledger ledger          # of the topic's log
     cdef readonly object files           # ChannelFiles: opens logs and ledgers, and logs failures
     cdef LogCursor cursor
     cdef SlotTable slots                 # in flight
-    cdef ReadyRing ready                 # waiting for redelivery
+    cdef ReadyRing ready                 # returned, waiting for redelivery
     cdef readonly Parking parking
     cdef readonly DeadLetterPolicy dead_letters
     cdef Dispatcher dispatcher
-    cdef Presence returned_presence      # of the pages of the ring's oldest record; None until the ring has one
-    cdef bint due_was_read               # since the last run: the message that is due first waited for it
+    cdef readonly ChannelWaits waits
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
-    cdef readonly bint held_up           # the disk was full: a timer retries
-    cdef bint reads_at_cursor            # the pages at the cursor are being read from the disk, beside the loop
-    cdef uint32_t growths                # of its ledgers, under way beside the loop; the end of each wakes the channel
-    cdef bint resets                     # deliveries wait for a reset
-    cdef readonly bint prepares_reset    # whose file is being synced in a thread
-    cdef bint throttled                  # the last run left messages for want of tokens: a timer is set
-    cdef bint ready_next                 # the next message comes from the ring, if it has one
-    cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
     cdef int64_t max_msg_timeout_ns
     cdef readonly uint64_t memory_count_max   # --mem-queue-size: messages beyond it count as backend depth
     cdef public object on_finished       # --sync-fin: called with the channel when FINs wait for a sync; else None
     cdef readonly UnsyncedFins unsynced_fins
     cdef public LatencyBuffer latency    # None unless percentiles are asked for
     cdef readonly bint ephemeral
-    cdef readonly uint64_t delivered_count    # since the start, each delivery of a message
-    cdef readonly uint64_t zone_local_count   # of them to clients in the daemon's zone
-    cdef readonly uint64_t region_local_count # to others in its region
     cdef public bint exiting
     cdef public Ledger cancelled         # records of the topic's log that a seek leaves out; None: there are none
     cdef readonly ChannelTrace trace     # None: the channel is not traced
 
-    cdef uint64_t available(self) noexcept
-    cdef const Record* take_fresh(self) except? NULL
-    cdef bint waits_for_disk(self) except -1
-    cdef int read_ahead(self) except -1
-    cdef bint can_return(self) except -1
     cdef bint is_due_present(self) except -1
-    cdef bint waits_for_ring(self, const Record* record, uint8_t source) except -1
-    cdef int begin_growth(self, Ledger ledger, uint64_t ordinal, ended) except -1
-    cdef int note_growth_ended(self) except -1
     cdef bint make_room_to_cancel(self, uint64_t ordinal) except -1
     cdef bint grow_for(self, Ledger ledger, uint64_t ordinal) except -1
-    cdef int retry_soon(self) except -1
-    cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
     cdef int make_finishable(self, uint64_t guid) except -1
-    cdef bint is_copy(self, const ReadyEntry* entry) noexcept
-    cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1
     cdef int requeue_slot(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
     cdef int requeue_traced(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
     cdef uint64_t unfinished_count(self) noexcept

@@ -1,14 +1,19 @@
 # A subscribed client, as its channel sees it. Design notes: pyx/broker/consumer.pyx.
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 
 from pyqd.hot.broker.trace cimport TraceClient
 from pyqd.hot.primitives.schedule cimport Scheduled
+from pyqd.hot.wire.record cimport Record
 
 # Distance of a client from the daemon; the nearest client that can take a message gets it.
 cdef enum Locality:
     ZONE_LOCAL = 0
     REGION_LOCAL = 1
     GLOBAL = 2
+
+cdef struct Delivery:
+    const Record* record                 # readable until the next greenlet switch
+    uint16_t attempts                    # this delivery included
 
 cdef class Consumer(Scheduled):
     cdef readonly uint64_t number        # unique in the process; names the owner of a message in flight
@@ -33,8 +38,11 @@ cdef class Consumer(Scheduled):
 
     cdef bint sampled_out(self) noexcept
     cdef TraceClient traced_client(self)
-    # Take and send up to `quota` messages of the channel. Never switches greenlets.
-    cdef int deliver(self, uint64_t quota) except -1
+    # A run of deliveries, which never switches greenlets: begin, messages one by one, and the end, or `fail_run`.
+    cdef bint begin_run(self) except -1
+    cdef bint put_delivery(self, const Delivery* delivery) except -1
+    cdef int end_run(self) except -1
+    cdef int fail_run(self, error) except -1
 
 # Count the nearest consumers that can take a message; `nearest` becomes their locality.
 cdef Py_ssize_t count_ready(list consumers, int32_t* nearest)

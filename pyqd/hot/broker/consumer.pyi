@@ -5,6 +5,10 @@ from typing_extensions import Self
 from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.schedule import Scheduled
 
+IN_ZONE: int
+IN_REGION: int
+ELSEWHERE: int
+
 @type_check_only
 class Client(Protocol):
     """Interface to a client's connection, for its channel."""

@@ -33,5 +33,4 @@ cdef class Intake(Scheduled):
 
 cdef bint is_large(uint32_t count, uint64_t body_words) noexcept
 
-# Queue a publish; it is stored in runs of the topic's intake, after those that came before it.
 cdef QueuedBatch enqueue(TopicCore topic, const MessageBatch* batch, body)

@@ -14,6 +14,7 @@ cdef class LogCursor:
     cdef uint64_t present_end            # records of the segment up to there can be read without waiting for the disk
     cdef uint64_t absent_end             # `next_record` waits for the pages from the cursor up to there; 0: it does not
     cdef bint ahead_due                  # `find_unmapped` may find something
+    cdef public bint reads               # set by the reader: a thread reads what was found
     cdef Segment unmapped                # what it has found, and the range in it
     cdef uint64_t unmapped_start
     cdef uint64_t unmapped_end
@@ -62,7 +63,6 @@ cdef class LogCursor:
     cdef bint find_absent(self) except -1
     cdef bint find_unmapped(self) except -1
     cdef int set_unmapped(self, Segment segment, uint64_t start, uint64_t end) except -1
-    cdef int note_read(self, Segment segment, uint64_t start, uint64_t end) except -1
     cdef bint try_finish_next(self) except -1
     cdef bint next_is_sound(self, const Record* record) except -1
     cdef bint verify(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1

@@ -20,7 +20,7 @@ cdef enum Progress:
     CAUGHT_UP = 0                        # nothing lags any more
     MORE_TO_PARK = 1                     # the work budget of this pass is used up
     NO_SPACE_TO_PARK = 2                 # a timer has to retry
-    RING_TOO_SMALL = 3                   # the ledger has to reach `beyond` first
+    WINDOW_TOO_SMALL = 3                   # the ledger has to reach `beyond` first
     PAGES_ABSENT = 4                     # a thread has to read pages first, those in `presence`
 
 cdef class Parking:
@@ -42,8 +42,8 @@ cdef class Parking:
     cdef uint64_t walk_ordinal
     cdef Presence presence               # of the pages at the walk's place; None until there is a walk
     cdef bint stuck                      # there was no space to park, and that is logged
-    cdef uint64_t beyond                 # with RING_TOO_SMALL: ordinal
-    cdef bint grows_at_once              # the ledger could not grow beside the loop: parking grows it on the spot
+    cdef uint64_t beyond                 # with WINDOW_TOO_SMALL: ordinal
+    cdef bint grows_at_once              # the ledger could not grow in a thread: parking grows it on the spot
 
     cdef inline uint64_t pending(self) noexcept:
         # Count the deferred messages that are readable, counted and not parked yet.
@@ -129,7 +129,7 @@ cdef class Parking:
     cdef Progress catch_up(self, bint whole) except *
     cdef const Record* next_walked(self, bint whole) except? NULL
     cdef Progress stop_for_space(self, error) except *
-    cdef Progress stop_for_ring(self, uint64_t ordinal) except *
+    cdef Progress stop_for_window(self, uint64_t ordinal) except *
     cdef int drop_all(self) except -1
     cdef int abandon(self) except -1
     cdef int forget(self) except -1

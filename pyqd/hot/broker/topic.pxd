@@ -55,8 +55,8 @@ cdef struct MessageBatch:
     bint at_once                         # the channels park them at once
     uint32_t kept                        # messages to store; an ephemeral topic has no room for the rest
 
-# Bytes that a batch takes in a log.
 cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
+    # Return bytes that a batch takes in a log.
     return 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
 
 cdef class TopicCore(Scheduled):

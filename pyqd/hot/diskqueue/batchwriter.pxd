@@ -23,12 +23,12 @@ cdef class BatchWriter:
     cdef uint64_t staged_bytes           # bytes of the batch that were written that way
     cdef uint64_t segment_staged_bytes   # the same of all committed batches of the log's active segment
 
-    # Ordinal behind the batch's last record.
     cdef inline uint64_t end_ordinal(self) noexcept:
+        # Return the ordinal behind the batch's last record.
         return self.seq & ORDINAL_MASK
 
-    # Counts a record as appended at `at`. stored_at: where its bytes are now, but for its first word.
     cdef inline void count(self, char* at, char* stored_at, uint64_t word, uint64_t span_bytes) noexcept:
+        # Count a record as appended at `at`. stored_at: where its bytes are now, but for its first word.
         if self.first == NULL:
             self.first = at
             self.first_word = word

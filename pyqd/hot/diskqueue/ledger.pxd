@@ -20,7 +20,7 @@ cdef struct LedgerHeader:
     uint64_t magic
     uint32_t version
     uint32_t paused                      # 1: nothing is delivered
-    uint64_t capacity_bits               # of the ring behind this header; a power of two
+    uint64_t capacity_bits               # of the window behind this header; a power of two
     uint64_t floor                       # ordinal of the first record not finished
     uint64_t cursor                      # ordinal of the next record never handed out; >= floor
     uint64_t cursor_segment              # number of the segment the cursor is in
@@ -47,7 +47,7 @@ cdef struct LedgerHeader:
     # The checksums lie behind all else that changes, as the disk may write a page while it changes.
     uint32_t sealed                      # LEDGER_SEALED: both checksums are right; 0: the file has changed since
     uint32_t checksum                    # crc32c of this header without its counters, cursor_offset and seal
-    uint32_t ring_checksum               # crc32c of the ring
+    uint32_t bits_checksum               # crc32c of the window
     uint32_t reserved
 
 cdef class Ledger:
@@ -61,13 +61,13 @@ cdef class Ledger:
     cdef bint reset_synced               # ... and is on stable storage
     cdef uint64_t growth_from            # the floor when `growing` was copied: it has bits from there on
     cdef uint64_t growth_reset_count     # and `reset_count` then
-    # A reader that comes to a record from here on looks whether the ring should grow. Lower than need be at times.
+    # A reader that comes to a record from here on looks whether the window should grow. Lower than need be at times.
     cdef uint64_t roomy_below
     cdef LedgerHeader* header
-    cdef uint64_t* words                 # the ring
+    cdef uint64_t* words                 # the window
     cdef readonly uint64_t capacity_bits
     cdef uint64_t open_bits              # the same while the file may change; 0 while it is sealed: see `unseal`
-    cdef bint power_failed               # the ring on stable storage may be newer than the seal
+    cdef bint power_failed               # the window on stable storage may be newer than the seal
     cdef bint unwritten                  # the power failed before the disk had anything of the file
     cdef readonly str damage             # the reason why a file that was written was set aside; None: none was
     cdef readonly uint64_t known_end     # behind the records that the ledger knew at the start
@@ -79,7 +79,7 @@ cdef class Ledger:
     cdef readonly uint64_t reset_count   # since it was opened
     cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
     cdef readonly uint64_t synced_change_count    # as of the last completed sync; 0: there was none
-    cdef readonly uint64_t finished_count  # bits set in the ring
+    cdef readonly uint64_t finished_count  # bits set in the window
     cdef readonly uint64_t ahead         # of these, at or past the cursor
 
     cdef inline uint64_t counted_from(self) noexcept:
@@ -102,7 +102,7 @@ cdef class Ledger:
         return LEDGER_HEADER_BYTES + self.capacity_bits // 8
 
     cdef inline uint64_t bits_start(self) noexcept:
-        # The ring has the bits of `capacity_bits` records from here on; those below the floor wait to be cleared.
+        # The window has the bits of `capacity_bits` records from here on; those below the floor wait to be cleared.
         return min(self.header.floor, self.uncleared_from)
 
     cdef inline uint64_t bits_end(self) noexcept:

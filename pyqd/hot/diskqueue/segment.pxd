@@ -50,16 +50,16 @@ cdef class Segment:
     cdef inline uint64_t end_ordinal(self) noexcept:
         return self.first_ordinal + self.count
 
-    # At least so much is on stable storage, here or in the journal.
     cdef inline uint64_t durable_bytes(self) noexcept:
+        # Return how much is on stable storage at least, here or in the journal.
         return max(self.journaled_bytes, self.header().synced_bytes)
 
-    # Some of its records were written by pwrite(2).
     cdef inline bint is_staged(self) noexcept:
+        # Return whether some of its records were written by pwrite(2).
         return self.mapped_end != <uint64_t> -1
 
-    # How long it was the log's last segment, which it is not any more.
     cdef inline int64_t lasted_ns(self) noexcept:
+        # Return how long it was the log's last segment, which it is not any more.
         return self.next.header().created_ns - self.header().created_ns
 
     cdef inline uint64_t free_bytes(self) noexcept:

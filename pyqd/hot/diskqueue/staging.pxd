@@ -18,8 +18,8 @@ cdef class Staging:
 
     cdef bint begin(self, int fd, str path, uint64_t offset) noexcept
 
-    # Return the address for the bytes that come next, at most STAGED_RECORD_MAX. Raises: StorageError.
     cdef inline char* take(self, uint64_t span_bytes) except NULL:
+        # Return the address for the bytes that come next, at most STAGED_RECORD_MAX. Raises: StorageError.
         cdef char* at
         assert self.fd >= 0 and span_bytes <= STAGED_RECORD_MAX
         if STAGING_BYTES - self.end < span_bytes:

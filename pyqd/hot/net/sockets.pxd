@@ -27,8 +27,8 @@ cdef enum:
     RECEIVE_NONE = -1                    # no bytes yet
     RECEIVE_BROKEN = -2                  # the connection is gone
 
-# Send some bytes. Returns: how many; 0 if the socket is full; -1 if the peer is gone.
 cdef inline ssize_t send_some(int fd, const char* data, uint64_t size_bytes) noexcept nogil:
+    # Send some bytes. Returns: how many; 0 if the socket is full; -1 if the peer is gone.
     cdef ssize_t sent
     while True:
         sent = send(fd, data, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -45,11 +45,11 @@ cdef extern from *:
     # Reads a byte, which maps the file of its page.
     void touch "pyqd_touch" (const char* at) noexcept nogil
 
-# Send some bytes of two consecutive pieces. Returns: as send_some. The second piece may lie in a file whose mapping is
-# currently released: the call then fails, and touching a byte maps the file again (see pyx/diskqueue/arena.pyx).
 cdef inline ssize_t send_two(
     int fd, const char* first, uint64_t first_bytes, const char* second, uint64_t second_bytes,
 ) noexcept nogil:
+    # Send some bytes of two consecutive pieces. Returns: as send_some. The second piece may lie in a file whose mapping
+    # is currently released: the call then fails, and touching a byte maps the file again (see pyx/diskqueue/arena.pyx).
     cdef iovec[2] pieces
     cdef msghdr message
     cdef ssize_t sent
@@ -72,8 +72,8 @@ cdef inline ssize_t send_two(
         return 0 if errno == EAGAIN else -1
     return sent
 
-# Receive some bytes. Returns: how many; 0 at the end; RECEIVE_NONE, RECEIVE_BROKEN.
 cdef inline ssize_t receive_some(int fd, char* into, uint64_t capacity) noexcept nogil:
+    # Receive some bytes. Returns: how many; 0 at the end; RECEIVE_NONE, RECEIVE_BROKEN.
     cdef ssize_t received
     while True:
         received = recv(fd, into, capacity, MSG_DONTWAIT)

@@ -2,7 +2,7 @@ from typing import final
 
 from OpenSSL import SSL
 
-from pyqd.hot.net.codec import Codec
+from pyqd.hot.net.transport import Codec
 
 @final
 class Tls(Codec):

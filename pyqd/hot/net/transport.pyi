@@ -1,8 +1,9 @@
 from typing import final
 
-from pyqd.hot.net.codec import Codec
-
 class TransportError(Exception): ...
+
+class Codec:
+    """Interface of Tls, Snappy and Deflate; its methods are called by compiled code."""
 
 @final
 class Transport:

@@ -1,4 +1,4 @@
-# pyqd/hot/primitives/clock.pxd: the two clocks. Design notes: pyx/primitives/clock.pyx.
+# The two clocks. Design notes: pyx/primitives/clock.pyx.
 
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
@@ -17,8 +17,8 @@ cdef struct HeldClock:
 cdef HeldClock held_clock
 
 
-# Nanoseconds since 1970-01-01 UTC. May jump either way; for timestamps and ids only.
 cdef inline int64_t wall_ns() noexcept nogil:
+    # Return nanoseconds since 1970-01-01 UTC. May jump either way; for timestamps and ids only.
     cdef timespec now
     if held_clock.wall_ns != 0:
         return held_clock.wall_ns
@@ -26,8 +26,8 @@ cdef inline int64_t wall_ns() noexcept nogil:
     return <int64_t>now.tv_sec * NS_PER_S + now.tv_nsec
 
 
-# Nanoseconds since an arbitrary time of this boot. Never goes backwards; for deadlines and durations.
 cdef inline int64_t mono_ns() noexcept nogil:
+    # Return nanoseconds since an arbitrary time of this boot. Never goes backwards; for deadlines and durations.
     cdef timespec now
     if held_clock.mono_ns != 0:
         return held_clock.mono_ns

@@ -1,4 +1,4 @@
-# pyqd/hot/primitives/deadlines.pxd: deadlines of messages in flight. Design notes: pyx/primitives/deadlines.pyx.
+# Deadlines of messages in flight. Design notes: pyx/primitives/deadlines.pyx.
 
 cimport cython
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
@@ -22,17 +22,11 @@ cdef class DeadlineQueue:
     cdef Array index_memory
     cdef uint32_t slot_count_max
 
-    # Makes slots 0 to slot_count - 1 usable; keeps the deadlines. O(slot_count). Raises MemoryError.
     cdef int reserve(self, uint32_t slot_count) except -1
-    # The slot must not wait yet. Amortised O(1) for a deadline that is not before the latest; else O(log count).
     cdef int push(self, uint32_t slot, int64_t due_ns) except -1
-    # The slot must wait.
     cdef int update(self, uint32_t slot, int64_t due_ns) except -1
-    # The slot must wait. O(1) for a slot in the ring; else O(log count).
     cdef int remove(self, uint32_t slot) except -1
-    # Removes all slots.
     cdef int clear(self) noexcept
-    # Checks every entry; AssertionError for a broken invariant. O(slot_count_max).
     cdef int check(self) except -1
     cdef bint copy_ring(self, uint32_t size) noexcept
 
@@ -45,24 +39,24 @@ cdef class DeadlineQueue:
     cdef inline bint contains(self, uint32_t slot) noexcept:
         return self.is_in_ring(slot) or self.heap.contains(slot)
 
-    # The slot must wait.
     cdef inline int64_t due_of(self, uint32_t slot) noexcept:
+        # The slot must wait.
         return self.ring[self.index_of[slot]].due_ns if self.is_in_ring(slot) else self.heap.due_of(slot)
 
-    # Moves the head to an entry that is not dropped. Amortised O(1).
     cdef inline int skip_dropped(self) noexcept:
+        # Move the head to an entry that is not dropped. Amortised O(1).
         while self.used != 0 and self.index_of[self.ring[self.head].slot] != self.head:
             self.head = (self.head + 1) & (self.ring_size - 1)
             self.used -= 1
         return 0
 
-    # The least deadline; INT64_MAX if no slot waits.
     cdef inline int64_t peek_due(self) noexcept:
+        # Return the least deadline; INT64_MAX if no slot waits.
         self.skip_dropped()
         return min(self.ring[self.head].due_ns, self.heap.peek_due()) if self.used != 0 else self.heap.peek_due()
 
-    # The slot of the least deadline; ABSENT if no slot waits.
     cdef inline uint32_t peek_slot(self) noexcept:
+        # Return the slot of the least deadline; ABSENT if no slot waits.
         self.skip_dropped()
         if self.used != 0 and self.ring[self.head].due_ns <= self.heap.peek_due():
             return self.ring[self.head].slot

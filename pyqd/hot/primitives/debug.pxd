@@ -1,4 +1,4 @@
-# pyqd/hot/primitives/debug.pxd: the one switch between a release and a debug build.
+# The one switch between a release and a debug build.
 #
 # PYQD_DEBUG is a C macro, 0 unless the compiler was given -DPYQD_DEBUG=1. `if PYQD_DEBUG:` therefore costs nothing in a
 # release: the C compiler drops the branch. It is no Python value and no Cython compile-time name.

@@ -1,4 +1,4 @@
-# pyqd/hot/primitives/guid.pxd: 64-bit message ids and their hex form. Design notes: pyx/primitives/guid.pyx.
+# 64-bit message ids and their hex form. Design notes: pyx/primitives/guid.pyx.
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -29,8 +29,8 @@ cdef enum:
     HEX_SIZE = 16                      # bytes of an id in hex
 
 
-# The ASCII digits of a 32-bit value, most significant first if the result is stored big-endian.
 cdef inline uint64_t hex_digits_of(uint64_t half) noexcept nogil:
+    # Return the ASCII digits of a 32-bit value, most significant first if the result is stored big-endian.
     cdef uint64_t nibbles = (half | half << 16) & <uint64_t>0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & <uint64_t>0x00FF00FF00FF00FF
     nibbles = (nibbles | nibbles << 4) & every_byte(0x0F)
@@ -39,21 +39,23 @@ cdef inline uint64_t hex_digits_of(uint64_t half) noexcept nogil:
     return nibbles + every_byte(0x30) + is_letter * 39
 
 
-# Writes exactly HEX_SIZE lowercase hex digits of the big-endian value; no terminating zero.
 cdef inline void id_to_hex(uint64_t guid, char* out16) noexcept nogil:
+    # Write exactly HEX_SIZE lowercase hex digits of the big-endian value; no terminating zero.
     cdef uint64_t high = htobe64(hex_digits_of(guid >> 32))
     cdef uint64_t low = htobe64(hex_digits_of(guid & <uint64_t>0xFFFFFFFF))
     memcpy(out16, &high, 8)
     memcpy(out16 + 8, &low, 8)
 
 
-# In the top bit of each byte: whether that byte of `text`, which is below 0x80, is at least `least`, 1 to 0x80.
 cdef inline uint64_t bytes_at_least(uint64_t text, uint64_t least) noexcept nogil:
+    # Return, in the top bit of each byte, whether that byte of `text`, which is below 0x80, is at least `least`, 1 to
+    # 0x80.
     return text + every_byte(0x80 - least)
 
 
-# Parses 8 hex digits, given as a big-endian word. Sets top bits in `bad` for bytes that are not lowercase hex digits.
 cdef inline uint64_t half_of_hex(uint64_t text, uint64_t* bad) noexcept nogil:
+    # Parse 8 hex digits, given as a big-endian word. Sets top bits in `bad` for bytes that are not lowercase hex
+    # digits.
     cdef uint64_t low_bits = text & every_byte(0x7F)
     cdef uint64_t is_digit = bytes_at_least(low_bits, 0x30) & ~bytes_at_least(low_bits, 0x3A)
     cdef uint64_t is_letter = bytes_at_least(low_bits, 0x61) & ~bytes_at_least(low_bits, 0x67)
@@ -64,8 +66,8 @@ cdef inline uint64_t half_of_hex(uint64_t text, uint64_t* bad) noexcept nogil:
     return (nibbles | nibbles >> 16) & <uint64_t>0xFFFFFFFF
 
 
-# Parses HEX_SIZE bytes into out[0] and returns 0; returns -1 and keeps out[0] if one is not a lowercase hex digit.
 cdef inline int hex_to_id(const char* in16, uint64_t* out) noexcept nogil:
+    # Parse HEX_SIZE bytes into out[0] and return 0; return -1 and keep out[0] if one is not a lowercase hex digit.
     cdef uint64_t high = 0
     cdef uint64_t low = 0
     cdef uint64_t bad = 0
@@ -79,8 +81,9 @@ cdef inline int hex_to_id(const char* in16, uint64_t* out) noexcept nogil:
     return 0
 
 
-# The id that a factory gives `steps` ids after this one while the clock stands still; before it if steps is negative.
 cdef inline uint64_t id_after_steps(uint64_t guid, int64_t steps) noexcept nogil:
+    # Return the id that a factory gives `steps` ids after this one while the clock stands still; before it if steps is
+    # negative.
     cdef uint64_t node = guid & <uint64_t> (NODE_ID_COUNT - 1) << SEQUENCE_BITS
     cdef uint64_t sequence = guid & <uint64_t> ((1 << SEQUENCE_BITS) - 1)
     cdef uint64_t count = (guid >> TICK_SHIFT << SEQUENCE_BITS | sequence) + <uint64_t> steps
@@ -92,8 +95,8 @@ cdef class GuidFactory:
     cdef readonly uint64_t last_id     # all future ids are greater; 0 before the first
     cdef readonly uint32_t node_id     # 0 to NODE_ID_COUNT - 1
 
-    # Returns the next id, never 0. O(1), never blocks.
     cdef inline uint64_t next_id(self, int64_t wall_ns) noexcept nogil:
+        # Return the next id, never 0. O(1), never blocks.
         cdef uint64_t node = <uint64_t>self.node_id << SEQUENCE_BITS
         # A time before the epoch wraps to a huge value, so one comparison finds both ends of the range.
         cdef uint64_t ticks = <uint64_t>(wall_ns >> TICK_NS_SHIFT) - EPOCH_TICKS
@@ -107,5 +110,4 @@ cdef class GuidFactory:
         self.last_id = candidate
         return candidate
 
-    # Makes all future ids greater than last_id too. Raises ValueError if last_id is 2**63 or more.
     cdef int resume_after(self, uint64_t last_id) except -1

@@ -1,6 +1,6 @@
 from typing import final
 
-from pyqd.hot.net.codec import Codec
+from pyqd.hot.net.transport import Codec
 
 RAW: int
 LEVELS_PER_LEVEL: int

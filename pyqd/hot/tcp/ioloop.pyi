@@ -3,9 +3,8 @@ from typing import Any, Protocol, final, type_check_only
 
 from pyqd.hot.broker.intake import QueuedBatch
 from pyqd.hot.net.transport import Transport
-from pyqd.hot.tcp.limits import ProtocolLimits
 from pyqd.hot.tcp.output import ClientOutput
-from pyqd.hot.tcp.publisher import Publisher
+from pyqd.hot.tcp.publisher import ProtocolLimits, Publisher
 from pyqd.primitives.errors import ClientError, StorageError
 
 STATE_INIT: int
@@ -38,7 +37,6 @@ class IoLoop:
     greenlet: Any
     state: int
     tls_needed: bool
-    refused: bool
     command_count: int
     def __init__(
         self, output: ClientOutput, publisher: Publisher, limits: ProtocolLimits, client: IoLoopClient

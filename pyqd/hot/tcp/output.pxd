@@ -2,8 +2,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from pyqd.hot.broker.channel cimport ChannelCore, Delivery
-from pyqd.hot.broker.consumer cimport Consumer
+from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.broker.consumer cimport Consumer, Delivery
 from pyqd.hot.net.transport cimport Transport
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.frames cimport FrameType
@@ -28,6 +28,7 @@ cdef class ClientOutput(Consumer):
     cdef bint withholding                # nothing may leave: the queue holds an OK that is not durable yet
     cdef uint64_t durable_bytes          # while withholding: base[start:start + durable_bytes] was queued before
     cdef readonly uint64_t sent_bytes
+    cdef uint64_t run_end_bytes          # a run of deliveries ends when so much was sent and queued
 
     # Waits and deadlines, monotonic ns.
     cdef object write_watcher            # created when the socket was full for the first time
@@ -44,7 +45,6 @@ cdef class ClientOutput(Consumer):
     cdef char* reserve(self, uint64_t size_bytes) except NULL
     cdef int put(self, FrameType frame_type, const char* data, uint32_t size_bytes) except -1
     cdef int put_oks(self, uint32_t count) except -1
-    cdef int put_delivery(self, const Delivery* delivery) except -1
     cdef int spill(self, uint64_t capacity) except -1
     cdef int discard(self) except -1
     cdef int release(self) except -1
@@ -69,8 +69,6 @@ cdef class ClientOutput(Consumer):
     cdef int pump_once(self) except -1
     cdef int wait_writable(self) except -1
     cdef int wake_pump(self) except -1
-    cdef int take_messages(self, uint64_t quota) except -1
-    cdef int end_failed_run(self, error) except -1
+    cdef int put_large(self, const Delivery* delivery) except -1
     cdef int request_delivery(self) except -1
-    cdef int note_commands(self) except -1
     cdef int set_heartbeat_timer(self) except -1

@@ -4,7 +4,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.broker.topic cimport TopicCore
-from pyqd.hot.tcp.limits cimport ProtocolLimits
 from pyqd.hot.tcp.output cimport ClientOutput
 from pyqd.hot.wire.scanner cimport COMMAND_MPUB, COMMAND_PUB, NAME_BYTES_MAX, Batch, Command, CommandLine, Scan, Text
 
@@ -12,6 +11,18 @@ cdef enum Incomplete:
     # The command stays in the buffer, and is executed again later. Returned in place of a number of bytes.
     NEEDS_BYTES = -2                     # until the rest of its body has come
     NEEDS_PERMISSION = -3                # until the permissions of the client are renewed
+
+@cython.final
+cdef class ProtocolLimits:
+    cdef readonly int64_t max_msg_bytes
+    cdef readonly int64_t max_body_bytes
+    cdef readonly int64_t max_rdy_count
+    cdef readonly int64_t max_req_timeout_ns
+    cdef readonly int64_t max_defer_ns
+    cdef readonly bint sync_each         # an OK leaves when its messages are on stable storage
+
+cdef object size_error(CommandLine* line, code, noun, short_noun, int64_t size, int64_t limit)
+cdef object truncation_error(CommandLine* line, code, text)
 
 @cython.final
 cdef class Publisher:

@@ -31,8 +31,8 @@ cdef inline uint32_t histogram_bucket(int64_t duration_ns) noexcept nogil:
     shift = 56 - leading_zeros(<unsigned long long>duration_ns)
     return shift * OCTAVE_BUCKETS + <uint32_t>(duration_ns >> shift)
 
-# Count one duration; one below 0 counts as 0.
 cdef inline void histogram_add(Histogram* histogram, int64_t duration_ns) noexcept nogil:
+    # Count one duration; one below 0 counts as 0.
     if duration_ns < 0:
         duration_ns = 0
     elif duration_ns >> DURATION_BITS:
@@ -42,8 +42,8 @@ cdef inline void histogram_add(Histogram* histogram, int64_t duration_ns) noexce
     if duration_ns > histogram.most:
         histogram.most = duration_ns
 
-# The least duration that at least the share (0 .. 1) of all did not exceed, to 0.4 %; 0 if there is none.
 cdef inline int64_t histogram_quantile(const Histogram* histogram, double share) noexcept nogil:
+    # Return the least duration that at least the share (0 .. 1) of all did not exceed, to 0.4 %; 0 if there is none.
     cdef uint64_t rank = <uint64_t>(share * <double>histogram.count)
     cdef uint64_t seen = 0
     cdef uint32_t bucket = 0

@@ -10,8 +10,8 @@ cdef enum:
     HTTP_BAD = -1                  # no response, or none with a length
     HTTP_REFUSED = -2              # any status but 200
 
-# Return the bytes of the message with a body at text: its head and body; or HTTP_MORE, or HTTP_BAD.
 cdef inline int64_t http_message_bytes(const char* text, int64_t size) noexcept nogil:
+    # Return the bytes of the message with a body at text: its head and body; or HTTP_MORE, or HTTP_BAD.
     cdef const char* end = <const char*>memmem(text, <size_t>size, b"\r\n\r\n", 4)
     cdef const char* length
     cdef int64_t body_bytes = 0
@@ -26,8 +26,8 @@ cdef inline int64_t http_message_bytes(const char* text, int64_t size) noexcept 
         length += 1
     return (end - text) + 4 + body_bytes
 
-# Return the bytes of the response at text, or one of the values above.
 cdef inline int64_t http_response_bytes(const char* text, int64_t size) noexcept nogil:
+    # Return the bytes of the response at text, or one of the values above.
     cdef int64_t total = http_message_bytes(text, size)
     if total == HTTP_BAD:
         return HTTP_BAD

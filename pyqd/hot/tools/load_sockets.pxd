@@ -86,8 +86,8 @@ cdef inline int64_t monotonic_ns() noexcept nogil:
     clock_gettime(CLOCK_MONOTONIC, &now)
     return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
 
-# Register (EPOLL_CTL_ADD) or change (EPOLL_CTL_MOD) the events of fd; they arrive with this index.
 cdef inline int watch(int epoll_fd, int operation, int fd, uint32_t index, uint32_t events) noexcept nogil:
+    # Register (EPOLL_CTL_ADD) or change (EPOLL_CTL_MOD) the events of fd; they arrive with this index.
     cdef epoll_event event
     event.events = events
     event.data.u32 = index

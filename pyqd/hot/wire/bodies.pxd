@@ -7,5 +7,4 @@ cdef class Frames:
     cdef readonly uint32_t count
     cdef readonly uint64_t words
 
-# Frames each non-empty line. Returns Frames, or None if a line is too long.
 cdef Frames lines_framed(const char* at, uint64_t body_bytes, uint64_t line_bytes_max)

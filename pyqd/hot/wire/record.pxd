@@ -43,24 +43,24 @@ cdef inline const char* record_body(const Record* record) noexcept nogil:
 cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
     return record.seq & ORDINAL_MASK
 
-# `handed_out` changes in place, so it counts as 0, its value when the record was written.
 cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
+    # `handed_out` changes in place, so it counts as 0, its value when the record was written.
     cdef Record header = record[0]
     header.handed_out = 0
     return checksum_of(&header, record_body(record), record.size_bytes)
 
-# Checksum of a record whose header and body lie apart.
 cdef inline uint32_t checksum_of(const Record* header, const char* body, uint32_t body_bytes) noexcept nogil:
+    # Return the checksum of a record whose header and body lie apart.
     return crc32c(crc32c(body_bytes, <const char*> header + 8, RECORD_HEADER_BYTES - 8), body, body_bytes)
 
-# Number of deliveries of the message, as far as the record knows.
 cdef inline uint16_t record_attempts(const Record* record) noexcept nogil:
+    # Return the number of deliveries of the message, as far as the record knows.
     return max(record.attempts, record.handed_out)
 
-# Fills a header; its first word is 0.
 cdef inline void header_fill(
     Record* record, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
 ) noexcept nogil:
+    # Fill a header; its first word is 0.
     store_word(<char*> record, 0)
     record.seq = seq
     record.guid = guid
@@ -71,11 +71,11 @@ cdef inline void header_fill(
     record.handed_out = 0
     record.reserved = 0
 
-# Fills all of a record but its first word, and returns that word: storing it makes the record valid.
 cdef inline uint64_t record_fill(
     char* at, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
     const char* body, uint32_t body_bytes,
 ) noexcept nogil:
+    # Fill all of a record but its first word, and return that word: storing it makes the record valid.
     cdef uint64_t span = record_span(body_bytes)
     header_fill(<Record*> at, seq, guid, timestamp_ns, due_ns, attempts)
     (<uint64_t*> (at + span - 8))[0] = 0

@@ -73,5 +73,4 @@ cdef Scan scan_batch(
     const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes,
     Batch* batch) noexcept nogil
 cdef bint is_name(const char* at, uint32_t size_bytes) noexcept nogil
-# Returns whether all bytes are digits; the value wraps around at 64 bits and is then taken as signed, as in nsqd.
 cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noexcept nogil

@@ -1,2 +1,0 @@
-class Codec:
-    """Interface of Tls, Snappy and Deflate; its methods are called by compiled code."""

@@ -1,1 +1,0 @@
-# pyqd/hot/net/native_stack.pxd: nothing for other compiled modules. Design notes: pyx/net/native_stack.pyx.
