@@ -5,18 +5,20 @@ Source: docs/nsq/admin-and-tools.md, "Errors and partial failures".
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import logging
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from pyqd.admin.registered import RegisteredClient
 from pyqd.admin.shapes import parse_answer
 from pyqd.client.errors import ClientError, NotConnectedError, SettingError
 from pyqd.client.http import HttpClient, Reply, message_of
@@ -48,14 +50,14 @@ class AbsentCallError(UpstreamError):
     """The broker does not have the call: it is an nsqd, or an older pyqd."""
 
 
-class Found(NamedTuple):
+class Collected(NamedTuple):
     """Result of a query: items found, and one text for each broker or lookup daemon that failed."""
 
     value: Any
     failures: list[str]
 
 
-class Place(NamedTuple):
+class UpstreamServer(NamedTuple):
     """Server that answers the requests to an address. url: host:port, or https:// before it.
 
     is_named: the operator has named the address. has_token: requests carry the token.
@@ -64,6 +66,34 @@ class Place(NamedTuple):
     url: str
     is_named: bool
     has_token: bool
+
+
+# Every process that reaches a lookup daemon may register an address, and the answer from there is shown. So services
+# that answer to local requests only, such as those with the credentials of a machine in a cloud, are not asked.
+
+
+def problem_of(host: str, *, may_be_local: bool) -> str:
+    """Return why no broker is asked at an IP address; empty for other addresses and for names."""
+    with contextlib.suppress(ValueError):
+        ip = ipaddress.ip_address(host)
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_reserved and not ip.is_loopback):
+            return "no broker listens there for other machines"
+        if ip.is_loopback and not may_be_local:
+            return "it is this machine, where no lookup daemon is"
+    return ""
+
+
+def check_registered(address: str, host: str, *, may_be_local: bool) -> None:
+    """Check the host of an address that a lookup daemon tells. Raises: NotConnectedError if no broker is asked there.
+
+    may_be_local: whether the host may be this machine.
+    """
+    problem = problem_of(host, may_be_local=may_be_local)
+    if problem:
+        raise NotConnectedError(
+            f"{address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
+        )
 
 
 class Upstream:
@@ -101,12 +131,9 @@ class Upstream:
         self._secure: dict[str, str] = {}
         self._closed_within_s = min(CLOSED_WITHIN_S, timeout_s / 2)
         self._answer_within_s = TIMEOUTS_PER_ANSWER * timeout_s
-        # GET requests under way, with their deadlines; those of them that were ended.
-        self._reading: dict[HttpClient, float] = {}
-        self._ended: set[HttpClient] = set()
-        self._idle: dict[Place, list[HttpClient]] = {}
+        self._idle: dict[UpstreamServer, list[HttpClient]] = {}
         self._lock = Lock()
-        self._used_s: dict[Place, float] = {}
+        self._used_s: dict[UpstreamServer, float] = {}
         self._swept_s = time.monotonic()
         # Time that each address has taken for its answers so far.
         self.spent_s: dict[str, float] = {}
@@ -123,7 +150,7 @@ class Upstream:
 
     def get(self, address: str, path: str, query: Mapping[str, object] | None = None) -> Any:
         """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
-        reply = self._request("GET", address, path, query, None)
+        reply = self.send("GET", address, path, query)
         try:
             found = parse_answer(reply.body)
         except (ValueError, RecursionError) as error:
@@ -133,17 +160,9 @@ class Upstream:
             raise UpstreamError(f"GET {url_of(address)}{path}: {text}")
         return found
 
-    def post(
-        self, address: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
-    ) -> bytes:
+    def post(self, address: str, path: str, query: Mapping[str, object] | None = None) -> bytes:
         """Send a POST and return the body of the answer. Raises: UpstreamError."""
-        return self._request("POST", address, path, query, body).body
-
-    def send(
-        self, method: str, address: str, path: str, query: Mapping[str, object], body: bytes | None = None
-    ) -> Reply:
-        """Return the answer to a request if it is a success. Raises: UpstreamError."""
-        return self._request(method, address, path, query, body)
+        return self.send("POST", address, path, query).body
 
     def for_each(self, addresses: Iterable[A], call: Callable[[A], R]) -> tuple[list[R], list[str]]:
         """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts.
@@ -155,7 +174,7 @@ class Upstream:
         failures: list[str] = []
         for address, future in futures:
             try:
-                results.append(self._result_of(future))
+                results.append(future.result())
             except UpstreamError as error:
                 failures.append(str(error))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -163,20 +182,15 @@ class Upstream:
                 failures.append(f"{name}: the answer is not one of NSQ's daemons: {error!r}")
         return results, failures
 
-    def _result_of(self, future: Future[R]) -> R:
-        """Return the result of a call, and end reads that are past their deadlines meanwhile."""
-        while not wait((future,), self._answer_within_s / TIMEOUTS_PER_ANSWER).done:
-            now_s = time.monotonic()
-            with self._lock:
-                late = [client for client, deadline_s in self._reading.items() if now_s >= deadline_s]
-                self._ended.update(late)
-                for client in late:
-                    client.abort()
-        return future.result()
-
-    def _request(
-        self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+    def send(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes | None = None,
     ) -> Reply:
+        """Return the answer to a request if it is a success. Raises: UpstreamError."""
         url = f"{url_of(address)}{path}" + (f"?{urlencode(query)}" if query else "")
         logger.debug("%s %s", method, url)
         place = self._place_of(address)
@@ -216,7 +230,7 @@ class Upstream:
             return "no --trusted-broker names it"
         return "it is not asked over HTTPS, and flags of TLS are given"
 
-    def _place_of(self, address: str) -> Place:
+    def _place_of(self, address: str) -> UpstreamServer:
         """Return the server that answers for an address, as far as it is known now."""
         with self._lock:
             given, url = self._given.get(address, address), self._url_of(address)
@@ -226,48 +240,44 @@ class Upstream:
             # Every process may register a text that is no address; the request fails for it.
             is_named = False
         may_have_token = is_named and (url.startswith("https://") or not self._is_token_secure)
-        return Place(url, is_named, bool(self._token) and may_have_token)
+        return UpstreamServer(url, is_named, bool(self._token) and may_have_token)
 
     def _exchange(
-        self, method: str, address: str, place: Place, path: str, query: Mapping[str, object] | None, body: bytes | None
+        self,
+        method: str,
+        address: str,
+        place: UpstreamServer,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: bytes | None,
     ) -> Reply:
         client = self._take(place)
         started_s = time.monotonic()
-        if method == "GET":
-            with self._lock:
-                self._reading[client] = started_s + self._answer_within_s
         try:
             return self._send(client, method, path, query, body)
         finally:
             took_s = time.monotonic() - started_s
             with self._lock:
                 self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
-                self._reading.pop(client, None)
-                was_ended = client in self._ended
-                self._ended.discard(client)
-            if was_ended:
-                client.close()
             self._give_back(place, client)
-            if was_ended:
-                # The client tells a broken connection, or an answer that ends with it.
-                text = f"{address}: {method} {path}: no whole answer within {self._answer_within_s:g} s"
-                raise NotConnectedError(text) from None
 
     def _send(
         self, client: HttpClient, method: str, path: str, query: Mapping[str, object] | None, body: bytes | None
     ) -> Reply:
         was_open = client.is_open
         started_s = time.monotonic()
+        # A change may take its time.
+        within_s = self._answer_within_s if method == "GET" else None
         try:
-            return client.request(method, path, query, body, retry=False)
+            return client.request(method, path, query, body, retry=False, within_s=within_s)
         except NotConnectedError:
             # The other side may close a kept connection at any time. A request with a body may not be repeated.
             is_late = time.monotonic() - started_s >= self._closed_within_s
             if not was_open or body is not None or is_late:
                 raise
-            return client.request(method, path, query, body, retry=False)
+            return client.request(method, path, query, body, retry=False, within_s=within_s)
 
-    def _take(self, place: Place) -> HttpClient:
+    def _take(self, place: UpstreamServer) -> HttpClient:
         with self._lock:
             idle = self._idle.get(place)
             if idle:
@@ -275,9 +285,10 @@ class Upstream:
         token = self._token if place.has_token else None
         if place.is_named:
             return HttpClient(place.url, token=token, **self._options)
-        return RegisteredClient(place.url, may_be_local=self._may_be_local, token=token, **self._options)
+        check = partial(check_registered, place.url, may_be_local=self._may_be_local)
+        return HttpClient(place.url, token=token, check_peer=check, **self._options)
 
-    def _give_back(self, place: Place, client: HttpClient) -> None:
+    def _give_back(self, place: UpstreamServer, client: HttpClient) -> None:
         now_s = time.monotonic()
         with self._lock:
             self._used_s[place] = now_s

@@ -11,14 +11,19 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
+from pyqd.broker.owners import OwningBroker
 from pyqd.broker.replay import Pause, no_pause, yield_or_read
+from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
+from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.diskqueue.segment_jobs import SegmentJobs
+from pyqd.fallback.records import ORDINAL_MASK
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
 from pyqd.hot.diskqueue.log import Log
@@ -27,22 +32,15 @@ from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
-if TYPE_CHECKING:
-    from pyqd.broker.broker import Broker
-    from pyqd.broker.topic import Topic
-
 TRACE_DIRECTORY: Final = "trace"
-LOG_DIRECTORY: Final = "log"
 OPEN_FILE: Final = "open"
 FORMAT: Final = 1
-PAGE_BYTES: Final = 4096
 # Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
 EVENT_BYTES: Final = 16
 # Of a page, as their headers are read on the loop. A reader that has caught up seals a small block with each poll.
 BLOCKS_MAX: Final = 1000
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
-ORDINAL_MASK: Final = (1 << 48) - 1
 
 _RECORD = struct.Struct("<IIQQ")
 _BLOCK = struct.Struct("<HHIq")
@@ -63,7 +61,7 @@ class TraceSetting(NamedTuple):
         return round(self.rate * THRESHOLD_MAX)
 
 
-class Page(NamedTuple):
+class BlockPage(NamedTuple):
     """Blocks read. first: position of the first event. next: the next page begins there. oldest: that is kept."""
 
     data: bytes
@@ -72,10 +70,21 @@ class Page(NamedTuple):
     oldest: int
 
 
+class TracedBroker(OwningBroker, Protocol):
+    """The broker, as its trace sees it."""
+
+    root: str
+    epoch: int
+    topics: dict[str, Topic]
+
+    @property
+    def segment_jobs(self) -> SegmentJobs: ...
+
+
 class Tracing:
     """Trace of one broker's messages."""
 
-    def __init__(self, broker: "Broker") -> None:
+    def __init__(self, broker: TracedBroker) -> None:
         self._broker = broker
         self._files = broker.files
         self._directory = os.path.join(broker.root, TRACE_DIRECTORY)
@@ -96,7 +105,7 @@ class Tracing:
         if self._files.exists(self._directory):
             self.open()
 
-    def setting_of(self, topic: "Topic") -> TraceSetting | None:
+    def setting_of(self, topic: Topic) -> TraceSetting | None:
         """Return the setting of a topic: its own, or that of the flags; None if the topic is not traced."""
         options = self._broker.options
         own = topic.own_trace
@@ -107,12 +116,12 @@ class Tracing:
             return TraceSetting(options.trace_rate, options.trace_body_bytes)
         return None
 
-    def set_own(self, topic: "Topic", setting: TraceSetting | None) -> None:
+    def set_own(self, topic: Topic, setting: TraceSetting | None) -> None:
         """Change a topic's own setting, at once and over restarts; None: the flags count. A rate of 0: not traced."""
         topic.own_trace = None if setting is None else (setting.threshold, setting.body_bytes)
         self.apply(topic)
 
-    def apply(self, topic: "Topic") -> None:
+    def apply(self, topic: Topic) -> None:
         """Put a topic's setting in force, for its channels too."""
         setting = self.setting_of(topic)
         if setting is None and topic.trace is None:
@@ -151,8 +160,6 @@ class Tracing:
             logger.error("TRACE: cannot open the log of events: %s; no message is traced", error)
             return None
         self._reader = LogReader(self.log.log)
-        self.log.on_begun = self.tell_waiting
-        self.log.on_sealed = self.trim
         return self.log
 
     def _open_log(self) -> TraceLog:
@@ -168,7 +175,8 @@ class Tracing:
         log.pool.jobs = self._broker.segment_jobs
         log.pool.limit = self.space
         self.space.log = log
-        return TraceLog(log, mapping, self._broker.options.node_id, self._broker.power_failed)
+        node_id, power_failed = self._broker.options.node_id, self._broker.power_failed
+        return TraceLog(log, mapping, node_id, power_failed, self.tell_waiting, self.trim)
 
     def _open_block(self, path: str) -> Mapping:
         if self._files.exists(path):
@@ -329,19 +337,19 @@ class Tracing:
         """Return whether there is an event at a position or after it, sealed or not."""
         return self.log is not None and self.log.next_position > max(position, self.log.oldest_position)
 
-    def read(self, position: int, bytes_max: int, pause: Pause) -> Page:
+    def read(self, position: int, bytes_max: int, pause: Pause) -> BlockPage:
         """Read whole blocks, from the one with the event at a position on, or from the next one that is kept.
 
         bytes_max: also limits the events, to one for each EVENT_BYTES. A page has BLOCKS_MAX blocks at most. If the
         reader has come to the end, the open block is sealed. pause: yields to the event loop.
         """
         if self.log is None or self._reader is None:
-            return Page(b"", position, position, position)
+            return BlockPage(b"", position, position, position)
         log, reader = self.log, self._reader
         if max(position, log.oldest_position) >= log.sealed_position:
             log.seal()
             if position >= log.sealed_position:
-                return Page(b"", log.sealed_position, log.sealed_position, log.oldest_position)
+                return BlockPage(b"", log.sealed_position, log.sealed_position, log.oldest_position)
 
         def place() -> int:
             # The block before that one may have the event.
@@ -361,13 +369,13 @@ class Tracing:
             ordinal = following
             self._prepare(ordinal, bytes_max, pause)
         if count == 0:
-            return Page(b"", log.sealed_position, log.sealed_position, oldest)
+            return BlockPage(b"", log.sealed_position, log.sealed_position, oldest)
         kept_bytes = bytes_with(data, bytes_max // EVENT_BYTES)
         if kept_bytes < len(data):
             data = data[:kept_bytes]
-            return Page(data, first_position(data), end_position(data), oldest)
+            return BlockPage(data, first_position(data), end_position(data), oldest)
         self._prepare(following, 0, pause)
-        return Page(data, first_position(data), self._position_of(following, data), oldest)
+        return BlockPage(data, first_position(data), self._position_of(following, data), oldest)
 
     def _prepare(self, ordinal: int, bytes_max: int, pause: Pause) -> None:
         """Have a block in memory, and so many bytes from there on, as far as its segment goes."""
@@ -386,7 +394,6 @@ class Tracing:
 
 
 def channel_place(place: TracePlace | None, channel: ChannelCore) -> TracePlace | None:
-    """Return the place of a channel in the trace of its topic."""
     assert isinstance(channel, Channel)
     return None if place is None else TracePlace(place.log, channel.topic.name, channel.name, place.threshold)
 

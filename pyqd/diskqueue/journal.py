@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 InBackground = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 
 
-class Place(NamedTuple):
+class CommitPlace(NamedTuple):
     """Place in a file for the commit under way, with the blocks to write there."""
 
     file: JournalFile
@@ -86,7 +86,6 @@ class Journal:
         self.limit = limit or SpaceLimit()
         self.directory = directory
         self.file_bytes = file_bytes
-        # Called when the files run out, because a sync would release some.
         self.on_sync_wanted: Callable[[], None] = do_nothing
         # Creation time of the newest topic. It distinguishes topics of one name, so it never goes back.
         self.latest_created_ns = 0
@@ -123,10 +122,13 @@ class Journal:
         """True if there are files of an earlier run, which the first complete sync removes."""
         return bool(self._former)
 
-    def start(self) -> None:
+    def start(self, on_sync_wanted: Callable[[], None] = do_nothing) -> None:
         """Start making the journal's file, which takes commits once it exists.
 
-        Never fails: without a file the logs are synced."""
+        Never fails: without a file the logs are synced. on_sync_wanted: called when the files run out, because a sync
+        would release some.
+        """
+        self.on_sync_wanted = on_sync_wanted
         self._started = True
         self._want_file()
 
@@ -138,7 +140,7 @@ class Journal:
         self._commit.begin()
         return self._commit
 
-    def place(self) -> Place | None:
+    def place(self) -> CommitPlace | None:
         """Return the place of the gathered commit; None if there is no space."""
         size_bytes = self._commit.whole_bytes
         if size_bytes > self.file_bytes:
@@ -153,7 +155,7 @@ class Journal:
         generation, file = self._used[-1]
         assert self._busy is None, "two commits at a time"
         self._busy = file
-        place = Place(
+        place = CommitPlace(
             file,
             self._offset,
             self._commit.finish(generation, self.oldest, self._offset, self.latest_created_ns),

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from pyqd.client.errors import SettingError
+from pyqd.fallback.trace_states import STATES
 from pyqd.tools.ctl.exits import NOT_FOUND, OK
-from pyqd.tools.ctl.output import Output
+from pyqd.tools.ctl.output import CommandOutput
 from pyqd.tools.trace import views
 from pyqd.tools.trace.frame import instant, opened, reading_options, say, span
 
 if TYPE_CHECKING:
-    from pyqd.trace.search import Found
+    from pyqd.trace.search import FoundMessage
     from pyqd.trace.story import Story
 
 POLL_S: Final = 1.0
 ID_CHARS: Final = 16
-STATES: Final = (
-    "unfinished",
-    "waiting",
-    "in_flight",
-    "finished",
-    "requeued",
-    "timed_out",
-    "disconnected",
-    "dead_lettered",
-    "cancelled",
-)
 ALIASES: Final = {"dead": "dead_lettered"}
 
 
@@ -48,7 +39,7 @@ def show(message_id: str, url: str, as_json: bool | None, follow: bool) -> int:
     wanted = message_id.lower()
     if len(wanted) != ID_CHARS or set(wanted) - set("0123456789abcdef"):
         raise SettingError(f"{message_id!r} is no message id: it has {ID_CHARS} hexadecimal digits")
-    output = Output(as_json)
+    output = CommandOutput(as_json)
     with opened(url) as database:
         if follow:
             return _follow_story(output, lambda: stories_of(database, wanted))
@@ -60,7 +51,7 @@ def show(message_id: str, url: str, as_json: bool | None, follow: bool) -> int:
     return OK
 
 
-def _follow_story(output: Output, ask: Callable[[], list[Story]]) -> int:
+def _follow_story(output: CommandOutput, ask: Callable[[], list[Story]]) -> int:
     """Print the steps of a message as they come, until each channel is done with it."""
     shown: set[tuple[object, ...]] = set()
     while True:
@@ -122,26 +113,32 @@ def find(
     message that was never sent the time at which the channel got it. A message that no channel has got is listed
     without one, with the time of its publishing. A query with topic and channel is the quickest.
     """
-    from pyqd.trace.search import Query, newest
+    from pyqd.trace.search import TraceQuery, newest
 
-    output = Output(as_json)
-    query = Query(topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit)
+    output = CommandOutput(as_json)
+    query = TraceQuery(
+        topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit
+    )
     with opened(url) as database:
         if follow:
             return _follow_search(output, lambda: newest(database, query), limit)
         found = newest(database, query)
-        output.show({"messages": [views.found_value(row) for row in found]}, lambda: views.found_view(found))
+        output.show(
+            {"messages": [views.jsonable(views.found_row(row)) for row in found]}, lambda: views.found_view(found)
+        )
     return OK
 
 
-def _follow_search(output: Output, ask: Callable[[], list[Found]], limit: int) -> int:
+def _follow_search(output: CommandOutput, ask: Callable[[], list[FoundMessage]], limit: int) -> int:
     """Print messages as they come to meet the conditions, for ever. limit: of messages that `ask` returns."""
     seen: set[tuple[str, ...]] = set()
     while True:
         found = {views.key_of(row): row for row in reversed(ask())}
         for key, row in found.items():
             if key not in seen:
-                output.show_line(views.found_value(row)) if output.is_json else output.line(views.found_line(row))
+                output.show_line(views.jsonable(views.found_row(row))) if output.is_json else output.line(
+                    views.found_line(row)
+                )
         if seen and len(found) >= limit and seen.isdisjoint(found):
             say(
                 f"more than {limit} messages at once, of which the oldest are left out: --limit sets how many are shown"
@@ -166,11 +163,11 @@ def stats(
     """
     from pyqd.trace.figures import figures_of
 
-    output = Output(as_json)
+    output = CommandOutput(as_json)
     with opened(url) as database:
         while True:
             figures = figures_of(database, topic, since, until)
-            value = views.figures_value(figures)
+            value = views.jsonable(asdict(figures))
             if output.is_json:
                 output.show_line(value) if follow else output.show(value, lambda: "")
             else:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.quantities import format_size, format_span
-from pyqd.tools.ctl.table import Column, Fitted, count, printable
+from pyqd.tools.ctl.table import Fitted, TableColumn, count, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pyqd.trace.figures import Figures
-    from pyqd.trace.search import Found
+    from pyqd.trace.figures import TraceFigures
+    from pyqd.trace.search import FoundMessage
     from pyqd.trace.story import Step, Story
 
 # Of a body, on a terminal.
@@ -43,7 +43,6 @@ def jsonable(value: Any) -> Any:
 
 
 def story_value(story: Story) -> dict[str, Any]:
-    """Return a story for JSON."""
     shown = asdict(story)
     shown["channels"] = list(shown["channels"].values())
     for step in shown["steps"]:
@@ -61,24 +60,11 @@ def step_value(story: Story, step: Step) -> dict[str, Any]:
     return found
 
 
-def found_value(found: Found) -> dict[str, Any]:
-    """Return a message for JSON."""
-    value: dict[str, Any] = jsonable(found_row(found))
-    return value
-
-
-def found_row(found: Found) -> dict[str, Any]:
-    """Return the values of a message."""
+def found_row(found: FoundMessage) -> dict[str, Any]:
     return {**asdict(found), "taken_s": found.taken_s}
 
 
-def figures_value(figures: Figures) -> dict[str, Any]:
-    """Return figures for JSON."""
-    value: dict[str, Any] = jsonable(asdict(figures))
-    return value
-
-
-def key_of(found: Found) -> tuple[str, ...]:
+def key_of(found: FoundMessage) -> tuple[str, ...]:
     """Return the key of a line of `find --follow`: a message is shown again with each new state."""
     return found.nsqd, found.message_id, found.topic, found.channel, found.state, str(found.at)
 
@@ -89,18 +75,15 @@ def key_of_step(story: Story, step: Step) -> tuple[object, ...]:
 
 
 def step_line(step: Step) -> str:
-    """Return a step as a line of text."""
-    words = [column.text({**asdict(step), "note": note_of(step)}) for column in STEPS]
+    words = [column.text(step_row(step)) for column in STEPS]
     return "  ".join(word for word in words if word not in ("", "-"))
 
 
-def found_line(found: Found) -> str:
-    """Return a message as a line of text."""
+def found_line(found: FoundMessage) -> str:
     return "  ".join(column.text(found_row(found)) for column in FOUND)
 
 
 def time_text(at: datetime) -> str:
-    """Return a time in UTC."""
     return at.strftime(TIME)
 
 
@@ -117,53 +100,53 @@ def span_text(span_s: float | None) -> str:
 
 
 STEPS: Final = (
-    Column("Time (UTC)", "at", time_text),
-    Column("After", "after_s", span_text, is_number=True),
-    Column("Channel", "channel", style="bold"),
-    Column("Event", "event"),
-    Column("Attempt", "attempt", is_number=True, rank=1),
-    Column("Client", "client", rank=2),
-    Column("User agent", "user_agent", rank=4),
-    Column("", "note", rank=3),
+    TableColumn("Time (UTC)", "at", time_text),
+    TableColumn("After", "after_s", span_text, is_number=True),
+    TableColumn("Channel", "channel", style="bold"),
+    TableColumn("Event", "event"),
+    TableColumn("Attempt", "attempt", is_number=True, rank=1),
+    TableColumn("Client", "client", rank=2),
+    TableColumn("User agent", "user_agent", rank=4),
+    TableColumn("", "note", rank=3),
 )
 FOUND: Final = (
-    Column("Id", "message_id", style="bold"),
-    Column("Topic", "topic"),
-    Column("Channel", "channel", channel_text),
-    Column("State", "state"),
-    Column("Time (UTC)", "at", time_text),
-    Column("Attempts", "attempts", is_number=True, rank=1),
-    Column("Took", "taken_s", span_text, is_number=True, rank=2),
-    Column("Client", "client", rank=3),
-    Column("Broker", "nsqd", rank=4),
+    TableColumn("Id", "message_id", style="bold"),
+    TableColumn("Topic", "topic"),
+    TableColumn("Channel", "channel", channel_text),
+    TableColumn("State", "state"),
+    TableColumn("Time (UTC)", "at", time_text),
+    TableColumn("Attempts", "attempts", is_number=True, rank=1),
+    TableColumn("Took", "taken_s", span_text, is_number=True, rank=2),
+    TableColumn("Client", "client", rank=3),
+    TableColumn("Broker", "nsqd", rank=4),
 )
 TOPICS: Final = (
-    Column("Topic", "topic", style="bold"),
-    Column("Messages", "message_count", count, is_number=True),
-    Column("Bodies", "size_bytes", format_size, is_number=True),
-    Column("First (UTC)", "first_at", time_text, rank=2),
-    Column("Last (UTC)", "last_at", time_text, rank=1),
+    TableColumn("Topic", "topic", style="bold"),
+    TableColumn("Messages", "message_count", count, is_number=True),
+    TableColumn("Bodies", "size_bytes", format_size, is_number=True),
+    TableColumn("First (UTC)", "first_at", time_text, rank=2),
+    TableColumn("Last (UTC)", "last_at", time_text, rank=1),
 )
 CHANNELS: Final = (
-    Column("Topic", "topic"),
-    Column("Channel", "channel", style="bold"),
-    Column("Deliveries", "delivery_count", count, is_number=True),
-    Column("Finished", "finished", count, is_number=True),
-    Column("Requeued", "requeued", count, is_number=True, rank=1),
-    Column("Timed out", "timed_out", count, is_number=True, rank=1),
-    Column("Disconn.", "disconnected", count, is_number=True, rank=2),
-    Column("Dead", "dead_lettered", count, is_number=True, rank=1),
-    Column("Cancelled", "cancelled", count, is_number=True, rank=2),
-    Column("In flight", "in_flight", count, is_number=True, rank=1),
-    Column("p50 ≤", "p50", span_text, is_number=True, rank=3),
-    Column("p90 ≤", "p90", span_text, is_number=True, rank=4),
-    Column("p99 ≤", "p99", span_text, is_number=True, rank=3),
+    TableColumn("Topic", "topic"),
+    TableColumn("Channel", "channel", style="bold"),
+    TableColumn("Deliveries", "delivery_count", count, is_number=True),
+    TableColumn("Finished", "finished", count, is_number=True),
+    TableColumn("Requeued", "requeued", count, is_number=True, rank=1),
+    TableColumn("Timed out", "timed_out", count, is_number=True, rank=1),
+    TableColumn("Disconn.", "disconnected", count, is_number=True, rank=2),
+    TableColumn("Dead", "dead_lettered", count, is_number=True, rank=1),
+    TableColumn("Cancelled", "cancelled", count, is_number=True, rank=2),
+    TableColumn("In flight", "in_flight", count, is_number=True, rank=1),
+    TableColumn("p50 ≤", "p50", span_text, is_number=True, rank=3),
+    TableColumn("p90 ≤", "p90", span_text, is_number=True, rank=4),
+    TableColumn("p99 ≤", "p99", span_text, is_number=True, rank=3),
 )
 GAPS: Final = (
-    Column("Broker", "nsqd", style="bold"),
-    Column("Lost events", "event_count", count, is_number=True),
-    Column("Gaps of unknown size", "unknown_count", count, is_number=True, rank=1),
-    Column("Last noticed (UTC)", "last_at", time_text, rank=2),
+    TableColumn("Broker", "nsqd", style="bold"),
+    TableColumn("Lost events", "event_count", count, is_number=True),
+    TableColumn("Gaps of unknown size", "unknown_count", count, is_number=True, rank=1),
+    TableColumn("Last noticed (UTC)", "last_at", time_text, rank=2),
 )
 
 
@@ -202,18 +185,19 @@ def head_of(story: Story) -> list[str]:
     return lines
 
 
-def story_view(story: Story, steps: Sequence[Step] | None = None) -> RenderableType:
-    """Return the table of a story, or of some of its steps."""
-    shown = story.steps if steps is None else steps
-    return Fitted(STEPS, [{**asdict(step), "note": note_of(step)} for step in shown])
+def step_row(step: Step) -> dict[str, Any]:
+    return {**asdict(step), "note": note_of(step)}
 
 
-def found_view(found: Sequence[Found]) -> RenderableType:
-    """Return the table of messages."""
-    return Fitted(FOUND, [found_row(row) for row in found])
+def story_view(story: Story) -> RenderableType:
+    return Fitted(STEPS, list(map(step_row, story.steps)))
 
 
-def figures_views(figures: Figures) -> Sequence[RenderableType]:
+def found_view(found: Sequence[FoundMessage]) -> RenderableType:
+    return Fitted(FOUND, list(map(found_row, found)))
+
+
+def figures_views(figures: TraceFigures) -> Sequence[RenderableType]:
     """Return the tables of topics and of channels, and one of lost events if there are any."""
     channels = [
         {

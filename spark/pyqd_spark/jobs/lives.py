@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd.wire.trace_states import CLEARED, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
+from pyqd.fallback.trace_states import CLEARED, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
 from pyqd_spark.jobs.trace_log import DDL, SCHEMA
 
 if TYPE_CHECKING:
@@ -20,31 +20,6 @@ if TYPE_CHECKING:
 MESSAGE: Final = ["node", "topic", "message_id"]
 LIFE: Final = [*MESSAGE, "channel"]
 NS_PER_DAY: Final = 86_400 * 10**9
-
-COLUMNS: Final = (
-    "message_id",
-    "node",
-    "channel",
-    "outcome",
-    "reason",
-    "attempts",
-    "requeued",
-    "timed_out",
-    "disconnected",
-    "published_at",
-    "due_at",
-    "first_sent_at",
-    "last_sent_at",
-    "over_at",
-    "wait_s",
-    "handling_s",
-    "total_s",
-    "size_bytes",
-    "publisher",
-    "consumer",
-    "topic",
-    "day",
-)
 
 
 def lives_of(spark: SparkSession, events: DataFrame, many: list[dict[str, Any]]) -> DataFrame:
