@@ -35,15 +35,15 @@ def study(_setting: Setting, scale: float) -> Study:
     for each in brokers:
         create(each, max(1, round(TOPICS * scale)), CHANNELS, "topic_")
 
-    def options(_tcp: Address, http: Address, _data_path: Path) -> list[str]:
+    def options(listening: Address, _http: Address, _data_path: Path) -> list[str]:
         sources = [f"--nsqd-http-address={address_text(each.http_address)}" for each in brokers]
-        return [f"--http-address={address_text(http)}", *sources]
+        return [f"--http-address={address_text(listening)}", *sources]
 
     commands: dict[str, tuple[str, ...]] = {"pyqadmin": (sys.executable, "-m", "pyqd.apps.admin", "--log-level=error")}
     if given := os.environ.get("NSQADMIN"):
         commands["nsqadmin"] = (given,)
     admins = {
-        name: stack.enter_context(running(Target(name, command, program="admin", options=options)))
+        name: stack.enter_context(running(Target(name, command, program="admin", slowness=3.0, options=options)))
         for name, command in commands.items()
     }
     browser = stack.enter_context(sync_playwright()).chromium.launch(
@@ -56,7 +56,7 @@ def study(_setting: Setting, scale: float) -> Study:
         context = browser.new_context()
         page = context.new_page()
         begun_s = time.monotonic()
-        page.goto(f"http://{address_text(server.http_address)}/", wait_until="commit")
+        page.goto(f"http://{address_text(server.tcp_address)}/", wait_until="commit")
         page.wait_for_selector(SELECTOR, state="attached", timeout=30_000)
         took_s = time.monotonic() - begun_s
         before = [read_cpu_time(each.pid).total_s for each in brokers]
