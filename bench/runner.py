@@ -14,7 +14,7 @@ from bench.setting import Meter, Setting, metered, read_memory, settle
 from bench.workloads import Workload
 from pyqd.client.errors import ClientError
 from pyqd.hot.tools.loadgen import Load
-from pyqd.tools.bench.connections import Address, Connections, Handshake, HandshakeError, create_channel
+from pyqd.tools.bench.connections import Address, Connections, Handshake, LoadHandshakeError, create_channel
 from pyqd.tools.bench.outcome import Latency, LoadReport
 from pyqd.tools.bench.process import read_cpu_time
 
@@ -238,7 +238,7 @@ def wait_for(server: Server, answers: Callable[[], bool], what: str) -> None:
         try:
             if answers():
                 return
-        except (OSError, HandshakeError, ClientError, RunError):
+        except (OSError, LoadHandshakeError, ClientError, RunError):
             pass
         server.require_alive()
         if time.monotonic() > end_s:
@@ -247,7 +247,7 @@ def wait_for(server: Server, answers: Callable[[], bool], what: str) -> None:
 
 
 def identify(server: Server) -> bool:
-    """Return whether IDENTIFY is answered OK. Raises: OSError, HandshakeError."""
+    """Return whether IDENTIFY is answered OK. Raises: OSError, LoadHandshakeError."""
     Connections.open(server.tcp_address, 1, Handshake(identify={"client_id": "bench"}), timeout_s=5.0).close()
     return True
 

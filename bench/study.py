@@ -17,9 +17,9 @@ from bench.setting import Cores, Setting, read_file_system
 from pyqd.client.errors import ClientError
 from pyqd.hot.tools.loadgen import LoadError
 from pyqd.primitives.progress import Progress
-from pyqd.tools.bench.connections import HandshakeError
+from pyqd.tools.bench.connections import LoadHandshakeError
 
-FAILURES = (RunError, LoadError, HandshakeError, ClientError, OSError, subprocess.SubprocessError)
+FAILURES = (RunError, LoadError, LoadHandshakeError, ClientError, OSError, subprocess.SubprocessError)
 INTERRUPTED = 130
 
 

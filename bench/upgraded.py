@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
-from pyqd.tools.bench.connections import MAGIC, Address, HandshakeError, expect_ok
+from pyqd.tools.bench.connections import MAGIC, Address, LoadHandshakeError, expect_ok
 from tests.support.certificates import Certificate, certify
 
 CHUNK_BYTES = 512 << 10
@@ -75,13 +75,13 @@ def relay(upgrade: str, connection: socket.socket, plain: socket.socket) -> None
 
 @contextmanager
 def subscribed(address: Address, upgrade: str, topic: str, channel: str) -> Iterator[socket.socket]:
-    """Open an upgraded connection and subscribe. Yields: the plain side. Raises: HandshakeError, OSError."""
+    """Open an upgraded connection and subscribe. Yields: the plain side. Raises: LoadHandshakeError, OSError."""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         body = json.dumps({"feature_negotiation": True, upgrade: True}).encode()
         connection.sendall(MAGIC + b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
         if f'"{upgrade}":true'.encode() not in (answer := expect_ok(connection)):
-            raise HandshakeError(f"{upgrade} was not granted: {answer.decode('utf-8', 'replace')}")
+            raise LoadHandshakeError(f"{upgrade} was not granted: {answer.decode('utf-8', 'replace')}")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)

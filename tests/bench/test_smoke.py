@@ -13,7 +13,7 @@ from bench.server import RunError, Server, ServerError, Target, running
 from bench.setting import Cores, Setting
 from bench.workloads import WORKLOADS, Workload, find
 from pyqd.hot.tools.loadgen import Load, LoadError
-from pyqd.tools.bench.connections import Connections, Handshake, HandshakeError
+from pyqd.tools.bench.connections import Connections, Handshake, LoadHandshakeError
 from pyqd.tools.bench.outcome import ChannelCount, LoadCounts, LoadReport
 from tests.bench.brokers import broker
 
@@ -138,7 +138,7 @@ def test_a_dead_server_is_distinguished_from_a_closed_connection() -> None:
 @pytest.mark.parametrize("name", ["pyqd", "nsqd"])
 def test_a_refused_handshake_reports_the_answer(request: pytest.FixtureRequest, name: str) -> None:
     handshake = Handshake(topic="t", channel="not/a/channel")
-    with running(broker(request, name)) as server, pytest.raises(HandshakeError, match="E_BAD_CHANNEL"):
+    with running(broker(request, name)) as server, pytest.raises(LoadHandshakeError, match="E_BAD_CHANNEL"):
         Connections.open(server.tcp_address, 1, handshake, timeout_s=10.0)
 
 
@@ -154,7 +154,7 @@ def test_a_refused_handshake_reports_the_answer(request: pytest.FixtureRequest, 
 def test_a_refusal_is_the_problem_of_its_run(
     request: pytest.FixtureRequest, name: str, workload: str, flag: str, text: str
 ) -> None:
-    with pytest.raises((LoadError, HandshakeError), match=text):
+    with pytest.raises((LoadError, LoadHandshakeError), match=text):
         runner.run_once(find(workload).scaled(SCALE), broker(request, name), Setting(flags=(flag,)))
 
 

@@ -21,11 +21,11 @@ FRAME_RESPONSE = 0
 ANSWER_BYTES_MAX = 1 << 20
 
 
-class HandshakeError(Exception):
+class LoadHandshakeError(Exception):
     """The server refused a handshake."""
 
 
-class ForeignError(HandshakeError):
+class ForeignError(LoadHandshakeError):
     """The server does not speak NSQ's protocol."""
 
 
@@ -70,7 +70,7 @@ class Connections:
     def open(cls, address: Address, count: int, handshake: Handshake, *, timeout_s: float) -> "Connections":
         """Open count connections and finish the handshake on each.
 
-        Raises: HandshakeError for another answer than OK; OSError, TimeoutError among them.
+        Raises: LoadHandshakeError for another answer than OK; OSError, TimeoutError among them.
         """
         made = cls()
         try:
@@ -118,13 +118,13 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     while len(received) < size:
         piece = connection.recv(size - len(received))
         if not piece:
-            raise HandshakeError("connection closed by the server during the handshake")
+            raise LoadHandshakeError("connection closed by the server during the handshake")
         received += piece
     return received
 
 
 def expect_ok(connection: socket.socket) -> bytes:
-    """Read and return one answer, OK or an object, over any heartbeat that comes first. Raises: HandshakeError."""
+    """Read and return one answer, OK or an object, over any heartbeat that comes first. Raises: LoadHandshakeError."""
     while True:
         head = receive_exactly(connection, 8)
         size, frame_type = struct.unpack(">ii", head)
@@ -134,7 +134,9 @@ def expect_ok(connection: socket.socket) -> bytes:
         if frame_type == FRAME_RESPONSE and (data == b"OK" or data.startswith(b"{")):
             return data
         if frame_type != FRAME_RESPONSE or data != b"_heartbeat_":
-            raise HandshakeError(f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}")
+            raise LoadHandshakeError(
+                f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}"
+            )
 
 
 def create_channel(address: Address, topic: str, channel: str, *, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyqd.primitives.addresses import TcpAddress, split_address
-from pyqd.tools.bench.connections import Address, Connections, ForeignError, Handshake, HandshakeError, expect_ok
+from pyqd.tools.bench.connections import Address, Connections, ForeignError, Handshake, LoadHandshakeError, expect_ok
 from pyqd.tools.bench.process import serving_process
 from pyqd.tools.common import Fatal, user_agent
 
@@ -52,7 +52,7 @@ class BenchTarget:
         handshake = Handshake(identify(), topic, channel, secret=self.secret)
         try:
             return Connections.open(self.address, count, handshake, timeout_s=self.timeout_s)
-        except (OSError, HandshakeError) as error:
+        except (OSError, LoadHandshakeError) as error:
             raise Fatal(reason(self.name, error)) from None
 
 
@@ -81,7 +81,7 @@ def probe(address: str, secret: str, timeout_s: float) -> BenchTarget:
             connection.sendall(Handshake(identify()).preamble())
             answer = json.loads(expect_ok(connection))
             process = serving_process(connection)
-    except (OSError, HandshakeError, ValueError) as error:
+    except (OSError, LoadHandshakeError, ValueError) as error:
         raise Fatal(reason(address, error)) from None
     if answer.get("auth_required") and not secret:
         raise Fatal(f"{address} demands authorization; give --auth-secret")
@@ -100,7 +100,7 @@ def reason(address: str, error: Exception) -> str:
         return f"{address} does not speak NSQ's protocol; give the TCP address of nsqd or pyqd"
     if isinstance(error, TimeoutError):
         return f"{address} gave no answer in time; is it the TCP address of nsqd or pyqd? --timeout sets the limit"
-    if isinstance(error, HandshakeError):
+    if isinstance(error, LoadHandshakeError):
         return f"{address}: {with_remedy(str(error))}"
     if isinstance(error, socket.gaierror):
         return f"cannot find the host of {address}: {error.strerror}"
