@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def load_wheels() -> ModuleType:
-    """Return scripts/wheels.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("wheels", REPOSITORY / "scripts" / "wheels.py")
+    """Return scripts/build/wheels.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("wheels", REPOSITORY / "scripts" / "build" / "wheels.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Short runs of scripts/client_kills.py, and proof that it notices a loss."""
+"""Short runs of scripts/kills/client_kills.py, and proof that it notices a loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "kills"
 WAIT_S = 100
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]

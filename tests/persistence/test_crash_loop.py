@@ -1,4 +1,4 @@
-"""A short run of scripts/crash_loop.py, and proof that it notices the faults it is made for."""
+"""A short run of scripts/kills/crash_loop.py, and proof that it notices the faults it is made for."""
 
 import importlib
 import json
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SCRIPT = REPOSITORY / "scripts" / "crash_loop.py"
+SCRIPT = REPOSITORY / "scripts" / "kills" / "crash_loop.py"
 WAIT_S = 100
 GUID = b"0123456789abcdef"
 

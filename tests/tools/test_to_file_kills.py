@@ -1,4 +1,4 @@
-"""A short run of scripts/to_file_kills.py, and proof that it notices a loss."""
+"""A short run of scripts/kills/to_file_kills.py, and proof that it notices a loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "kills"
 WAIT_S = 100
 
 

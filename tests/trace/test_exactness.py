@@ -1,4 +1,4 @@
-"""Short runs of scripts/trace_exactness.py, and proof that the comparison notices each difference."""
+"""Short runs of scripts/kills/trace_exactness.py, and proof that the comparison notices each difference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from pyqd.primitives.progress import Progress
 from pyqd.trace.database import Database
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "kills"
 WAIT_S = 100
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Publish and consume numbered messages with the Python client while brokers and consumers are killed.
 
-    scripts/client_kills.py                                   a million messages, blocking face
-    scripts/client_kills.py --face=asyncio
-    scripts/client_kills.py --messages=100000 --nsqd=PATH     on Go's nsqd
+    scripts/kills/client_kills.py                                   a million messages, blocking face
+    scripts/kills/client_kills.py --face=asyncio
+    scripts/kills/client_kills.py --messages=100000 --nsqd=PATH     on Go's nsqd
 
 Three brokers are killed (SIGKILL) and started again at random, and so are the consumers. The publisher publishes each
 number until a broker has acknowledged it. A consumer notes each number in a file before it finishes the message. At the

@@ -1,4 +1,4 @@
-"""Clients of a crash loop: publishers, and consumers that confirm their commands. Program: scripts/crash_loop.py."""
+"""Clients of a crash loop: publishers, and consumers that confirm their commands."""
 
 import abc
 import asyncio

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compare the tables of pyq_trace, row by row, with the record of the clients.
 
-    scripts/trace_exactness.py                                100,000 messages, SQLite
-    scripts/trace_exactness.py --database=postgresql          or mariadb: a server of this machine
-    scripts/trace_exactness.py --kills=50                     SIGKILL of brokers, pyq_trace and the database server
-    scripts/trace_exactness.py --messages=2000 --json
+    scripts/kills/trace_exactness.py                                100,000 messages, SQLite
+    scripts/kills/trace_exactness.py --database=postgresql          or mariadb: a server of this machine
+    scripts/kills/trace_exactness.py --kills=50                     SIGKILL of brokers, pyq_trace and database server
+    scripts/kills/trace_exactness.py --messages=2000 --json
 
-Two brokers with one topic and two channels each. The clients (scripts/trace_clients.py) publish, finish, requeue, hold,
-touch, disconnect and cancel, and some messages end as dead letters. `pyq_trace ship` stores the events meanwhile. Then
+Two brokers with one topic and two channels each. The clients (trace_clients.py) publish, finish, requeue, hold, touch,
+disconnect and cancel, and some messages end as dead letters. `pyq_trace ship` stores the events meanwhile. Then
 publish_log must have the messages that were published, and consume_log the deliveries with their outcomes; nothing
 else, and nothing twice.
 
@@ -51,7 +51,7 @@ from pyqd.primitives.progress import Progress
 from pyqd.testing import BrokerProcess
 from pyqd.trace.database import Database
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.databases import Mariadb, Postgresql, Server, running
 
 DATABASES = {"sqlite": None, "postgresql": Postgresql, "mariadb": Mariadb}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Restart brokers one after the other under load, and count what clients notice: `scripts/rolling_restarts.py`.
+"""Restart brokers one after the other under load, and count what clients notice: `scripts/kills/rolling_restarts.py`.
 
 Three brokers register with a lookup daemon. Each has publishers that wait for every OK, and consumers that find it by
 /lookup and have messages in flight; some messages are deferred. A message is lost if its OK came and no consumer got

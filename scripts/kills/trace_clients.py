@@ -1,4 +1,4 @@
-"""Clients that keep a record of everything they did, for scripts/trace_exactness.py.
+"""Clients that keep a record of everything they did, for scripts/kills/trace_exactness.py.
 
 A consumer knows the outcome of each delivery: it chose the command, and an error frame names a message whose command
 came too late. From time to time it sends a *fence*, a FIN of no message. The error frame for it confirms all commands

@@ -1,4 +1,4 @@
-"""Publisher and consumers of scripts/client_kills.py: processes that use one face of the client.
+"""Publisher and consumers of scripts/kills/client_kills.py: processes that use one face of the client.
 
     client_workers.py publisher FACE COUNT BROKER...          publishes the numbers from 0, until each has an answer
     client_workers.py consumer FACE LEDGER SEED BROKER...     notes each number in a file before it finishes the message

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Kill the driver and an executor of `pyq_spark lifecycle`, and look for every message in its table.
 
-    scripts/lifecycle_kills.py                        700,000 messages of each of two brokers: some 5 million events
-    scripts/lifecycle_kills.py --messages=20000 --driver-kills=2
+    scripts/kills/lifecycle_kills.py                  700,000 messages of each of two brokers: some 5 million events
+    scripts/kills/lifecycle_kills.py --messages=20000 --driver-kills=2
 
 `pyq_bench` fills both brokers and finishes all messages, with every message traced. The job runs on executors of their
 own (Spark's local-cluster). Its driver is killed with its process group at random moments, then the command is run

@@ -1,6 +1,6 @@
 """State of a crash loop: every message sent, every delivery seen, and the checks of each.
 
-Program: scripts/crash_loop.py.
+Program: scripts/kills/crash_loop.py.
 
 A message is an index of its topic: indices grow in the order of sending. For each channel one byte per message says in
 which state the message is:

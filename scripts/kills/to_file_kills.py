@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Kill pyq_to_file (SIGKILL) at random moments under load, and look for every finished message in its files.
 
-    scripts/to_file_kills.py                        100 kills, a random encoding after each
-    scripts/to_file_kills.py --encoding=parquet     one encoding
-    scripts/to_file_kills.py --kills=5 --json
+    scripts/kills/to_file_kills.py                        100 kills, a random encoding after each
+    scripts/kills/to_file_kills.py --encoding=parquet     one encoding
+    scripts/kills/to_file_kills.py --kills=5 --json
 
 A publisher keeps messages with numbers in a channel of one broker. pyq_to_file writes them, is killed, and is started
 again. After the last kill it writes the rest, and ends by SIGTERM. The broker has no message then: all are finished. A

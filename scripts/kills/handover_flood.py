@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Restart a broker while clients connect many times a second, and count what they notice: `scripts/handover_flood.py`.
+"""Restart a broker while clients connect many times a second, and count what they notice.
 
 Connections begin at a fixed rate, from several addresses of loopback. Most are closed as soon as they are established.
 One in twenty asks for /ping and waits for the answer. A connection is refused if the system answers it with an error;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Kill the daemon at random times under load, start it again, and check every message against every channel.
 
-    scripts/crash_loop.py --kills=300                     this checkout's daemon
-    scripts/crash_loop.py --flag=-sync-every=1            with each OK after a group commit
-    scripts/crash_loop.py --kills=3 --nsqd=PATH           the same load and the same checks on an nsqd
+    scripts/kills/crash_loop.py --kills=300                     this checkout's daemon
+    scripts/kills/crash_loop.py --flag=-sync-every=1            with each OK after a group commit
+    scripts/kills/crash_loop.py --kills=3 --nsqd=PATH           the same load and the same checks on an nsqd
 
 A round: connect publishers and consumers, let them work for a random time while channels are changed, SIGKILL, start
 again, compare /stats. Some rounds kill once more while the daemon starts. At the end everything is drained and each
@@ -65,7 +65,7 @@ from crash_clients import DELAY_MS_MAX, Consumer, Publisher
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_S = 0.003
 TICK_S = 0.004
 DRAIN_POLL_S = 0.1
