@@ -1,7 +1,8 @@
 """Print every module of pyqd, package by package, with the first line of its docstring and its tests: `make map`.
 
 A compiled module is listed in the package of its layer, marked with *, and so is an interface without a module (.pxd).
-The tests of a module are tests/<layer>/test_<module>.py, or else the files with the most names imported from it.
+The tests of a module are tests/<layer>/test_<module>.py, else the files with the most names imported from it, else those
+whose names begin like the module's.
 """
 
 import ast
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("pyqd", "spark/pyqd_spark")
+TESTS = ROOT / "tests"
 TESTS_SHOWN = 3
 DOCSTRING = re.compile(r'r?"""(.*?)(?:"""|\n)')
 
@@ -47,19 +49,20 @@ def names_imported(path: Path) -> Iterator[str]:
 def tests_by_name() -> dict[str, Counter[str]]:
     """Return the test files by the module or name that they import, with the number of such imports."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted(TESTS.rglob("test_*.py")):
         for name in names_imported(path):
             for module in {name, name.rpartition(".")[0]}:
-                found[module][path.relative_to(ROOT / "tests").as_posix()] += 1
+                found[module][path.relative_to(TESTS).as_posix()] += 1
     return found
 
 
 def tests_of(layer: str, module: str, name: str, importing: dict[str, Counter[str]]) -> str:
     """Return the tests of a module for its line. name: dotted."""
     own = f"{layer}/test_{module}.py"
-    if (ROOT / "tests" / own).exists():
+    if (TESTS / own).exists():
         return own
     files = [path for path, _ in importing[name].most_common()]
+    files = files or sorted(path.relative_to(TESTS).as_posix() for path in TESTS.glob(f"*/test_{module}*.py"))
     more = f" and {len(files) - TESTS_SHOWN} more" if len(files) > TESTS_SHOWN else ""
     return ", ".join(files[:TESTS_SHOWN]) + more
 
@@ -80,7 +83,7 @@ def main() -> None:
         if package.parent == ROOT / "pyqd":
             modules += compiled(package.name)
         top = package.relative_to(ROOT).parts
-        layer = "spark" if top[0] == "spark" else "/".join(top[1:])
+        layer = "spark" if top[0] == "spark" else (*top, "")[1]
         for module, line in sorted(modules):
             stem = module.removesuffix(" *")
             dotted = f"pyqd.hot.{layer}.{stem}" if module != stem else ".".join([*top[top[0] == "spark" :], stem])
