@@ -1,8 +1,8 @@
 """Print every module of pyqd, package by package, with the first line of its docstring and its tests: `make map`.
 
 A compiled module is listed in the package of its layer, marked with *, and so is an interface without a module (.pxd).
-The tests of a module are tests/<layer>/test_<module>.py, else the files with the most names imported from it, else those
-whose names begin like the module's.
+The tests of a module are tests/<layer>/test_<module>.py, else the files with the most names imported from it, else
+those whose names begin like the module's.
 """
 
 import ast
