@@ -3,288 +3,292 @@
 
     scripts/kills/client_kills.py                                   a million messages, blocking face
     scripts/kills/client_kills.py --face=asyncio
-    scripts/kills/client_kills.py --messages=100000 --nsqd=PATH     on Go's nsqd
+    scripts/kills/client_kills.py --messages=100000 --nsqd=PATH     on Go's nsqd, which is stopped instead of killed
 
 Three brokers are killed (SIGKILL) and started again at random, and so are the consumers. The publisher publishes each
-number until a broker has acknowledged it. A consumer notes each number in a file before it finishes the message. At the
-end no broker has a message left; then a number that no consumer has noted is lost. Duplicates are allowed: messages are
-delivered at least once.
+number until a broker has acknowledged it: pipelined, in batches, and one by one. A consumer notes each number in a file
+before it finishes the message, with one write() of 8 bytes, which survives a SIGKILL. One message in a thousand fails
+on purpose and is requeued. At the end no broker has a message left; then a number that no consumer has noted is lost.
+Duplicates are allowed: messages are delivered at least once.
 
-nsqd keeps messages in flight in memory: it is stopped (SIGTERM) instead of killed, with every message on its disk.
-
-Everything is decided by --seed but the timing. Exit code: 0 if nothing was lost, 1 otherwise, 2 for bad usage.
+The clients are processes of their own, which run this file with the arguments of `as_client`.
 """
 
-import argparse
+import asyncio
 import contextlib
-import http.client
 import json
+import logging
+import os
 import random
 import signal
+import struct
 import subprocess
 import sys
-import tempfile
-import time
+import threading
 from array import array
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from client_workers import CHANNEL, TOPIC
+from harness import WAIT_S, Loop, Nsqd, Program, main, messages_in, wait_until
 
-from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.progress import Progress
-from pyqd.testing import BrokerProcess
-from pyqd.testing.daemon import reserved_port
+from pyqd.client import ClientError, Consumer, Message, Producer, RetryPolicy, aio
 
-HOST = "127.0.0.1"
-WORKERS = Path(__file__).with_name("client_workers.py")
-WAIT_S = 20.0
+TOPIC, CHANNEL = "numbers", "ledger"
 DRAIN_S = 180.0
-POLL_S = 0.05
 BROKER_SHARE = 0.6
 # A killed consumer's messages come again after the timeout, or at once if the broker notices the end of its connection.
 FLAGS = ("--msg-timeout=5s",)
+NUMBER: Final = struct.Struct(">Q")
+BODY_BYTES: Final = 100
+CHUNK: Final = 1000
+BATCH: Final = 95
+SINGLE_COUNT: Final = 5
+# Messages that may wait for an answer.
+WINDOW: Final = 20_000
+FAILING_SHARE: Final = 0.001
+OPTIONS: Final[dict[str, Any]] = {"reconnect_max": 1.0}
+CONSUMING: Final = {"max_in_flight": 300, "retry": RetryPolicy(delay=0.1), "backoff": 0, **OPTIONS}
+logger = logging.getLogger("client_kills")
 
 
-class Nsqd:
-    """Go's nsqd, with the methods of BrokerProcess that are used here."""
+class ClientKills(Loop):
+    """The run. ledgers: files of the consumers, of which each start has its own."""
 
-    def __init__(self, program: str, directory: Path) -> None:
-        self._program = program
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reserved = reserved_port(), reserved_port()
-        self.tcp_port, self.http_port = (each.getsockname()[1] for each in self._reserved)
-        self.tcp_address = f"{HOST}:{self.tcp_port}"
+    COUNT = None
+    OPTIONS = (
+        ("--messages", {"type": int, "default": 1_000_000}),
+        ("--face", {"choices": ("blocking", "asyncio"), "default": "blocking"}),
+        ("--brokers", {"type": int, "default": 3}),
+        ("--consumers", {"type": int, "default": 2}),
+        ("--nsqd", {"metavar": "PATH", "help": "use this nsqd instead of pyqd"}),
+    )
 
     def start(self) -> None:
-        (self._directory / "data").mkdir(parents=True, exist_ok=True)
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    self._program,
-                    f"-tcp-address={self.tcp_address}",
-                    f"-http-address={HOST}:{self.http_port}",
-                    f"-data-path={self._directory / 'data'}",
-                    "-mem-queue-size=0",
-                    "-msg-timeout=5s",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        for _ in range(round(WAIT_S / POLL_S)):
-            with contextlib.suppress(OSError, ValueError):
-                self.stats()
-                return
-            time.sleep(POLL_S)
-        raise RuntimeError("nsqd did not start")
-
-    def kill(self) -> None:
-        """Stop it; see the head of this file."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(WAIT_S)
-            self._process = None
-
-    def close(self) -> None:
-        self.kill()
-        for each in self._reserved:
-            each.close()
-
-    def stats(self) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=WAIT_S)
-        with contextlib.closing(connection):
-            connection.request("GET", "/stats?format=json")
-            found: dict[str, Any] = json.loads(connection.getresponse().read())
-            return found
-
-
-class Consumers:
-    """Processes that consume. Each has a ledger of its own."""
-
-    def __init__(self, face: str, count: int, addresses: list[str], directory: Path) -> None:
         self.ledgers: list[Path] = []
-        self.exit_codes: list[int] = []
-        self._face = face
-        self._addresses = addresses
-        self._directory = directory
-        self._processes = [self._spawn() for _ in range(count)]
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        number = len(self.ledgers)
-        self.ledgers.append(self._directory / f"ledger-{number}")
-        command = [sys.executable, str(WORKERS), "consumer", self._face, str(self.ledgers[-1]), str(number)]
-        with (self._directory / f"consumer-{number}.log").open("wb") as log:
-            return subprocess.Popen([*command, *self._addresses], stdout=log, stderr=log)
-
-    def kill_one(self, rng: random.Random) -> None:
-        """Kill a consumer, and start another one."""
-        chosen = rng.randrange(len(self._processes))
-        self._processes[chosen].kill()
-        self._processes[chosen].wait(WAIT_S)
-        self._processes[chosen] = self._spawn()
-
-    def stop(self) -> None:
-        """Stop all as a container would be stopped, and note their exit codes."""
-        for process in self._processes:
-            process.send_signal(signal.SIGTERM)
-        self.exit_codes = [process.wait(2 * WAIT_S) for process in self._processes]
-
-    def kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait(WAIT_S)
-
-    def counts(self, count: int) -> "array[int]":
-        """Return how often each number was noted."""
-        found = array("L", bytes(8 * count))
-        for path in self.ledgers:
-            numbers = array("Q", path.read_bytes() if path.exists() else b"")
-            numbers.byteswap()
-            for number in numbers:
-                found[number] += 1
-        return found
-
-
-class Run:
-    """One run: brokers, publisher, consumers, kills."""
-
-    def __init__(self, arguments: argparse.Namespace, directory: Path) -> None:
-        self.arguments = arguments
-        self.rng = random.Random(arguments.seed)
-        self.broker_kill_count = self.consumer_kill_count = 0
-        self.directory = directory
+        self.broker_kills = self.consumer_kills = 0
         self.brokers: list[Any] = []
-        for number in range(arguments.brokers):
-            home = directory / f"broker-{number}"
-            home.mkdir()
-            self.brokers.append(Nsqd(arguments.nsqd, home) if arguments.nsqd else BrokerProcess(home, FLAGS))
-
-    def run(self, progress: Progress) -> dict[str, Any]:
-        with contextlib.ExitStack() as stack:
-            for broker in self.brokers:
-                stack.callback(broker.close)
-                broker.start()
-            addresses = [broker.tcp_address for broker in self.brokers]
-            started_s = time.monotonic()
-            consumers = Consumers(self.arguments.face, self.arguments.consumers, addresses, self.directory)
-            stack.callback(consumers.kill)
-            publisher = self._publisher(addresses)
-            stack.callback(publisher.wait, WAIT_S)
-            stack.callback(publisher.kill)
-            self._kill_while(publisher, consumers, progress)
-            published_s = time.monotonic() - started_s
-            answer = publisher.communicate(timeout=WAIT_S)[0]
-            if publisher.returncode != 0:
-                raise RuntimeError(f"the publisher ended with {publisher.returncode}: see {self.directory}")
-            drained = self._wait_drained(progress)
-            elapsed_s = time.monotonic() - started_s
-            consumers.stop()
-            return self._report(consumers, json.loads(answer), published_s, elapsed_s, drained)
-
-    def _publisher(self, addresses: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(WORKERS), "publisher", self.arguments.face, str(self.arguments.messages)]
-        with (self.directory / "publisher.log").open("wb") as log:
-            return subprocess.Popen([*command, *addresses], stdout=subprocess.PIPE, stderr=log)
-
-    def _kill_while(self, publisher: subprocess.Popen[bytes], consumers: Consumers, progress: Progress) -> None:
-        """Kill until the publisher has ended."""
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                publisher.wait(self.rng.uniform(0.2, 1.8) * self.arguments.interval)
-                return
-            if self.rng.random() < BROKER_SHARE:
-                broker = self.rng.choice(self.brokers)
-                broker.kill()
-                time.sleep(self.rng.uniform(0.0, self.arguments.interval))
-                broker.start()
-                self.broker_kill_count += 1
+        for number in range(self.given.brokers):
+            if self.given.nsqd:
+                (self.directory / f"broker-{number}").mkdir()
+                self.brokers.append(Nsqd(self.given.nsqd, self.directory / f"broker-{number}", FLAGS))
+                self.stack.callback(self.brokers[-1].close)
+                self.brokers[-1].start()
             else:
-                consumers.kill_one(self.rng)
-                self.consumer_kill_count += 1
-            noted = sum(path.stat().st_size for path in consumers.ledgers if path.exists()) // 8
-            progress.move_to(noted, f"{self.broker_kill_count} brokers and {self.consumer_kill_count} consumers killed")
+                self.brokers.append(self.broker(f"broker-{number}", *FLAGS))
+        self.addresses = [broker.tcp_address for broker in self.brokers]
+        self.consumers = [Program(self.directory / f"consumer-{n}.log", __file__) for n in range(self.given.consumers)]
+        self.publisher = Program(self.directory / "publisher.log", __file__)
+        for program in (*self.consumers, self.publisher):
+            self.stack.callback(program.kill)
+        for consumer in self.consumers:
+            self._consume(consumer)
+        self.publisher.start(
+            *("publisher", self.given.face, str(self.given.messages), *self.addresses), stdout=subprocess.PIPE
+        )
 
-    def _wait_drained(self, progress: Progress) -> bool:
-        """Wait until the brokers have no message."""
-        deadline_s = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline_s:
-            if all(remaining(broker.stats()) == 0 for broker in self.brokers):
-                return True
-            time.sleep(POLL_S)
-        progress.say("the brokers were not drained in time")
-        return False
+    def goes_on(self, _number: int) -> bool:
+        """Return after a random time whether the publisher is still at work."""
+        assert self.publisher.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.publisher.process.wait(self.rng.uniform(0.2, 1.8) * self.given.interval)
+            return False
+        return True
 
-    def _report(
-        self,
-        consumers: Consumers,
-        publisher: dict[str, Any],
-        published_s: float,
-        elapsed_s: float,
-        drained: bool,
-    ) -> dict[str, Any]:
-        counts = consumers.counts(self.arguments.messages)
+    def fault(self, _number: int) -> None:
+        if self.rng.random() < BROKER_SHARE:
+            broker = self.rng.choice(self.brokers)
+            broker.kill()
+            self.pause(0.5)
+            broker.start()
+            self.broker_kills += 1
+        else:
+            consumer = self.rng.choice(self.consumers)
+            consumer.kill()
+            self._consume(consumer)
+            self.consumer_kills += 1
+
+    def note(self) -> str:
+        noted = sum(path.stat().st_size for path in self.ledgers if path.exists()) // NUMBER.size
+        return f"{noted:,} messages noted"
+
+    def finish(self) -> None:
+        assert self.publisher.process is not None
+        answer = self.publisher.process.communicate(timeout=WAIT_S)[0]
+        if self.publisher.process.returncode != 0:
+            raise RuntimeError(f"the publisher has failed: {self.publisher.log_tail()}")
+        self.published = json.loads(answer)
+        wait_until(self._is_drained, "the end of all messages", DRAIN_S)
+        self.exit_codes = [consumer.stop() for consumer in self.consumers]
+
+    def check(self) -> dict[str, Any]:
+        counts = counts_in(self.ledgers, self.given.messages)
         lost = [number for number, count in enumerate(counts) if not count]
-        delivered = sum(counts)
         return {
-            "face": self.arguments.face,
-            "messages": self.arguments.messages,
+            "face": self.given.face,
+            "messages": self.given.messages,
             "lost": len(lost),
             "first_lost": lost[:10],
-            "drained": drained,
-            "delivered": delivered,
-            "duplicates": delivered - (self.arguments.messages - len(lost)),
-            "broker_kills": self.broker_kill_count,
-            "consumer_kills": self.consumer_kill_count,
-            "publishes_repeated_by_the_client": publisher["retried"],
-            "publishes_failed_and_repeated": publisher["failed"],
-            "acknowledged": publisher["acknowledged"],
-            "exit_codes_of_consumers": consumers.exit_codes,
-            "published_s": round(published_s, 1),
-            "elapsed_s": round(elapsed_s, 1),
+            "duplicates": sum(counts) - (self.given.messages - len(lost)),
+            "broker_kills": self.broker_kills,
+            "consumer_kills": self.consumer_kills,
+            **self.published,
+            "exit_codes_of_consumers": self.exit_codes,
+            "ok": not lost and self.published["acknowledged"] == self.given.messages,
         }
 
+    def _consume(self, program: Program) -> None:
+        number = len(self.ledgers)
+        self.ledgers.append(self.directory / f"ledger-{number}")
+        program.start("consumer", self.given.face, str(self.ledgers[-1]), str(number), *self.addresses)
 
-def remaining(stats: dict[str, Any]) -> int:
-    """Return the number of messages that a broker has not delivered, or whose answer it waits for."""
-    for topic in stats["topics"] or []:
-        if topic["topic_name"] == TOPIC:
-            names = ("depth", "in_flight_count", "deferred_count")
-            channels = [each for each in topic["channels"] or [] if each["channel_name"] == CHANNEL]
-            if not channels:
-                return int(topic["depth"])
-            return int(topic["depth"]) + sum(channels[0][name] for name in names)
-    return 0
+    def _is_drained(self) -> bool:
+        topics = [topic for broker in self.brokers for topic in broker.stats()["topics"] or ()]
+        return not sum(messages_in(topic) for topic in topics)
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--face", choices=("blocking", "asyncio"), default="blocking")
-    parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--consumers", type=int, default=2)
-    parser.add_argument("--interval", type=float, default=0.5, help="mean seconds between two kills")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--nsqd", metavar="PATH", help="use this nsqd instead of pyqd")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    return parser.parse_args(arguments)
+def counts_in(ledgers: list[Path], count: int) -> "array[int]":
+    """Return how often each number was noted."""
+    found = array("L", bytes(8 * count))
+    for path in ledgers:
+        for (number,) in NUMBER.iter_unpack(path.read_bytes() if path.exists() else b""):
+            found[number] += 1
+    return found
 
 
-def main() -> int:
-    arguments = parse(sys.argv[1:])
-    with (
-        tempfile.TemporaryDirectory(prefix="client-kills-", ignore_cleanup_errors=True) as directory,
-        Progress("delivering", arguments.messages, "messages", line_s=10.0) as progress,
-    ):
-        report = Run(arguments, Path(directory)).run(progress)
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            print(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
-    is_complete = report["lost"] == 0 and report["acknowledged"] == arguments.messages and report["drained"]
-    return 0 if is_complete else 1
+# Clients. A blocking call returns its result, and one of asyncio something to wait for: `settled` takes both.
+
+
+async def settled(result: Any) -> Any:
+    return await result if asyncio.isfuture(result) or asyncio.iscoroutine(result) else result
+
+
+class Publications:
+    """Numbers to publish, and those whose publish failed, which are published again."""
+
+    def __init__(self, count: int) -> None:
+        self.acknowledged = self.failed = 0
+        self._fresh = iter(range(count))
+        self._again: deque[int] = deque()
+
+    def take(self, count: int) -> list[int]:
+        """Return numbers that are not published yet."""
+        taken = [self._again.popleft() for _ in range(min(count, len(self._again)))]
+        return taken + list(islice(self._fresh, count - len(taken)))
+
+    def note(self, numbers: list[int], error: BaseException | None) -> None:
+        """Note the end of a publish."""
+        if error is None:
+            self.acknowledged += len(numbers)
+            return
+        logger.info("%d numbers failed: %s", len(numbers), error)
+        self.failed += len(numbers)
+        self._again.extend(numbers)
+
+    async def attempt(self, numbers: list[int], call: Callable[[], Any]) -> None:
+        try:
+            await settled(call())
+        except ClientError as error:
+            self.note(numbers, error)
+        else:
+            self.note(numbers, None)
+
+
+def body_of(number: int) -> bytes:
+    return NUMBER.pack(number).ljust(BODY_BYTES, b".")
+
+
+async def publish(producer: Any, count: int) -> None:
+    """Publish all numbers, and print the figures."""
+    publications = Publications(count)
+    pending: deque[tuple[int, Any]] = deque()
+    while (numbers := publications.take(CHUNK)) or pending:
+        batch, singles = numbers[:BATCH], numbers[BATCH : BATCH + SINGLE_COUNT]
+        pending.extend((number, producer.submit(TOPIC, body_of(number))) for number in numbers[BATCH + SINGLE_COUNT :])
+        calls = [([number], partial(producer.publish, TOPIC, body_of(number))) for number in singles]
+        if batch:
+            calls.append((batch, partial(producer.publish_many, TOPIC, list(map(body_of, batch)))))
+        await asyncio.gather(*(publications.attempt(part, call) for part, call in calls))
+        while len(pending) > (WINDOW if numbers else 0):
+            number, future = pending.popleft()
+            if asyncio.isfuture(future):
+                await asyncio.wait([future])
+            publications.note([number], future.exception())
+    await settled(producer.close())
+    report = {"acknowledged": publications.acknowledged, "failed": publications.failed}
+    print(json.dumps(report | {"retried": producer.stats()["retried"]}), flush=True)
+
+
+class Ledger:
+    """File of the numbers that a consumer has got."""
+
+    def __init__(self, path: str, seed: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._rng = random.Random(seed)
+
+    def note(self, message: Message) -> None:
+        """Note a message. Raises: RuntimeError for a message that is to fail."""
+        if self._rng.random() < FAILING_SHARE:
+            raise RuntimeError("fails on purpose")
+        os.write(self._file, message.body[: NUMBER.size])
+
+
+def consume(ledger: Ledger, seed: int, brokers: list[str]) -> int:
+    """Consume with the blocking face: by a handler in two threads, or by two threads that iterate."""
+    consumer = Consumer(TOPIC, CHANNEL, nsqd=brokers, **CONSUMING)
+    if seed % 2:
+        consumer.handler(concurrency=2)(ledger.note)
+        return consumer.run()
+
+    def iterate() -> None:
+        for message in consumer:
+            with contextlib.suppress(RuntimeError), message:
+                ledger.note(message)
+
+    signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    threads = [threading.Thread(target=iterate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 0 if consumer.drain() else 1
+
+
+async def consume_aio(ledger: Ledger, seed: int, brokers: list[str]) -> int:
+    """Consume with the asyncio face: by a handler in ten tasks, or by iteration."""
+    consumer = aio.Consumer(TOPIC, CHANNEL, nsqd=brokers, **CONSUMING)
+    if seed % 2:
+
+        @consumer.handler(concurrency=10)
+        async def handle(message: Message) -> None:
+            ledger.note(message)
+
+        return await consumer.run()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
+    async for message in consumer:
+        with contextlib.suppress(RuntimeError):
+            async with message:
+                ledger.note(message)
+    return 0 if await consumer.drain() else 1
+
+
+async def as_client(role: str, face: str, *rest: str) -> int:
+    """Run a client: `publisher FACE COUNT BROKER...` or `consumer FACE LEDGER SEED BROKER...`."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if role == "publisher":
+        kind = Producer if face == "blocking" else aio.Producer
+        await publish(kind(list(rest[1:]), **OPTIONS), int(rest[0]))
+        return 0
+    # Each failure on purpose is logged with its traceback.
+    logging.getLogger("pyqd.client").setLevel(logging.CRITICAL)
+    seed, brokers = int(rest[1]), list(rest[2:])
+    ledger = Ledger(rest[0], seed)
+    return consume(ledger, seed, brokers) if face == "blocking" else await consume_aio(ledger, seed, brokers)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    is_client = sys.argv[1:2] in (["publisher"], ["consumer"])
+    sys.exit(asyncio.run(as_client(*sys.argv[1:])) if is_client else main(ClientKills))

@@ -8,26 +8,19 @@ it waits if the broker's queue takes it later. Clients that wait are counted, to
 
 import contextlib
 import errno
-import http.client
-import json
-import os
 import resource
 import select
-import signal
 import socket
 import statistics
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pyqd.primitives.command_line import CommandParser
+from harness import HOST, WAIT_S, Loop, RestartedBroker, main
 
 # While many connections wait, further ones come from these addresses, as one address has 28,000 ports.
 SOURCES = tuple(f"127.0.0.{number}" for number in range(2, 18))
@@ -40,8 +33,6 @@ ASKS_EVERY = 20
 TICK_S = 0.001
 # Ends a connection without leaving its port in TIME_WAIT.
 LINGER = struct.pack("ii", 1, 0)
-GIVEN_UP_S = 30.0
-WAIT_S = 60.0
 # From this time on a connection counts as one that has waited.
 WAITED_S = 0.1
 
@@ -56,87 +47,109 @@ class Attempt:
     established: bool = False
 
 
-class Flood:
-    """Connections to a port at a rate, at most open_max at a time.
+class HandoverFlood(Loop):
+    """The run. outcomes: numbers of connections by outcome; waits_s: of those that have waited."""
 
-    outcomes: their number by outcome; waits_s: of those that have waited.
-    """
+    COUNT = ("--restarts", 5)
+    SECONDS = 2.0
+    OPTIONS = (("--rate", {"type": int, "default": 20_000, "help": "connections per second (%(default)s)"}),)
 
-    def __init__(self, port: int, rate: int, open_max: int) -> None:
+    def start(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.waits_s: list[float] = []
-        self.began = 0
-        self._address = ("127.0.0.1", port)
-        self._rate = rate
-        self._open_max = open_max
+        self.began, self.per_second = 0, 0.0
         self._poll = select.epoll()
         self._open: dict[int, Attempt] = {}
+        self._open_max = raised_limit() - FILES_OF_OTHERS
+        self._stopping = threading.Event()
+        self.server = RestartedBroker(self.directory / "broker", "--max-http-connections=0")
+        self.stack.callback(self.server.stop)
+        self.stack.callback(self._stopping.set)
+        self._flood = self.work(self._connect_all)
 
-    def run(self, stopping: threading.Event) -> float:
-        """Connect until the event is set, and wait for all that are open. Returns: the attempts per second."""
+    def fault(self, _number: int) -> None:
+        time.sleep(self.given.interval)
+        self.server.restart()
+
+    def finish(self) -> None:
+        time.sleep(self.given.interval)
+        self._stopping.set()
+        self._flood.join()
+
+    def check(self) -> dict[str, Any]:
+        waits_s = self.waits_s or [0.0]
+        return {
+            "restarts": self.given.count,
+            "connections": self.began,
+            "per_second": round(self.per_second),
+            "outcomes": dict(self.outcomes.most_common()),
+            "waited": len(self.waits_s),
+            "median_wait_s": round(statistics.median(waits_s), 2),
+            "longest_wait_s": round(max(waits_s), 2),
+            "refused": self.outcomes["ECONNREFUSED"],
+            "ok": not self.outcomes["ECONNREFUSED"],
+        }
+
+    def _connect_all(self) -> None:
+        """Connect until the end, and wait for all connections that are open."""
         began_s = time.monotonic()
-        while not stopping.is_set():
-            wanted = int((time.monotonic() - began_s) * self._rate)
+        while not self._stopping.is_set():
+            wanted = int((time.monotonic() - began_s) * self.given.rate)
             # What the machine cannot do in time is not made up for later in one burst.
             free = self._open_max - len(self._open)
-            for _ in range(min(wanted - self.began, 4 * int(self._rate * TICK_S) + 1, free)):
+            for _ in range(min(wanted - self.began, 4 * int(self.given.rate * TICK_S) + 1, free)):
                 self._begin()
             self._serve(TICK_S)
-        lasted_s = time.monotonic() - began_s
+        self.per_second = self.began / (time.monotonic() - began_s)
         while self._open:
             self._serve(0.1)
-            for attempt in [each for each in self._open.values() if time.monotonic() - each.began_s > GIVEN_UP_S]:
+            for attempt in [each for each in self._open.values() if time.monotonic() - each.began_s > WAIT_S]:
                 self._end(attempt, "no answer")
-        return self.began / lasted_s
 
     def _begin(self) -> None:
         self.began += 1
-        began_s = time.monotonic()
-        connection = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        attempt = Attempt(
+            socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK),
+            time.monotonic(),
+            self.began % ASKS_EVERY == 0,
+        )
+        connection = attempt.socket
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
         if len(self._open) > WAITING_MAX:
             connection.bind((SOURCES[self.began % len(SOURCES)], 0))
-        asks = self.began % ASKS_EVERY == 0
-        code = connection.connect_ex(self._address)
+        address = (HOST, self.server.http_port)
+        code = connection.connect_ex(address)
         # On loopback most connections are established by now, which a second call tells.
-        if code == errno.EINPROGRESS and not asks and connection.connect_ex(self._address) == 0:
-            connection.close()
-            self.outcomes["established"] += 1
-            return
-        attempt = Attempt(connection, began_s, asks)
-        if code not in (0, errno.EINPROGRESS):
+        if code == errno.EINPROGRESS and not attempt.asks and connection.connect_ex(address) == 0:
+            self._end(attempt, "established")
+        elif code not in (0, errno.EINPROGRESS):
             self._end(attempt, errno.errorcode[code])
-            return
-        self._open[connection.fileno()] = attempt
-        self._poll.register(connection, select.EPOLLOUT)
+        else:
+            self._open[connection.fileno()] = attempt
+            self._poll.register(connection, select.EPOLLOUT)
 
     def _serve(self, timeout_s: float) -> None:
         for fd, _ in self._poll.poll(timeout_s):
             attempt = self._open[fd]
-            if not attempt.established:
-                self._establish(attempt)
-            else:
-                try:
-                    answer = attempt.socket.recv(1000)
-                except OSError as error:
-                    self._end(attempt, f"{errno.errorcode[error.errno or 0]} before the answer")
-                else:
-                    self._end(attempt, "answered" if answer.endswith(b"OK") else f"answered {answer[:40]!r}")
+            try:
+                self._go_on(attempt)
+            except OSError as error:
+                when = "answer" if attempt.established else "request"
+                self._end(attempt, f"{errno.errorcode[error.errno or 0]} before the {when}")
 
-    def _establish(self, attempt: Attempt) -> None:
-        code = attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
+    def _go_on(self, attempt: Attempt) -> None:
+        """Take the next step of a connection that is ready."""
+        if attempt.established:
+            answer = attempt.socket.recv(1000)
+            self._end(attempt, "answered" if answer.endswith(b"OK") else f"answered {answer[:40]!r}")
+        elif code := attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._end(attempt, errno.errorcode[code])
         elif not attempt.asks:
             self._end(attempt, "established")
         else:
+            attempt.socket.send(REQUEST)
             attempt.established = True
-            try:
-                attempt.socket.send(REQUEST)
-            except OSError as error:
-                self._end(attempt, f"{errno.errorcode[error.errno or 0]} before the request")
-            else:
-                self._poll.modify(attempt.socket, select.EPOLLIN)
+            self._poll.modify(attempt.socket, select.EPOLLIN)
 
     def _end(self, attempt: Attempt, outcome: str) -> None:
         self._open.pop(attempt.socket.fileno(), None)
@@ -145,87 +158,6 @@ class Flood:
         waited_s = time.monotonic() - attempt.began_s
         if waited_s >= WAITED_S:
             self.waits_s.append(waited_s)
-
-
-class Broker:
-    """The broker under test, in a directory of its own. pid: of the process that serves."""
-
-    def __init__(self, directory: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "pyqd.apps.daemon", f"--data-path={directory}", "--log-level=warn"]
-        command += ["--tcp-address=127.0.0.1:0", f"--http-address=127.0.0.1:{self.port}", "--max-http-connections=0"]
-        self._process = subprocess.Popen(command)
-        self.pid = self._process.pid
-        self._until(lambda: self._asked("GET")["pid"] == self.pid)
-
-    def restart(self) -> None:
-        """Hand over to a new process. Raises: SystemExit if it does not come up."""
-        pid = self._asked("POST")["pid"]
-        self._until(lambda: self._asked("GET")["pid"] == pid)
-        self.pid = pid
-        self._process.poll()
-
-    def stop(self) -> None:
-        """Stop the process that serves, and wait for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            ended = os.pidfd_open(self.pid)
-            os.kill(self.pid, signal.SIGTERM)
-            poll = select.poll()
-            poll.register(ended, select.POLLIN)
-            poll.poll(WAIT_S * 1000)
-            os.close(ended)
-
-    def _asked(self, method: str) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        with contextlib.closing(connection):
-            connection.request(method, "/restart")
-            return json.loads(connection.getresponse().read())
-
-    def _until(self, condition: Any) -> None:
-        end_s = time.monotonic() + WAIT_S
-        while time.monotonic() < end_s:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if condition():
-                    return
-            time.sleep(0.02)
-        raise SystemExit("the broker does not serve; see its log above")
-
-
-def main() -> int:
-    """Run, and print the figures. Returns: 1 if a connection was refused."""
-    parser = CommandParser(description=__doc__)
-    parser.add_argument("--rate", type=int, default=20_000, help="connections per second (default: %(default)s)")
-    parser.add_argument("--restarts", type=int, default=5, help="number of restarts (default: %(default)s)")
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds between two (default: %(default)s)")
-    given = parser.parse_args()
-    stopping = threading.Event()
-    failure: list[BaseException] = []
-    with tempfile.TemporaryDirectory(prefix="pyqd-flood-") as directory:
-        broker = Broker(Path(directory))
-        flood = Flood(broker.port, given.rate, raised_limit() - FILES_OF_OTHERS)
-
-        def restart() -> None:
-            try:
-                for _ in range(given.restarts):
-                    time.sleep(given.pause)
-                    broker.restart()
-                time.sleep(given.pause)
-            except BaseException as error:
-                failure.append(error)
-            finally:
-                stopping.set()
-
-        thread = threading.Thread(target=restart)
-        thread.start()
-        try:
-            per_second = flood.run(stopping)
-        finally:
-            thread.join()
-            broker.stop()
-    if failure:
-        raise failure[0]
-    return report(flood, per_second, given.restarts)
 
 
 def raised_limit() -> int:
@@ -238,17 +170,5 @@ def raised_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def report(flood: Flood, per_second: float, restarts: int) -> int:
-    """Print the figures. Returns: 1 if a connection was refused."""
-    print(f"{restarts} restarts, {flood.began} connections, {per_second:,.0f} per second")
-    for outcome, count in flood.outcomes.most_common():
-        print(f"{count:>10} {outcome}")
-    if flood.waits_s:
-        median_s, longest_s = statistics.median(flood.waits_s), max(flood.waits_s)
-        print(f"{len(flood.waits_s)} waited, median {median_s:.2f} s, longest {longest_s:.2f} s")
-    print(f"{flood.outcomes['ECONNREFUSED']} refused")
-    return 1 if flood.outcomes["ECONNREFUSED"] else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(HandoverFlood))
