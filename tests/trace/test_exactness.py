@@ -34,7 +34,9 @@ def exactness() -> Iterator[ModuleType]:
 @pytest.fixture(scope="module")
 def run(exactness: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished run without kills."""
-    run = exactness.Run(exactness.parse(["--messages=400"]), tmp_path_factory.mktemp("exactness"), None)
+    kind = exactness.TraceExactness
+    given = importlib.import_module("harness").parse(kind, ["--messages=400"])
+    run = kind(given, tmp_path_factory.mktemp("exactness"))
     run.run(Progress(quiet=True))
     return run
 
@@ -51,7 +53,7 @@ def problems(exactness: ModuleType, run: Any) -> Iterator[Callable[[str], list[s
             assert connection.execute(sa.text(statement)).rowcount == 1
         database.engine.dispose()
         try:
-            check = exactness.Check(run)
+            check = exactness.Comparison(run)
             check.run()
         finally:
             path.write_bytes(before)
@@ -82,7 +84,7 @@ def test_tables_agree_with_the_clients_over_some_kills() -> None:
 
 
 def test_tables_agree_with_the_clients_to_begin_with(exactness: ModuleType, run: Any) -> None:
-    check = exactness.Check(run)
+    check = exactness.Comparison(run)
     check.run()
     assert check.problems == []
     assert check.uncertain_deliveries == check.cut_off == 0
