@@ -24,29 +24,22 @@ Knowledge of a message, and therefore checked:
 - After each start counters, depths, pauses, limits and channels are as they were, give or take what was not confirmed.
 
 A change (pause, make, delete, seek, limit) counts when its answer was read; a kill before that leaves both possible.
-Everything is decided by --seed but the timing. Exit code: 0 when all held, 1 when something did not, 2 for bad usage.
 """
 
 import argparse
 import asyncio
-import contextlib
-import http.client
-import json
 import os
 import random
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crash_changes import HOST, WAIT_S, Changes, Cut, limits_shown
+from crash_changes import Changes, Cut, limits_shown
 from crash_checks import (
+    COUNTS,
     FAILURES,
     FIN_CONFIRMED,
     FIN_SENT,
@@ -57,15 +50,14 @@ from crash_checks import (
     Limits,
     Split,
     Topic,
-    Totals,
     World,
 )
 from crash_clients import DELAY_MS_MAX, Consumer, Publisher
+from harness import HOST, WAIT_S, Loop, asked, main, wait_until
 
-from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
+from pyqd.testing import BrokerProcess
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_S = 0.003
 TICK_S = 0.004
 DRAIN_POLL_S = 0.1
@@ -77,13 +69,13 @@ FLAGS = (
     "-broadcast-address=127.0.0.1",
 )
 BURST_COMMANDS = 60
-VERBOSE_KILLS = 10
 BURST_S = 0.002
 CHANGES_MAX = 6
 CUT_S = 0.004
 START_KILL_S = 0.06
 # Seeks go back that far in one topic of three; in the others, as far as a channel lags behind.
 RETENTION_BYTES = 1 << 20
+NO_LIMIT = 1 << 62
 
 # The next daemon imports its code while this one is under load, and starts on a signal of this process.
 PREPARED = """
@@ -95,141 +87,132 @@ if sys.stdin.readline():
 """
 
 
-class Daemon:
-    """The process, one after another over one data directory. nsqd: the program to run instead of this checkout's.
+class Daemon(BrokerProcess):
+    """The daemon: that of this checkout, of which the next process is prepared, or another program."""
 
-    flags: given to each process after those of this program.
-    """
+    def __init__(self, program: str | None, directory: Path, flags: list[str]) -> None:
+        super().__init__(directory, (*FLAGS, *flags))
+        self._program = program
+        self._prepared: subprocess.Popen[bytes] | None = None
 
-    def __init__(self, nsqd: str | None, directory: Path, flags: list[str]) -> None:
-        self.flags = flags
-        self.command = [nsqd] if nsqd else [sys.executable, "-c", PREPARED]
-        self.prepares = not nsqd
-        self.directory = directory
-        self.data_path = directory / "data"
-        self.data_path.mkdir(exist_ok=True)
-        self.log_path = directory / "log"
-        self.tcp_port = free_port()
-        self.http_port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
-        self.prepared: subprocess.Popen[bytes] | None = None
-        self.killed = False
-
-    def launch(self) -> subprocess.Popen[bytes]:
-        paths = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        command = [self._program] if self._program else [sys.executable, "-c", PREPARED]
+        command += [f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
+        paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
-                [
-                    *self.command,
-                    f"-tcp-address={HOST}:{self.tcp_port}",
-                    f"-http-address={HOST}:{self.http_port}",
-                    f"-data-path={self.data_path}",
-                    *FLAGS,
-                    *self.flags,
-                ],
+                [*command, f"-data-path={self.data_path}", *self.flags],
                 stdin=subprocess.PIPE,
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=log,
                 cwd=self.directory,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(REPOSITORY)])},
+                env=os.environ | {"PYTHONPATH": paths},
             )
 
-    def spawn(self) -> None:
-        """Start the daemon, and prepare the next one."""
-        self.process, self.prepared = self.prepared or self.launch(), None
-        self.killed = False
-        assert self.process.stdin is not None
-        if self.prepares:
-            self.process.stdin.write(b"\n")
-        self.process.stdin.close()
+    def _spawned(self) -> "subprocess.Popen[bytes]":
+        process, self._prepared = self._prepared or self._launch(), None
+        assert process.stdin is not None
+        if not self._program:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        return process
 
-    def wait_ready(self) -> None:
-        """Wait until the HTTP listener, which comes last, takes connections. Raises: RuntimeError."""
-        assert self.process is not None
-        deadline_s = time.monotonic() + WAIT_S
-        while True:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the daemon ended with {self.process.returncode}; see {self.log_path}")
-            with contextlib.suppress(OSError):
-                socket.create_connection((HOST, self.http_port), WAIT_S).close()
-                break
-            if time.monotonic() > deadline_s:
-                raise RuntimeError(f"the daemon was not ready within {WAIT_S} s; see {self.log_path}")
-            time.sleep(POLL_S)
-        if self.prepares:
-            self.prepared = self.launch()
+    def _wait_ready(self) -> None:
+        def connects() -> bool:
+            if not self.is_running:
+                raise RuntimeError(f"the daemon has ended: {self.log_tail()}")
+            socket.create_connection((HOST, self.http_port), WAIT_S).close()
+            return True
 
-    def kill(self) -> bool:
-        """Send SIGKILL and reap. Returns: whether the process was still running until then."""
-        assert self.process is not None
-        alive = self.process.poll() is None
-        self.killed = True
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(WAIT_S)
-        return alive
+        # The HTTP listener comes last.
+        wait_until(connects, "the daemon", poll_s=POLL_S)
+        if not self._program:
+            self._prepared = self._launch()
 
-    def stop(self) -> None:
-        """End all processes."""
-        for process in (self.process, self.prepared):
-            if process is not None:
-                process.kill()
-                process.wait(WAIT_S)
+    def kill_while_starting(self, seconds: float) -> None:
+        self._process = self._spawned()
+        time.sleep(seconds)
+        self.kill()
 
-    @contextlib.contextmanager
-    def connected(self) -> Iterator[Any]:
-        """Give a function that asks over one HTTP connection and returns the JSON; None for a status but 200."""
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=WAIT_S)
-
-        def ask(path: str) -> Any:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            content = response.read()
-            return json.loads(content) if response.status == 200 else None
-
-        try:
-            yield ask
-        finally:
-            connection.close()
+    def close(self) -> None:
+        if self._prepared is not None:
+            self._prepared.kill()
+            self._prepared.communicate()
+        self.kill()
+        super().close()
 
 
-def stats_by_name(ask: Any) -> dict[str, Any]:
-    """Return /stats by topic, with the channels by name too. Raises: RuntimeError."""
-    stats = ask("/stats?format=json&include_clients=false")
-    if stats is None:
-        raise RuntimeError("/stats was refused")
-    topics = stats["topics"] or []
-    for topic in topics:
-        topic["channels"] = {channel["channel_name"]: channel for channel in topic["channels"] or []}
-    return {topic["topic_name"]: topic for topic in topics}
-
-
-def free_port() -> int:
-    """Return a port below those of outgoing connections: none of these takes it between a kill and the next start."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_768)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-
-
-class Harness:
+class CrashLoop(Loop):
     """The rounds: connections, the time of the kill, the checks after the start."""
 
-    def __init__(self, arguments: argparse.Namespace, daemon: Daemon) -> None:
-        self.arguments = arguments
-        self.daemon = daemon
-        self.rng = random.Random(arguments.seed)
-        # The number of failures that --verbose has printed.
-        self.shown = 0
-        self.world = World(arguments.topics, random.Random(self.rng.random()))
-        self.changes = Changes(self.world, daemon, random.Random(self.rng.random()), self.consume)
+    COUNT = ("--kills", 30)
+    SECONDS = 0.3
+    OPTIONS = (
+        ("--messages", {"type": int, "default": 1500, "help": "most messages to publish in a round (%(default)s)"}),
+        ("--topics", {"type": int, "default": 6, "help": "how many topics (%(default)s)"}),
+        ("--publishers", {"type": int, "default": 3, "help": "how many connections publish (%(default)s)"}),
+        ("--start-kills", {"type": float, "default": 0.15, "help": "share of starts that are killed (%(default)s)"}),
+        ("--nsqd", {"metavar": "PATH", "help": "run this nsqd instead of this checkout's daemon"}),
+        (
+            "--flag",
+            {"action": "append", "default": [], "help": "another flag of the daemon, as in --flag=-sync-every=1"},
+        ),
+    )
+
+    def __init__(self, given: argparse.Namespace, directory: Path) -> None:
+        super().__init__(given, directory)
+        self.world = World(given.topics, random.Random(self.rng.random()))
+        self.daemon = Daemon(given.nsqd, directory, given.flag)
+        self.changes = Changes(self.world, self.daemon, random.Random(self.rng.random()), self.consume)
+        self.starts_s: list[float] = []
         self.extended = False
-        self.recovery_s: list[float] = []
+        self.events = asyncio.new_event_loop()
+        self.do = self.events.run_until_complete
+
+    def run(self, progress: Progress) -> dict[str, Any]:
+        try:
+            return super().run(progress)
+        except (RuntimeError, OSError, asyncio.TimeoutError, Cut) as error:
+            self.world.note("daemon_failures", f"{type(error).__name__}: {error}")
+            return self.check()
+
+    def start(self) -> None:
+        self.stack.callback(self.daemon.close)
+        self.daemon.start()
+        self.do(self.set_up())
+
+    def fault(self, number: int) -> None:
+        self.world.round = number
+        self.do(self.load(self.rng.uniform(0.02, 2 * self.given.interval)))
+        self.start_again()
+        self.look()
+
+    def note(self) -> str:
+        return f"{self.world.totals['delivered']:,} delivered, {len(self.world.notes)} failures"
+
+    def finish(self) -> None:
+        self.do(self.drain())
+        self.settle()
+
+    def check(self) -> dict[str, Any]:
+        world = self.world
+        late = sorted(world.late_ns) or [0]
+        text = self.daemon.log_text()
+        for sign in SIGNS_OF_A_CRASH:
+            if sign in text:
+                world.note("daemon_failures", f"its log says {sign!r}")
+        return {
+            "seed": self.given.seed,
+            **{name: world.totals[name] for name in (*COUNTS, *FAILURES)},
+            "late_ms": [round(late[int((len(late) - 1) * part)] / MS_NS, 2) for part in (0.5, 0.99, 1.0)],
+            "start_s_max": round(max(self.starts_s, default=0.0), 3),
+            "ok": not any(world.totals[name] for name in FAILURES),
+            "notes": world.notes,
+        }
 
     async def connect(self, connection: Any) -> Any:
-        await asyncio.wait_for(
-            asyncio.get_running_loop().create_connection(lambda: connection, HOST, self.daemon.tcp_port), WAIT_S
-        )
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(loop.create_connection(lambda: connection, HOST, self.daemon.tcp_port), WAIT_S)
         return connection
 
     async def consume(self, channel: Channel, rough: bool = True) -> Consumer:
@@ -244,7 +227,7 @@ class Harness:
         for wait in waits:
             wait.cancel()
         if not consumer.subscribed.is_set():
-            if not self.daemon.killed:
+            if self.daemon.is_running:
                 self.world.note("daemon_failures", f"SUB to {self.world.where(channel)} failed")
             raise Cut
         return consumer
@@ -254,16 +237,13 @@ class Harness:
         for connection in connections:
             await asyncio.wait_for(connection.gone.wait(), WAIT_S)
 
-    def start(self) -> None:
-        if self.rng.random() < self.arguments.start_kills:
-            self.daemon.spawn()
-            time.sleep(self.rng.random() * START_KILL_S)
-            self.daemon.kill()
-            self.world.totals.kills_while_starting += 1
+    def start_again(self) -> None:
+        if self.rng.random() < self.given.start_kills:
+            self.daemon.kill_while_starting(self.rng.random() * START_KILL_S)
+            self.world.totals["kills_while_starting"] += 1
         started_s, started_ns = time.monotonic(), time.time_ns()
-        self.daemon.spawn()
-        self.daemon.wait_ready()
-        self.recovery_s.append(time.monotonic() - started_s)
+        self.daemon.start()
+        self.starts_s.append(time.monotonic() - started_s)
         self.world.ready_ns = time.time_ns()
         for channel in self.world.channels():
             # The burst is full after a start.
@@ -275,8 +255,8 @@ class Harness:
             consumer = await self.consume(channel)
             consumer.transport.abort()
             await self.close([consumer])
-        with self.daemon.connected() as ask:
-            self.extended = ask(f"/topic/positions?topic={self.world.topics[0].name}") is not None
+        path = f"/topic/positions?topic={self.world.topics[0].name}"
+        self.extended = asked(self.daemon.http_port, "GET", path) is not None
         if self.extended:
             self.changes.extend()
             for topic in self.world.topics[::3]:
@@ -285,12 +265,12 @@ class Harness:
     async def connect_all(self) -> tuple[list[Consumer], list[Publisher]]:
         """Connect consumers and publishers; some channels have no consumer in some rounds."""
         consumers: list[Consumer] = []
-        for channel in [*self.world.channels(), *self.world.letters.values()]:
+        for channel in self.world.all_channels():
             if channel.kind not in ("late", "letters") or self.rng.random() < 0.3:
                 for _ in range(2 if channel.kind == "rough" else 1):
                     consumers.append(await self.consume(channel))
         publishers = []
-        for number in range(self.arguments.publishers):
+        for number in range(self.given.publishers):
             publisher = await self.connect(Publisher(self.world, number, 16))
             publisher.write(b"  V2")
             publishers.append(publisher)
@@ -300,7 +280,7 @@ class Harness:
         """Work for a time, kill, and read the bytes that the daemon had sent."""
         world, changes = self.world, self.changes
         consumers, publishers = await self.connect_all()
-        left = self.arguments.messages
+        left = self.given.messages
         end_s = time.monotonic() + seconds
         begin_s = sorted(end_s - self.rng.random() * seconds for _ in range(self.rng.randrange(CHANGES_MAX)))
         tasks = []
@@ -323,35 +303,39 @@ class Harness:
             for publisher, burst in zip(publishers, bursts, strict=True):
                 publisher.write(burst)
             time.sleep(self.rng.random() * BURST_S)
-        if not self.daemon.kill():
+        if not self.daemon.is_running:
             world.note("daemon_failures", "the daemon ended by itself")
-        world.totals.kills += 1
+        self.daemon.kill()
+        world.totals["kills"] += 1
         for consumer in consumers:
             letters = consumer.channel.letters
             if letters is not None and consumer.channel.attempts_least() == 1:
-                letters.note_unread(consumer.rdy)
+                # Messages given to a consumer of the source channel may not have been sent or read.
+                letters.unread_max += consumer.rdy
         await asyncio.gather(*tasks)
         await self.close(consumers + publishers + changes.connections)
         changes.connections.clear()
-        for channel in [*world.channels(), *world.letters.values()]:
+        for channel in world.all_channels():
             channel.note_kill()
+
+    def stats(self) -> dict[str, Any]:
+        """Return /stats by topic, with the channels by name too."""
+        topics = asked(self.daemon.http_port, "GET", "/stats?format=json&include_clients=false")["topics"] or []
+        for topic in topics:
+            topic["channels"] = {channel["channel_name"]: channel for channel in topic["channels"] or []}
+        return {topic["topic_name"]: topic for topic in topics}
 
     def look(self) -> None:
         """Compare /stats after a start with the operations done."""
-        world = self.world
-        with self.daemon.connected() as ask:
-            stats = stats_by_name(ask)
-            self.changes.settle(stats)
-            for topic in world.topics if self.extended else ():
-                self.changes.note_positions(
-                    topic, ask(f"/topic/positions?topic={topic.name}"), Split(world.next_event(), topic.sent)
-                )
+        world, stats = self.world, self.stats()
+        self.changes.settle(stats)
+        for topic in world.topics if self.extended else ():
+            positions = asked(self.daemon.http_port, "GET", f"/topic/positions?topic={topic.name}")
+            self.changes.note_positions(topic, positions, Split(world.next_event(), topic.sent))
+        world.end_rounds(stats)
         for name, letters in world.letters.items():
-            channels = stats.get(name, {}).get("channels")
-            if not channels:
+            if letters.name not in stats.get(name, {"channels": ()})["channels"]:
                 world.note("counter_errors", f"{name} is gone")
-            elif letters.name in channels:
-                world.end_round(letters, channels[letters.name]["timeout_count"])
         for topic in world.topics:
             found = stats.get(topic.name)
             if found is None:
@@ -370,13 +354,11 @@ class Harness:
         name = f"{topic.name}:{channel.name}"
         self.within(name, "paused", channel.paused, seen["paused"], channel.paused)
         self.within(name, "requeue_count", channel.requeues_confirmed, seen["requeue_count"], channel.requeues_sent)
-        self.within(name, "timeout_count", channel.timeouts_seen, seen["timeout_count"], 1 << 62)
-        self.world.end_round(channel, seen["timeout_count"])
         if limits_shown(seen) != channel.limits:
             self.world.note("counter_errors", f"{name} has {limits_shown(seen)}, should have {channel.limits}")
         elif channel.limits != Limits():
             letters = seen["limits"]["dead_letter_count"]
-            self.within(name, "dead_letter_count", channel.dead_letters_seen, letters, 1 << 62)
+            self.within(name, "dead_letter_count", channel.dead_letters_seen, letters, NO_LIMIT)
             channel.dead_letters_seen = letters
         count = seen["depth"] + seen["in_flight_count"] + seen["deferred_count"] + held
         # A message that used up its attempts may be a dead letter, or not.
@@ -392,65 +374,26 @@ class Harness:
         world = self.world
         world.round += 1
         for topic in world.topics:
-            if topic.paused:
-                await self.changes.pause(topic, topic, False)
+            for each in (topic, *topic.channels):
+                if each.paused:
+                    await self.changes.pause(topic, each, False)
             for channel in topic.channels:
-                if channel.paused:
-                    await self.changes.pause(topic, channel, False)
                 if channel.limits.rate:
                     await self.changes.limit(topic, channel, Limits(), "rate=0")
-        consumers = [
-            await self.consume(channel, rough=False) for channel in [*world.channels(), *world.letters.values()]
-        ]
-        moved_s, delivered = time.monotonic(), -1
-        with self.daemon.connected() as ask:
-            while time.monotonic() - moved_s < max(4.0, 2.5 * DELAY_MS_MAX / 1000):
-                if world.totals.delivered != delivered:
-                    moved_s, delivered = time.monotonic(), world.totals.delivered
-                await asyncio.sleep(DRAIN_POLL_S)
-                left = await asyncio.get_running_loop().run_in_executor(
-                    None, lambda: left_in(stats_by_name(ask), world)
-                )
-                if not left:
-                    break
-            self.end_drain(stats_by_name(ask))
-        world.totals.not_drained = left
+        consumers = [await self.consume(channel, rough=False) for channel in world.all_channels()]
+        moved_s, delivered, left = time.monotonic(), -1, 0
+        while time.monotonic() - moved_s < max(4.0, 2.5 * DELAY_MS_MAX / 1000):
+            if world.totals["delivered"] != delivered:
+                moved_s, delivered = time.monotonic(), world.totals["delivered"]
+            await asyncio.sleep(DRAIN_POLL_S)
+            left = left_in(await asyncio.to_thread(self.stats), world)
+            if not left:
+                break
+        world.end_rounds(self.stats())
+        world.totals["not_drained"] = left
         for consumer in consumers:
             consumer.transport.abort()
         await self.close(consumers)
-
-    def end_drain(self, stats: dict[str, Any]) -> None:
-        """Judge the deliveries of the drain by the counters after it."""
-        for channel in [*self.world.channels(), *self.world.letters.values()]:
-            found = stats.get(self.world.name_of_topic(channel), {"channels": {}})["channels"]
-            if channel.name in found:
-                self.world.end_round(channel, found[channel.name]["timeout_count"])
-
-    async def run(self) -> None:
-        self.daemon.spawn()
-        self.daemon.wait_ready()
-        await self.set_up()
-        with Progress(total=self.arguments.kills, unit="kills") as progress:
-            for number in range(self.arguments.kills):
-                self.world.round = number
-                self.world.totals.rounds += 1
-                await self.load(self.rng.uniform(0.02, self.arguments.seconds))
-                self.start()
-                self.look()
-                self.show(progress)
-            progress.describe("draining")
-            await self.drain()
-        self.settle()
-
-    def show(self, progress: Progress) -> None:
-        """Show that one more kill is done; with --verbose print a line after every 10, and the failures since."""
-        notes = self.world.notes
-        note = f"{self.world.totals.delivered} delivered, {len(notes)} failures"
-        progress.advance(note=note)
-        if self.arguments.verbose and progress.done % VERBOSE_KILLS == 0:
-            for text in (f"{progress.done} kills, {note}", *notes[self.shown :]):
-                progress.say(text, sys.stdout)
-            self.shown = len(notes)
 
     def settle(self) -> None:
         """Look every message up in every channel that had to deliver it."""
@@ -463,19 +406,13 @@ class Harness:
                     continue
                 for channel in topic.channels:
                     state = channel.state(index)
-                    totals.expected += state in (PENDING, FIN_SENT, FIN_CONFIRMED)
+                    totals["expected"] += state in (PENDING, FIN_SENT, FIN_CONFIRMED)
                     if state != PENDING or (channel.letters is not None and index in channel.letters.dead):
                         continue
                     world.note("lost" if acknowledged else "torn_batches", f"{world.where(channel)}, message {index}")
         for name, letters in world.letters.items():
-            unearned = letters.unearned()
-            totals.dead_letters_unread += len(letters.dead - letters.spent) - len(unearned)
-            for index in unearned:
+            for index in letters.unearned():
                 world.note("unearned_dead_letters", f"{name}, message {index}")
-        said = self.daemon.log_path.read_text(errors="replace")
-        for sign in SIGNS_OF_A_CRASH:
-            if sign in said:
-                world.note("daemon_failures", f"its log says {sign!r}")
 
 
 def left_in(stats: dict[str, Any], world: World) -> int:
@@ -489,81 +426,5 @@ def left_in(stats: dict[str, Any], world: World) -> int:
     )
 
 
-def report_of(harness: Harness, arguments: argparse.Namespace, elapsed_s: float) -> dict[str, Any]:
-    """Return all figures by name."""
-    late = sorted(harness.world.late_ns) or [0]
-    totals = harness.world.totals
-    figures: dict[str, Any] = {"daemon": arguments.nsqd or "pyqd", "seed": arguments.seed}
-    figures |= {name: getattr(totals, name) for name in Totals.__dataclass_fields__}
-    figures["late_ms"] = {
-        name: round(late[min(int(len(late) * part), len(late) - 1)] / MS_NS, 2)
-        for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-    }
-    figures["start_s"] = {
-        "mean": round(sum(harness.recovery_s) / max(len(harness.recovery_s), 1), 3),
-        "max": round(max(harness.recovery_s, default=0.0), 3),
-    }
-    figures["elapsed_s"] = round(elapsed_s, 1)
-    figures["kills_per_minute"] = round(60 * (totals.kills + totals.kills_while_starting) / elapsed_s, 1)
-    figures["ok"] = not any(figures[name] for name in FAILURES)
-    figures["notes"] = harness.world.notes
-    return figures
-
-
-def print_table(figures: dict[str, Any]) -> None:
-    for name, value in figures.items():
-        if name != "notes":
-            mark = "  <-- must be 0" if name in FAILURES and value else ""
-            print(f"{name.replace('_', ' '):26} {value}{mark}")
-    for note in figures["notes"]:
-        print(f"  {note}")
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = CommandParser(description="kill the daemon under load, again and again, and check everything")
-    parser.add_argument("--kills", type=int, default=30, help="how many kills under load (30)")
-    parser.add_argument("--seed", type=int, default=None, help="of all that is random but timing; printed")
-    parser.add_argument("--seconds", type=float, default=0.6, help="longest load before a kill (0.6)")
-    parser.add_argument("--messages", type=int, default=1500, help="most messages to publish in a round (1500)")
-    parser.add_argument("--topics", type=int, default=6, help="how many topics (6)")
-    parser.add_argument("--publishers", type=int, default=3, help="how many connections publish (3)")
-    parser.add_argument("--start-kills", type=float, default=0.15, help="part of starts that are killed too (0.15)")
-    parser.add_argument("--seconds-max", type=float, default=3600, help="give up after so long (3600)")
-    parser.add_argument("--nsqd", metavar="PATH", help="run this nsqd instead of this checkout's daemon")
-    parser.add_argument(
-        "--flag", action="append", default=[], help="another flag of the daemon, as in --flag=-sync-every=1; repeatable"
-    )
-    parser.add_argument("--directory", help="keep data and log there; a temporary one is removed when all went well")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--verbose", action="store_true", help="print how far it is, every 10 kills")
-    arguments = parser.parse_args(argv)
-    if arguments.seed is None:
-        arguments.seed = random.SystemRandom().randrange(1 << 32)
-    return arguments
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run. Returns: the exit code."""
-    arguments = parse(argv)
-    directory = Path(arguments.directory or tempfile.mkdtemp(prefix="crash_loop."))
-    directory.mkdir(parents=True, exist_ok=True)
-    daemon = Daemon(arguments.nsqd, directory, arguments.flag)
-    harness = Harness(arguments, daemon)
-    started_s = time.monotonic()
-    try:
-        asyncio.run(asyncio.wait_for(harness.run(), arguments.seconds_max))
-    except (RuntimeError, OSError, asyncio.TimeoutError, Cut) as error:
-        harness.world.note("daemon_failures", f"{type(error).__name__}: {error}")
-    finally:
-        daemon.stop()
-    figures = report_of(harness, arguments, time.monotonic() - started_s)
-    print(json.dumps(figures, indent=2)) if arguments.json else print_table(figures)
-    if figures["ok"] and not arguments.directory:
-        shutil.rmtree(directory)
-    elif not figures["ok"]:
-        print(f"data and log are kept in {directory}", file=sys.stderr)
-    return 0 if figures["ok"] else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(CrashLoop))
