@@ -35,9 +35,7 @@ PAGES = {
         "dramatiq.md",
         "client-telemetry.md",
         "client.md",
-        "migrate-from-pynsq.md",
-        "migrate-from-gnsq.md",
-        "migrate-from-ansq.md",
+        "migrate-client.md",
     )
 }
 # Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
