@@ -72,8 +72,10 @@ class Shipper(Program):
     def stop(self) -> int:
         """End it by SIGTERM, and store the rest by another one. Returns: the first exit code that is not 0."""
         code = super().stop()
-        # It may just have been started, and have no handler yet.
-        return 0 if code == -signal.SIGTERM else code or self.start("--once").wait(DRAIN_S)
+        if code == -signal.SIGTERM:
+            # It had just been started, and had no handler yet.
+            code = 0
+        return code or self.start("--once").wait(DRAIN_S)
 
 
 class TraceExactness(Loop):
