@@ -33,7 +33,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from harness import WAIT_S, Loop, Nsqd, Program, main, messages_in, wait_until
+from harness import WAIT_S, Daemon, Loop, Program, main, messages_in, wait_until
 
 from pyqd.client import ClientError, Consumer, Message, Producer, RetryPolicy, aio
 
@@ -72,13 +72,12 @@ class ClientKills(Loop):
         self.broker_kills = self.consumer_kills = 0
         self.brokers: list[Any] = []
         for number in range(self.given.brokers):
-            if self.given.nsqd:
-                (self.directory / f"broker-{number}").mkdir()
-                self.brokers.append(Nsqd(self.given.nsqd, self.directory / f"broker-{number}", FLAGS))
-                self.stack.callback(self.brokers[-1].close)
-                self.brokers[-1].start()
-            else:
-                self.brokers.append(self.broker(f"broker-{number}", *FLAGS))
+            home = self.directory / f"broker-{number}"
+            home.mkdir()
+            flags = (*FLAGS, "-mem-queue-size=0") if self.given.nsqd else FLAGS
+            self.brokers.append(Daemon(self.given.nsqd, home, flags))
+            self.stack.callback(self.brokers[-1].close)
+            self.brokers[-1].start()
         self.addresses = [broker.tcp_address for broker in self.brokers]
         self.consumers = [Program(self.directory / f"consumer-{n}.log", __file__) for n in range(self.given.consumers)]
         self.publisher = Program(self.directory / "publisher.log", __file__)
@@ -101,7 +100,8 @@ class ClientKills(Loop):
     def fault(self, _number: int) -> None:
         if self.rng.random() < BROKER_SHARE:
             broker = self.rng.choice(self.brokers)
-            broker.kill()
+            # nsqd keeps messages in flight in memory.
+            broker.stop() if self.given.nsqd else broker.kill()
             self.pause(0.5)
             broker.start()
             self.broker_kills += 1

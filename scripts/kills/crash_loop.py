@@ -28,10 +28,7 @@ A change (pause, make, delete, seek, limit) counts when its answer was read; a k
 
 import argparse
 import asyncio
-import os
 import random
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -53,12 +50,10 @@ from crash_checks import (
     World,
 )
 from crash_clients import DELAY_MS_MAX, Consumer, Publisher
-from harness import HOST, WAIT_S, Loop, asked, main, wait_until
+from harness import HOST, WAIT_S, Daemon, Loop, asked, main, messages_in
 
 from pyqd.primitives.progress import Progress
-from pyqd.testing import BrokerProcess
 
-POLL_S = 0.003
 TICK_S = 0.004
 DRAIN_POLL_S = 0.1
 SIGNS_OF_A_CRASH = ("Traceback (most recent call last)", "AssertionError", "panic:", "Segmentation fault")
@@ -76,70 +71,6 @@ START_KILL_S = 0.06
 # Seeks go back that far in one topic of three; in the others, as far as a channel lags behind.
 RETENTION_BYTES = 1 << 20
 NO_LIMIT = 1 << 62
-
-# The next daemon imports its code while this one is under load, and starts on a signal of this process.
-PREPARED = """
-import runpy, sys
-import pyqd.apps.daemon
-del sys.modules["pyqd.apps.daemon"]
-if sys.stdin.readline():
-    runpy.run_module("pyqd.apps.daemon", run_name="__main__", alter_sys=True)
-"""
-
-
-class Daemon(BrokerProcess):
-    """The daemon: that of this checkout, of which the next process is prepared, or another program."""
-
-    def __init__(self, program: str | None, directory: Path, flags: list[str]) -> None:
-        super().__init__(directory, (*FLAGS, *flags))
-        self._program = program
-        self._prepared: subprocess.Popen[bytes] | None = None
-
-    def _launch(self) -> "subprocess.Popen[bytes]":
-        command = [self._program] if self._program else [sys.executable, "-c", PREPARED]
-        command += [f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
-        paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-        with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                [*command, f"-data-path={self.data_path}", *self.flags],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-                env=os.environ | {"PYTHONPATH": paths},
-            )
-
-    def _spawned(self) -> "subprocess.Popen[bytes]":
-        process, self._prepared = self._prepared or self._launch(), None
-        assert process.stdin is not None
-        if not self._program:
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-        return process
-
-    def _wait_ready(self) -> None:
-        def connects() -> bool:
-            if not self.is_running:
-                raise RuntimeError(f"the daemon has ended: {self.log_tail()}")
-            socket.create_connection((HOST, self.http_port), WAIT_S).close()
-            return True
-
-        # The HTTP listener comes last.
-        wait_until(connects, "the daemon", poll_s=POLL_S)
-        if not self._program:
-            self._prepared = self._launch()
-
-    def kill_while_starting(self, seconds: float) -> None:
-        self._process = self._spawned()
-        time.sleep(seconds)
-        self.kill()
-
-    def close(self) -> None:
-        if self._prepared is not None:
-            self._prepared.kill()
-            self._prepared.communicate()
-        self.kill()
-        super().close()
 
 
 class CrashLoop(Loop):
@@ -162,7 +93,7 @@ class CrashLoop(Loop):
     def __init__(self, given: argparse.Namespace, directory: Path) -> None:
         super().__init__(given, directory)
         self.world = World(given.topics, random.Random(self.rng.random()))
-        self.daemon = Daemon(given.nsqd, directory, given.flag)
+        self.daemon = Daemon(given.nsqd, directory, (*FLAGS, *given.flag))
         self.changes = Changes(self.world, self.daemon, random.Random(self.rng.random()), self.consume)
         self.starts_s: list[float] = []
         self.extended = False
@@ -320,10 +251,13 @@ class CrashLoop(Loop):
 
     def stats(self) -> dict[str, Any]:
         """Return /stats by topic, with the channels by name too."""
-        topics = asked(self.daemon.http_port, "GET", "/stats?format=json&include_clients=false")["topics"] or []
-        for topic in topics:
-            topic["channels"] = {channel["channel_name"]: channel for channel in topic["channels"] or []}
-        return {topic["topic_name"]: topic for topic in topics}
+        stats = asked(self.daemon.http_port, "GET", "/stats?format=json&include_clients=false")
+        if stats is None:
+            raise RuntimeError("/stats was refused")
+        topics = {topic["topic_name"]: topic for topic in stats["topics"] or ()}
+        for topic in topics.values():
+            topic["channels"] = {channel["channel_name"]: channel for channel in topic["channels"] or ()}
+        return topics
 
     def look(self) -> None:
         """Compare /stats after a start with the operations done."""
@@ -418,12 +352,7 @@ class CrashLoop(Loop):
 def left_in(stats: dict[str, Any], world: World) -> int:
     """Count the messages that are anywhere with a consumer."""
     with_channels = {topic.name for topic in world.topics if topic.channels} | set(world.letters)
-    return sum(
-        topic["depth"]
-        + sum(each["depth"] + each["in_flight_count"] + each["deferred_count"] for each in topic["channels"].values())
-        for topic in stats.values()
-        if topic["topic_name"] in with_channels
-    )
+    return sum(messages_in(topic) for name, topic in stats.items() if name in with_channels)
 
 
 if __name__ == "__main__":

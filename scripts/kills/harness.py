@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pyqd.testing import BrokerProcess
 HOST = "127.0.0.1"
 WAIT_S = 30.0
 POLL_S = 0.02
+START_POLL_S = 0.003
 LOG_BYTES_SHOWN = 2000
 ERROR, MESSAGE = 1, 2
 READ_BYTES = 256 << 10
@@ -65,8 +67,9 @@ def free_port() -> int:
 
 
 def messages_in(stats: dict[str, Any] | None) -> int:
-    """Return the number of messages that a topic of /stats and its channels have not finished."""
+    """Return the number of messages that a topic of /stats and its channels (a list, or by name) have not finished."""
     channels = stats["channels"] or () if stats else ()
+    channels = channels.values() if isinstance(channels, dict) else channels
     names = ("depth", "in_flight_count", "deferred_count")
     return sum((each[name] for each in channels for name in names), stats["depth"] if stats else 0)
 
@@ -100,28 +103,69 @@ class Program:
         return self.log_path.read_text(errors="replace")[-LOG_BYTES_SHOWN:]
 
 
-class Nsqd(BrokerProcess):
-    """Go's nsqd. It keeps messages in flight in memory, so a kill stops it (SIGTERM)."""
+# The next daemon imports its code while this one is under load, and starts on a signal of this process.
+PREPARED = """
+import runpy, sys
+import pyqd.apps.daemon
+del sys.modules["pyqd.apps.daemon"]
+if sys.stdin.readline():
+    runpy.run_module("pyqd.apps.daemon", run_name="__main__", alter_sys=True)
+"""
 
-    def __init__(self, program: str, directory: Path, flags: tuple[str, ...]) -> None:
+
+class Daemon(BrokerProcess):
+    """The daemon of this checkout, of which the next process is prepared, or another program."""
+
+    def __init__(self, program: str | None, directory: Path, flags: Sequence[str]) -> None:
         super().__init__(directory, flags)
         self._program = program
+        self._prepared: subprocess.Popen[bytes] | None = None
 
-    def _spawned(self) -> subprocess.Popen[bytes]:
-        command = [self._program, f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        command = [self._program] if self._program else [sys.executable, "-c", PREPARED]
+        command += [f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
+        paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
-                [*command, f"-data-path={self.data_path}", "-mem-queue-size=0", *self.flags],
+                [*command, f"-data-path={self.data_path}", *self.flags],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                cwd=self.directory,
+                env=os.environ | {"PYTHONPATH": paths},
             )
 
-    def _wait_ready(self) -> None:
-        wait_until(lambda: asked(self.http_port, "GET", "/info"), "nsqd")
+    def _spawned(self) -> "subprocess.Popen[bytes]":
+        process, self._prepared = self._prepared or self._launch(), None
+        assert process.stdin is not None
+        if not self._program:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        return process
 
-    def kill(self) -> None:
-        self.stop()
+    def _wait_ready(self) -> None:
+        def connects() -> bool:
+            if not self.is_running:
+                raise RuntimeError(f"the daemon has ended: {self.log_tail()}")
+            socket.create_connection((HOST, self.http_port), WAIT_S).close()
+            return True
+
+        # The HTTP listener comes last.
+        wait_until(connects, "the daemon", poll_s=START_POLL_S)
+        if not self._program:
+            self._prepared = self._launch()
+
+    def kill_while_starting(self, seconds: float) -> None:
+        self._process = self._spawned()
+        time.sleep(seconds)
+        self.kill()
+
+    def close(self) -> None:
+        if self._prepared is not None:
+            self._prepared.kill()
+            self._prepared.communicate()
+        self.kill()
+        super().close()
 
 
 class RestartedBroker:
@@ -331,26 +375,33 @@ def parse(kind: type[Loop], arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def separator(value: object) -> str:
+    """Return what separates the parts of a value: texts stand in lines of their own."""
+    return "\n  " if isinstance(value, list) and value and isinstance(value[0], str) else " "
+
+
 def main(kind: type[Loop]) -> int:
     """Run a loop, and print its report. Returns: 0 if all is as it must be, else 1."""
     given = parse(kind, sys.argv[1:])
     started_s = time.monotonic()
     # Ends the programs too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with contextlib.ExitStack() as stack:
-        directory = given.directory
-        if directory is None:
-            temporary = tempfile.TemporaryDirectory(prefix="pyqd-kills-", ignore_cleanup_errors=True)
-            directory = Path(stack.enter_context(temporary))
-        directory.mkdir(parents=True, exist_ok=True)
-        progress = stack.enter_context(Progress("", given.count or None, "faults", line_s=10.0))
-        report = kind(given, directory).run(progress)
+    directory = given.directory or Path(tempfile.mkdtemp(prefix="pyqd-kills-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"ok": False}
+    try:
+        with Progress("", given.count or None, "faults", line_s=10.0) as progress:
+            report = kind(given, directory).run(progress)
+    finally:
+        if given.directory is None and report["ok"]:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            print(f"data and logs are in {directory}", file=sys.stderr)
     report["seconds"] = round(time.monotonic() - started_s, 1)
     if given.json:
         print(json.dumps(report))
     else:
         for name, value in report.items():
-            print(
-                f"{name.replace('_', ' ')}: {value:,}" if type(value) is int else f"{name.replace('_', ' ')}: {value}"
-            )
+            shown = f"{value:,}" if type(value) is int else value
+            print(f"{name.replace('_', ' ')}:", *(shown if isinstance(shown, list) else [shown]), sep=separator(shown))
     return 0 if report["ok"] else 1
