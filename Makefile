@@ -94,7 +94,7 @@ explore: build $(TOOLS) ## the tests of properties with thousands of random exam
 	$(BIN)/python -m pytest -q tests/property --hypothesis-profile=explore --timeout=3600 $(IN_PARALLEL) $(ARGS)
 
 # NSQD, given to make or in the environment, reaches the benchmark by the environment.
-bench: build $(TOOLS) ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn
+bench: build $(TOOLS) ## benchmarks with real sizes, and tables; NSQD=path/to/nsqd sets an nsqd beside, in turn
 	$(BIN)/python -m bench $(ARGS)
 
 flame: build $(TOOLS) ## flame graph of the daemon under load: bench/results/flame.svg, stacks beside it
@@ -104,7 +104,7 @@ cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/anothe
 	$(BIN)/python -m bench.cost $(if $(BASE),--base="$(BASE)") $(ARGS)
 
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
-	$(BIN)/python -m bench.stalls $(ARGS)
+	$(BIN)/python -m bench stalls $(ARGS)
 
 lint: build $(TOOLS) ## ruff, cython-lint, and whether the pages that are made from the code are current
 	$(BIN)/ruff check .

@@ -4,17 +4,14 @@ A generator sees answers and deliveries. Only the server knows of messages that 
 lie twice in a queue which has no consumer any more.
 """
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
 
-from bench.server import Server, ServerError
+from bench.server import RunError, Server
+from pyqd.client.errors import ClientError
 
-ANSWER_TIMEOUT_S = 30.0
 # Messages may still be on their way from the topic to its channels: figures that stay wrong for so long are wrong.
 UNCHANGED_S = 5.0
 DEADLINE_S = 60.0
@@ -36,40 +33,24 @@ class Stock:
         return self.topic_depth + self.channel_depth + self.in_flight + self.deferred
 
 
-@dataclass(frozen=True)
-class Account:
-    """Difference between the server's figures and the expected ones; problem: in words, "" if they agree."""
-
-    losses: int = 0
-    duplicates: int = 0
-    problem: str = ""
-
-
 def read_stock(server: Server, topic: str) -> Stock:
-    """Query the server. Raises: ServerError if it does not answer, or if the answer lacks the topic."""
-    host, port = server.http_address
-    url = f"http://{host}:{port}/stats?format=json&include_clients=false&topic={topic}"
-    # No proxy that the environment names stands between this machine and itself.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Query the server. Raises: RunError if it does not answer, or if the answer lacks the topic."""
     try:
-        with opener.open(url, timeout=ANSWER_TIMEOUT_S) as reply:
-            answer: bytes = reply.read()
-    except (OSError, HTTPException) as error:
-        raise ServerError(f"/stats is not answered: {error}") from error
-    try:
-        found: dict[str, Any] = {each["topic_name"]: each for each in json.loads(answer)["topics"] or []}
-        if topic not in found:
-            return Stock(0, 0, 0, 0, 0)
-        channels = found[topic]["channels"] or []
+        with server.http() as client:
+            answer = client.json("/stats", format="json", include_clients="false", topic=topic)
+        found: dict[str, Any] = {each["topic_name"]: each for each in answer["topics"] or []}
+        channels = found[topic]["channels"] or [] if topic in found else []
         return Stock(
-            message_count=int(found[topic]["message_count"]),
-            topic_depth=int(found[topic]["depth"]),
+            message_count=int(found[topic]["message_count"]) if topic in found else 0,
+            topic_depth=int(found[topic]["depth"]) if topic in found else 0,
             channel_depth=sum(channel["depth"] for channel in channels),
             in_flight=sum(channel["in_flight_count"] for channel in channels),
             deferred=sum(channel["deferred_count"] for channel in channels),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ServerError(f"/stats is answered with {answer[:100]!r}, which does not tell of the topic") from error
+    except ClientError as error:
+        raise RunError(f"/stats is not answered: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise RunError(f"/stats is answered with {answer!r}, which does not tell of the topic") from error
 
 
 def settled_stock(server: Server, topic: str, right: Callable[[Stock], bool]) -> Stock:
@@ -87,10 +68,10 @@ def settled_stock(server: Server, topic: str, right: Callable[[Stock], bool]) ->
     return stock
 
 
-def of_publication(server: Server, topic: str, messages: int, *, deferred: bool = False) -> Account:
-    """Compare the server's counts with the messages published into a topic with at most one channel.
+def require_published(server: Server, topic: str, messages: int, *, deferred: bool = False) -> None:
+    """Check that the server has counted and kept the messages of a topic with at most one channel.
 
-    deferred: all messages must be kept as deferred. Raises: ServerError if the server does not answer.
+    deferred: all messages must be kept as deferred. Raises: RunError.
     """
 
     def kept(stock: Stock) -> int:
@@ -98,28 +79,19 @@ def of_publication(server: Server, topic: str, messages: int, *, deferred: bool 
 
     stock = settled_stock(server, topic, lambda stock: stock.message_count == messages == kept(stock))
     figures = (stock.message_count, kept(stock))
-    if figures == (messages, messages):
-        return Account()
-    losses, duplicates = max(0, messages - min(figures)), max(0, max(figures) - messages)
-    return Account(
-        losses=losses,
-        duplicates=duplicates,
-        problem=(
+    if figures != (messages, messages):
+        losses, duplicates = max(0, messages - min(figures)), max(0, max(figures) - messages)
+        raise RunError(
             f"{losses} lost, {duplicates} twice: of {messages} answered OK the server counts {stock.message_count}"
             f" and keeps {kept(stock)}{' deferred' if deferred else ''}: {stock}"
-        ),
-    )
+        )
 
 
-def of_consumption(server: Server, topic: str, messages: int) -> Account:
-    """Compare the server's counts with a load that was published and finished completely in each channel.
-
-    Raises: ServerError if the server does not answer.
-    """
+def require_consumed(server: Server, topic: str, messages: int) -> None:
+    """Check that a load was counted once and that no channel has a message of it. Raises: RunError."""
     stock = settled_stock(server, topic, lambda stock: (stock.message_count, stock.kept) == (messages, 0))
-    wrong = []
-    if stock.kept:
-        wrong.append(f"{stock.kept} left when each message had come once: {stock}")
-    if stock.message_count != messages:
-        wrong.append(f"of {messages} published the server counts {stock.message_count}")
-    return Account(duplicates=stock.kept, problem="; ".join(wrong))
+    if (stock.message_count, stock.kept) != (messages, 0):
+        raise RunError(
+            f"of {messages} published the server counts {stock.message_count}, and {stock.kept} are left when each"
+            f" message had come once: {stock}"
+        )

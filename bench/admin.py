@@ -1,151 +1,69 @@
-"""The web admin with many topics, beside nsqadmin: time until topics stand in the browser, memory, cost of polls.
+"""Web admins with many topics: time until topics are shown in the browser, memory, cost of polls.
 
-    .venv/bin/python -m bench.admin --nsqadmin=PATH
-
-Each round opens the list of topics in both, in turn, in a fresh browser context, and waits for the first topic. Figures
-are medians. The cost of polls is the CPU time of the brokers while a page is open, as a part of one core.
+Each round opens the list of topics in a fresh browser context and waits for the first topic. The cost of polls is the
+CPU time of the costliest broker while a page is open, as a part of one core.
 """
 
-from __future__ import annotations
-
-import argparse
-import contextlib
-import http.client
+import atexit
+import os
 import shutil
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Final
-from urllib.parse import urlencode
+from contextlib import ExitStack
+from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
-from tqdm import tqdm
+from playwright.sync_api import sync_playwright
 
-from bench.procfs import read_memory
-from bench.server import Server, Target, free_addresses, running, stop
-from pyqd.primitives.command_line import CommandParser
+from bench.server import Figures, Server, Target, address_text, running
+from bench.setting import Setting, read_memory
+from bench.study import Study
+from bench.topics import create
+from pyqd.tools.bench.connections import Address
 from pyqd.tools.bench.process import read_cpu_time
 
-START_WAIT_S: Final = 30.0
-POLLS_S: Final = 30.0
-MIB: Final = 1 << 20
-# Text by which each page shows a topic.
-SELECTOR: Final = "a[href*='topics/topic_']"
+BROKERS, TOPICS, CHANNELS = 3, 1000, 4
+POLLS_S = 30.0
+# Link by which each page shows a topic.
+SELECTOR = "a[href*='topics/topic_']"
 
 
-def create(server: Server, topic_count: int, channel_count: int) -> None:
-    """Create topics with channels over one HTTP connection."""
-    connection = http.client.HTTPConnection(*server.http_address, timeout=START_WAIT_S)
-    with contextlib.closing(connection):
-        for number in range(topic_count):
-            topic = f"topic_{number:04d}"
-            calls = [("/topic/create", {"topic": topic})]
-            calls += [
-                ("/channel/create", {"topic": topic, "channel": f"channel_{each}"}) for each in range(channel_count)
-            ]
-            for path, query in calls:
-                connection.request("POST", f"{path}?{urlencode(query)}")
-                answer = connection.getresponse()
-                answer.read()
-                if answer.status != http.client.OK:
-                    raise SystemExit(f"POST {path}: {answer.status}")
+def study(_setting: Setting, scale: float) -> Study:
+    stack = ExitStack()
+    atexit.register(stack.close)
+    flags = ("-broadcast-address=127.0.0.1", "--log-level=error")
+    brokers = [stack.enter_context(running(Target.parse("pyqd"), flags=flags)) for _ in range(BROKERS)]
+    for each in brokers:
+        create(each, max(1, round(TOPICS * scale)), CHANNELS, "topic_")
 
+    def options(_tcp: Address, http: Address, _data_path: Path) -> list[str]:
+        sources = [f"--nsqd-http-address={address_text(each.http_address)}" for each in brokers]
+        return [f"--http-address={address_text(http)}", *sources]
 
-@contextlib.contextmanager
-def admin(command: list[str], servers: list[Server]) -> Iterator[tuple[int, str]]:
-    """Run a web admin over brokers. Yields: process id and URL."""
-    host, port = free_addresses(1)[0]
-    flags = [f"--nsqd-http-address={server.http_address[0]}:{server.http_address[1]}" for server in servers]
-    process = subprocess.Popen(
-        [*command, f"--http-address={host}:{port}", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    commands: dict[str, tuple[str, ...]] = {"pyqadmin": (sys.executable, "-m", "pyqd.apps.admin", "--log-level=error")}
+    if given := os.environ.get("NSQADMIN"):
+        commands["nsqadmin"] = (given,)
+    admins = {
+        name: stack.enter_context(running(Target(name, command, program="admin", options=options)))
+        for name, command in commands.items()
+    }
+    browser = stack.enter_context(sync_playwright()).chromium.launch(
+        executable_path=shutil.which("chromium"), args=["--no-sandbox"]
     )
-    try:
-        deadline_s = time.monotonic() + START_WAIT_S
-        while not answers(host, port):
-            if time.monotonic() > deadline_s or process.poll() is not None:
-                raise SystemExit(f"{command[0]} does not answer")
-            time.sleep(0.05)
-        yield process.pid, f"http://{host}:{port}/"
-    finally:
-        stop(process)
+    stack.callback(browser.close)
 
+    def run(_row: str, name: str) -> Figures:
+        server: Server = admins[name]
+        context = browser.new_context()
+        page = context.new_page()
+        begun_s = time.monotonic()
+        page.goto(f"http://{address_text(server.http_address)}/", wait_until="commit")
+        page.wait_for_selector(SELECTOR, state="attached", timeout=30_000)
+        took_s = time.monotonic() - begun_s
+        before = [read_cpu_time(each.pid).total_s for each in brokers]
+        time.sleep(POLLS_S * scale)
+        spent = [read_cpu_time(each.pid).total_s - cpu_s for each, cpu_s in zip(brokers, before, strict=True)]
+        context.close()
+        memory_mb = read_memory(server.pid).rss_bytes / 1e6
+        return {"took_s": took_s, "memory_mb": memory_mb, "cpu_percent": 100 * max(spent) / (POLLS_S * scale)}
 
-def answers(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=START_WAIT_S)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/ping")
-        return connection.getresponse().status == http.client.OK
-    return False
-
-
-def time_of(browser: Browser, url: str) -> float:
-    """Return the seconds from opening a page until its first topic stands there."""
-    context = browser.new_context()
-    page = context.new_page()
-    started_s = time.monotonic()
-    page.goto(url, wait_until="commit")
-    page.wait_for_selector(SELECTOR, state="attached", timeout=START_WAIT_S * 1000)
-    took_s = time.monotonic() - started_s
-    context.close()
-    return took_s
-
-
-def poll_share(browser: Browser, url: str, servers: list[Server]) -> float:
-    """Return the part of a core that the costliest broker spends while a page is open."""
-    context = browser.new_context()
-    context.new_page().goto(url)
-    before = [read_cpu_time(server.pid) for server in servers]
-    time.sleep(POLLS_S)
-    shares = [
-        (read_cpu_time(server.pid) - earlier).total_s / POLLS_S for server, earlier in zip(servers, before, strict=True)
-    ]
-    context.close()
-    return max(shares)
-
-
-def main() -> int:
-    """Measure and print. Returns: the exit code."""
-    parser = CommandParser(
-        prog="python -m bench.admin", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--nsqadmin", help="path of an nsqadmin to compare with")
-    parser.add_argument("--topics", type=int, default=1000)
-    parser.add_argument("--channels", type=int, default=4)
-    parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
-    commands = {"pyqadmin": [sys.executable, "-m", "pyqd.apps.admin", "--log-level=error"]}
-    if given.nsqadmin:
-        commands["nsqadmin"] = [given.nsqadmin]
-    with contextlib.ExitStack() as stack:
-        target = Target.parse("pyqd")
-        servers = [
-            stack.enter_context(running(target, flags=("-broadcast-address=127.0.0.1", "--log-level=error")))
-            for _ in range(given.brokers)
-        ]
-        for server in tqdm(servers, desc="creating topics", leave=False):
-            create(server, given.topics, given.channels)
-        admins = {name: stack.enter_context(admin(command, servers)) for name, command in commands.items()}
-        playwright = stack.enter_context(sync_playwright())
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for _pid, url in admins.values():
-            time_of(browser, url)
-        times: dict[str, list[float]] = {name: [] for name in admins}
-        for _ in tqdm(range(given.rounds), desc="opening pages", leave=False):
-            for name, (_pid, url) in admins.items():
-                times[name].append(time_of(browser, url))
-        for name, each in times.items():
-            memory = read_memory(admins[name][0]).rss_bytes / MIB
-            print(f"{name:<10} topics in the browser after {statistics.median(each) * 1000:6.0f} ms, {memory:5.0f} MiB")
-        if "nsqadmin" in times:
-            ratio = statistics.median(times["pyqadmin"]) / statistics.median(times["nsqadmin"])
-            print(f"pyqadmin / nsqadmin: {ratio:.2f}")
-        print(f"polls of pyqadmin: {poll_share(browser, admins['pyqadmin'][1], servers):.2%} of a core of a broker")
-        browser.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Study(rows={"topics": f"{TOPICS} topics of {CHANNELS} channels"}, contenders=list(admins), run=run)

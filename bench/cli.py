@@ -1,30 +1,37 @@
-"""Command line: `run` one server, `compare` several in alternation, `report` on runs, and their helpers."""
+"""Command line of the benchmarks: `run` one server, `compare` several in turns, or one of the other studies."""
 
 import argparse
+import importlib
 import math
 import os
 import shlex
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from bench import runner, shape, steady, tables
-from bench.progress import Progress
-from bench.series import Series, SeriesError, describe_session
+from bench import runner
 from bench.server import Target
-from bench.setting import Cores, Setting
-from bench.workloads import WORKLOADS, Workload, find
-from pyqd.hot.tools.loadgen import LoadError
+from bench.setting import IN_MEMORY, Cores, Setting, read_file_system
+from bench.study import Study, measure
+from bench.workloads import WORKLOADS
 from pyqd.primitives.command_line import CommandParser
-from pyqd.tools.bench.connections import Address, HandshakeError
 
-# Workloads that are there for the disk. In memory they measure something else.
-OF_THE_DISK = ("disk-", "pub-sync-")
-IN_MEMORY = ("tmpfs", "ramfs")
 RESULTS_DIRECTORY = Path(__file__).resolve().parent / "results"
-INTERRUPTED = 130
+# Module, and what it measures. Each has `study(setting, scale)`.
+STUDIES = {
+    "durable": "brokers whose OK means stable storage; REDIS, BEANSTALKD and NATS name others (also --durable)",
+    "stalls": "the longest time that the daemon does not answer, as `make stalls`",
+    "clients": "Python clients against one pyqd",
+    "tools": "command-line tools; NSQ_TOOLS names the directory of NSQ's, NSQD one more broker",
+    "lookup": "lookup daemons; NSQLOOKUPD names another",
+    "admin": "web admins with many topics; NSQADMIN names another",
+    "topics": "many topics: creation, memory, start; NSQD names another broker",
+    "trace_ship": "events of traces into databases",
+    "spark_read": 'Spark: format("pyqd") and a Python client',
+    "spark_drain": "Spark: `pyq_spark drain` and Spark's own Parquet sink",
+}
 
 
 def positive(text: str) -> float:
@@ -34,52 +41,48 @@ def positive(text: str) -> float:
     return value
 
 
-def address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"HOST:PORT is needed, with a port of 1 to 65535: {text}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed: {text}")
+    return value
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    names = [workload.name for workload in WORKLOADS]
-    parser.add_argument(
-        "-w",
-        "--workload",
-        action="append",
-        choices=names,
-        metavar="NAME",
-        help="run this one only; may be repeated (default: all of `list`)",
-    )
-    parser.add_argument(
-        "--scale", type=positive, default=1.0, help="factor on messages, idle connections and idle time"
-    )
-    parser.add_argument("--data-root", type=Path, help="where the data directories are made (default: TMPDIR)")
+def add_cores(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-core", type=int, help="core of the server (default: the first this process may use)")
     parser.add_argument("--generator-core", type=int, help="core of the generator (default: the second)")
     parser.add_argument("--unpinned", action="store_true", help="leave both to the kernel; figures are then rough")
+
+
+def choose_cores(arguments: argparse.Namespace) -> Cores:
+    """Return the cores named on the command line. Raises: ValueError for one that this process may not use."""
+    return Cores() if arguments.unpinned else Cores.choose(arguments.server_core, arguments.generator_core)
+
+
+def add_common(parser: argparse.ArgumentParser, pairs: str, default: int) -> None:
+    parser.add_argument(
+        "-w", "--workload", action="append", metavar="NAME", help="this row only; may be repeated (default: all)"
+    )
+    parser.add_argument("--scale", type=positive, default=1.0, help="factor on all sizes")
+    parser.add_argument(
+        pairs, dest="pairs", type=at_least_one, default=default, help="runs of each contender (default: %(default)s)"
+    )
+    parser.add_argument("--data-root", type=Path, help="where the data directories are made (default: TMPDIR)")
+    parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY, help="where the files go")
     parser.add_argument(
         "--server-flag", action="append", default=[], metavar="FLAG", help="one more flag for every server: -name=value"
     )
-    parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY, help="where the files go")
-    parser.add_argument("--into", type=Path, metavar="FILE.json", help="add the runs to those that are there already")
-    parser.add_argument(
-        "--resume", action="store_true", help="with --into: make only the runs that are still missing there"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin no further pair after that time; for --resume later"
-    )
+    add_cores(parser)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    others = "python -m bench --durable: brokers whose OK means stable storage; it has options of its own"
-    parser = CommandParser(prog="python -m bench", description=__doc__, epilog=others)
+    parser = CommandParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
     run.add_argument(
-        "--target", default="pyqd", help="pyqd (default), sink, sink-store, sink-sync, or an nsqd or a pyqd by its path"
+        "--target", default="pyqd", help="pyqd (default), sink, sink-store, or an nsqd or a pyqd by its path"
     )
-    run.add_argument("--repeat", type=int, default=1, help="runs of each workload, each on a fresh server")
+    add_common(run, "--repeat", 1)
     compare = commands.add_parser("compare", help="measure pyqd, and an nsqd on one core and on two, in turn")
     compare.add_argument(
         "--nsqd",
@@ -92,53 +95,20 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="TARGET",
-        help="one more server in turn: sink, sink-store, sink-sync, or the path of an nsqd or a pyqd; may be repeated",
+        help="one more server in turn, with flags if it has some: sink-store, 'pyqd --sync-fin'; may be repeated",
     )
-    compare.add_argument("--pairs", type=int, default=5, help="runs of each server and workload (default: 5)")
     compare.add_argument("--one-core", action="store_true", help="leave out the nsqd on two cores")
-    for command in (run, compare):
-        add_common(command)
-        shape.add_options(command)
-    report = commands.add_parser("report", help="print the tables of a series again, write its page and its plot")
-    report.add_argument("file", type=Path, metavar="FILE.json")
-    load = commands.add_parser("load", help="keep a server that runs already under end-to-end load, measure nothing")
-    load.add_argument("--nsqd-tcp-address", type=address, required=True, metavar="HOST:PORT")
-    load.add_argument("--seconds", type=positive, default=10.0)
-    commands.add_parser("list", help="list the workloads")
+    add_common(compare, "--pairs", 5)
+    for name, what in STUDIES.items():
+        add_common(commands.add_parser(name.replace("_", "-"), help=what), "--repeat", 3)
+    commands.add_parser("list", help="list the workloads of run and compare")
     return parser
 
 
-def choose_cores(arguments: argparse.Namespace) -> Cores:
-    """Return the cores named on the command line. Raises: ValueError for one that this process may not use."""
-    if arguments.unpinned:
-        return Cores()
-    chosen = Cores.choose()
-    cores = Cores(
-        server=chosen.server if arguments.server_core is None else arguments.server_core,
-        generator=chosen.generator if arguments.generator_core is None else arguments.generator_core,
-    )
-    cores.require_allowed()
-    return cores
-
-
-def choose_workloads(arguments: argparse.Namespace) -> list[Workload]:
-    """Return the workloads named on the command line, in the given sizes. Raises: ValueError."""
-    chosen = [find(name) for name in arguments.workload] if arguments.workload else list(WORKLOADS)
-    fields = shape.wanted(arguments)
-    if fields and len(chosen) != 1:
-        raise ValueError("another shape is that of one workload: name it by -w")
-    if fields:
-        chosen = [shape.reshaped(chosen[0], fields)]
-    return [workload.scaled(arguments.scale) for workload in chosen]
-
-
-def choose_targets(arguments: argparse.Namespace) -> tuple[list[Target], int]:
-    """Return the targets and how often each is to run. Raises: ValueError."""
-    count: int = arguments.repeat if arguments.command == "run" else arguments.pairs
-    if count < 1:
-        raise ValueError(f"{count} runs: at least one is needed")
+def choose_targets(arguments: argparse.Namespace) -> list[Target]:
+    """Return the servers of `run` or `compare`. Raises: ValueError."""
     if arguments.command == "run":
-        return [Target.parse(arguments.target)], count
+        return [Target.parse(arguments.target)]
     targets = [Target.parse("pyqd")]
     if arguments.nsqd is not None:
         targets.append(Target.parse(arguments.nsqd))
@@ -151,155 +121,57 @@ def choose_targets(arguments: argparse.Namespace) -> tuple[list[Target], int]:
             raise ValueError(f"two servers are called {name}: their runs could not be told apart")
     if len(targets) == 1:
         print("No nsqd was given (NSQD=PATH or --nsqd PATH): pyqd runs alone, there is nothing to compare it with.")
-    return targets, count
+    return targets
+
+
+def broker_study(arguments: argparse.Namespace, setting: Setting) -> Study:
+    """Return the study of the workloads. Raises: ValueError."""
+    targets = {target.name: target for target in choose_targets(arguments)}
+    workloads = {each.name: each.scaled(arguments.scale) for each in WORKLOADS}
+    return Study(
+        rows={name: workload.what for name, workload in workloads.items()},
+        contenders=list(targets),
+        run=lambda row, contender: runner.run_once(workloads[row], targets[contender], setting),
+        can=lambda row, contender: runner.measurable(workloads[row], targets[contender]),
+        pairs_max={name: each.runs_max for name, each in workloads.items() if each.runs_max},
+        conditions=[f"{name}: {target.version()}" for name, target in targets.items()],
+    )
+
+
+def choose_rows(study: Study, names: Sequence[str] | None) -> Study:
+    """Return the study with the named rows only. Raises: ValueError."""
+    for name in names or ():
+        if name not in study.rows:
+            raise ValueError(f"no row {name}: there are {', '.join(study.rows)}")
+    return replace(study, rows={name: what for name, what in study.rows.items() if not names or name in names})
 
 
 def require_places(setting: Setting, results: Path) -> None:
     """Check that data directories and files of results can be made. Raises: ValueError."""
     try:
         tempfile.TemporaryDirectory(prefix="bench-", dir=setting.data_root).cleanup()
-    except OSError as error:
-        raise ValueError(f"no data directory can be made (--data-root): {error}") from error
-    try:
         results.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=results).close()
     except OSError as error:
-        raise ValueError(f"no results can be written (--results, --into): {error}") from error
+        raise ValueError(f"no data directory or no results can be made (--data-root, --results): {error}") from error
+    if read_file_system(setting.data_path()) in IN_MEMORY:
+        print(f"warning: {setting.data_path()} is memory: --data-root names a directory on a disk", file=sys.stderr)
 
 
-def warn_of_memory(workloads: Sequence[Workload], data: Mapping[str, str]) -> None:
-    """Name on standard error the workloads that are meaningless if the data are in memory."""
-    names = [workload.name for workload in workloads if workload.name.startswith(OF_THE_DISK)]
-    if names and data["file_system"] in IN_MEMORY:
-        print(
-            f"warning: {data['path']} is {data['file_system']}, which is memory: {', '.join(names)} will not meet a"
-            " disk; --data-root names a directory on one",
-            file=sys.stderr,
-        )
-
-
-def list_workloads() -> None:
-    for workload in WORKLOADS:
-        print(f"{workload.name:17}  {workload.what}")
-
-
-class Session:
-    """One invocation: measures its workloads into a series that is written after each run."""
-
-    def __init__(self, arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> None:
-        """Choose cores, workloads and pairs.
-
-        Raises: SeriesError if existing results do not fit; ValueError for targets that cannot run.
-        """
-        self.arguments = arguments
-        self.targets = targets
-        self.setting = Setting(
-            cores=choose_cores(arguments), data_root=arguments.data_root, flags=tuple(arguments.server_flag)
-        )
-        self.path: Path = arguments.into or arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
-        require_places(self.setting, self.path.parent)
-        self.series = Series.read(self.path) if self.path.exists() else Series()
-        workloads = choose_workloads(arguments)
-        self.pairs = [(workload, self.pairs_of(workload, count)) for workload in workloads]
-        if not any(map(self.targets_of, workloads)):
-            raise ValueError(f"{targets[0].name} can take none of these workloads")
-        described = describe_session(targets, self.setting, command)
-        self.series.begin(described, workloads)
-        self.data = described["data"]
-        warn_of_memory(workloads, self.data)
-        self.failed = False
-        self.end_s = time.monotonic() + 60 * arguments.minutes
-
-    def targets_of(self, workload: Workload) -> list[Target]:
-        return [target for target in self.targets if runner.measurable(workload, target)]
-
-    def pairs_of(self, workload: Workload, count: int) -> int:
-        """Return how many pairs of a workload to run, less those that are there already when resuming."""
-        targets = self.targets_of(workload)
-        if not targets:
-            print(f"{workload.name}: left out, {self.targets[0].name} cannot take it")
-            return 0
-        wanted = workload.runs(count)
-        if not self.arguments.resume:
-            return wanted
-        return max(0, wanted - min(self.series.good(workload.name, target.name) for target in targets))
-
-    def plan(self, workload: Workload, pairs: int) -> Iterator[tuple[int, Target]]:
-        """Yield that many pairs of runs until the time is over; a pair that has begun is made whole."""
-        targets = self.targets_of(workload)
-        for pair, target in runner.alternate(targets, pairs):
-            if target is targets[0] and time.monotonic() > self.end_s:
-                return
-            yield pair, target
-
-    def run(self, progress: Progress) -> None:
-        for workload, pairs in self.pairs:
-            for pair, target in self.plan(workload, pairs):
-                progress.begin(workload.name, target.name)
-                result = runner.run_once(workload, target, self.setting)
-                self.failed |= bool(result.problem)
-                self.series.add(pair, result)
-                self.series.write(self.path)
-                progress.end(result)
-            if self.series.runs[workload.name]:
-                progress.print(tables.workload_table(self.series, workload) + "\n")
-
-    def measure(self) -> int:
-        """Run all, print the tables, write the files; return the exit status."""
-        if not self.setting.cores.apart:
-            print("Server and generator have no core of their own each: they disturb each other.")
-        print(f"data directories: in {self.data['path']}, {self.data['file_system'] or 'of an unknown file system'}")
-        runner.pin_generator(self.setting.cores)
-        interrupted = False
-        total = sum(pairs * len(self.targets_of(workload)) for workload, pairs in self.pairs)
-        with Progress(total) as progress:
-            try:
-                self.run(progress)
-            except KeyboardInterrupt:
-                interrupted = True
-        print(tables.summary_table(self.series))
-        self.series.write(self.path)
-        write_page(self.series, self.path)
-        return INTERRUPTED if interrupted else int(self.failed)
-
-
-def write_page(series: Series, path: Path) -> None:
-    """Write the page and the plot beside the JSON of that path, and print their paths."""
-    # Only here, as it takes most of a second, and memory that a generator need not have.
-    from bench import plot
-
-    picture = path.with_suffix(".png")
-    drawn = plot.draw(series, picture)
-    page = path.with_suffix(".md")
-    page.write_text(tables.markdown(series, picture.name if drawn else ""))
-    print("\nwritten:", *([path, page] + ([picture] if drawn else [])))
-
-
-def report(path: Path) -> None:
-    """Print and write the report of a series. Raises: SeriesError."""
-    series = Series.read(path)
-    for workload in series.workloads.values():
-        if series.runs[workload.name]:
-            print(tables.workload_table(series, workload), end="\n\n")
-    print(tables.summary_table(series))
-    write_page(series, path)
-
-
-def keep_loaded(address: Address, seconds: float) -> int:
-    """Keep a server loaded; return the exit status: 2 if it is not reached, 1 if a message was lost or came twice."""
-    try:
-        carried = steady.keep_loaded(address, seconds)
-    except (OSError, HandshakeError, LoadError) as error:
-        print(f"python -m bench load: {address[0]}:{address[1]}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, LoadError) else 2
-    print(f"{carried.messages:,} messages went through")
-    if carried.problem:
-        print(f"FAILED: {carried.problem}", file=sys.stderr)
-    return int(bool(carried.problem))
+def choose_study(arguments: argparse.Namespace, setting: Setting) -> Study:
+    """Return the study of a command, with the wanted rows. Raises: ValueError."""
+    name = arguments.command.replace("-", "_")
+    if name not in STUDIES:
+        return choose_rows(broker_study(arguments, setting), arguments.workload)
+    # Some need packages, or a compiled module, that the others do not.
+    study: Study = importlib.import_module(f"bench.{name}").study(setting, arguments.scale)
+    return choose_rows(study, arguments.workload)
 
 
 def with_command(given: Sequence[str]) -> list[str]:
-    """Return the command line, with `compare` if no command is named."""
+    """Return the command line, with `compare` if no command is named, and a command in place of --durable."""
+    if "--durable" in given:
+        return ["durable", *(word for word in given if word != "--durable")]
     named = bool(given) and (not given[0].startswith("-") or given[0] in ("-h", "--help"))
     return list(given) if named else ["compare", *given]
 
@@ -307,31 +179,22 @@ def with_command(given: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line argv; without a command it is `compare`.
 
-    Returns: 1 if a run failed, lost a message or delivered one twice, 2 for a run that is impossible (`load`: if the
-    server is not reached), 130 if interrupted, else 0.
+    Returns: 1 if a run failed, lost a message or delivered one twice, 2 for a run that is impossible, 130 if
+    interrupted, else 0.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "--durable" in words:
-        # bench.durable has a command line of its own, which uses parts of this one.
-        from bench import durable
-
-        return durable.main([word for word in words if word != "--durable"])
-    given = with_command(words)
+    given = with_command(list(sys.argv[1:] if argv is None else argv))
     parser = make_parser()
     arguments = parser.parse_args(given)
     if arguments.command == "list":
-        list_workloads()
+        for workload in WORKLOADS:
+            print(f"{workload.name:17}  {workload.what}")
         return 0
-    if arguments.command == "load":
-        return keep_loaded(arguments.nsqd_tcp_address, arguments.seconds)
     try:
-        if arguments.command == "report":
-            report(arguments.file)
-            return 0
-        if arguments.resume and arguments.into is None:
-            raise ValueError("--resume needs --into FILE.json, the series to be completed")
-        targets, count = choose_targets(arguments)
-        session = Session(arguments, targets, count, shlex.join(["python", "-m", "bench", *given]))
-    except (ValueError, SeriesError) as error:
+        flags = tuple(arguments.server_flag)
+        setting = Setting(cores=choose_cores(arguments), data_root=arguments.data_root, flags=flags)
+        require_places(setting, arguments.results)
+        study = choose_study(arguments, setting)
+    except ValueError as error:
         parser.error(str(error))
-    return session.measure()
+    command = shlex.join(["python", "-m", "bench", *given])
+    return measure(study, arguments.pairs, setting, arguments.results, command)

@@ -1,4 +1,4 @@
-"""Loads of bench.client, one per client library: `python -m bench.client_loads CLIENT ROW HOST:PORT TOPIC COUNT`.
+"""Loads of bench.clients, one per client library: `python -m bench.client_loads CLIENT ROW HOST:PORT TOPIC COUNT`.
 
 A process of its own for each run. It prints a line of JSON: messages, seconds, CPU seconds of the process. Every
 library has its fastest settings. Its import and its first WARM_UP publications are not measured.
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 CHANNEL = "bench"
@@ -32,19 +33,24 @@ OK_BYTES = 10
 
 
 class Clock:
-    """Time and CPU time of the measured part of a load. limit_s: seconds of a publishing load."""
+    """Time and CPU time of the measured part of a load.
 
-    def __init__(self, limit_s: float = 0.0) -> None:
-        self.limit_s = limit_s
-        self.count = 0
-        self.published = 0
+    limit_s: seconds of a publishing load. left: messages that a consuming load still has to handle.
+    """
+
+    def __init__(self, limit_s: float = 0.0, left: int = 0) -> None:
+        self.limit_s, self.left = limit_s, left
+        self.count, self.published = left, 0
         self._begin_s = NOT_WARM
-        self._begin_cpu_s = 0.0
-        self._elapsed_s = self._cpu_s = 0.0
+        self._begin_cpu_s = self._elapsed_s = self._cpu_s = 0.0
 
     def start(self) -> None:
         """Begin the measured part."""
         self._begin_cpu_s, self._begin_s = cpu_s(), time.perf_counter()
+
+    def stop(self) -> None:
+        """End the measured part."""
+        self._elapsed_s, self._cpu_s = time.perf_counter() - self._begin_s, cpu_s() - self._begin_cpu_s
 
     def more(self, count: int) -> bool:
         """Note publications; return whether to go on."""
@@ -59,18 +65,17 @@ class Clock:
         self.stop()
         return False
 
-    def stop(self) -> None:
-        """End the measured part."""
-        self._elapsed_s, self._cpu_s = time.perf_counter() - self._begin_s, cpu_s() - self._begin_cpu_s
+    def handled(self, done: Callable[[], object]) -> None:
+        """Note a consumed message; call `done` after the last one."""
+        self.left -= 1
+        if self.left == 0:
+            self.stop()
+            done()
 
     def result(self) -> dict[str, float]:
         """Return the figures."""
-        return {
-            "messages": self.count,
-            "published": self.published,
-            "seconds": self._elapsed_s,
-            "cpu_s": self._cpu_s,
-        }
+        names = {"seconds": self._elapsed_s, "cpu_s": self._cpu_s}
+        return {"messages": self.count, "published": self.published, **names}
 
 
 def cpu_s() -> float:
@@ -79,86 +84,69 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class Countdown:
-    """Messages that a consuming load still has to handle; done() is called by the last one."""
+def repeat(clock: Clock, act: Callable[[], object], count: int = 1) -> None:
+    """Run an act that publishes so many messages until the time is over."""
+    times = max(1, CHECK_EVERY // count)
+    while True:
+        for _ in range(times):
+            act()
+        if not clock.more(times * count):
+            return
 
-    def __init__(self, clock: Clock, count: int, done: Callable[[], object]) -> None:
-        self.clock = clock
-        self.left = clock.count = count
-        self._done = done
 
-    def handled(self) -> None:
-        """Note a message."""
-        self.left -= 1
-        if self.left == 0:
-            self.clock.stop()
-            self._done()
+async def repeat_awaited(clock: Clock, act: Callable[[], Awaitable[object]], count: int = 1) -> None:
+    """Like `repeat`, but await each act."""
+    times = max(1, CHECK_EVERY // count)
+    while True:
+        for _ in range(times):
+            await act()
+        if not clock.more(times * count):
+            return
 
 
 # A bare socket, which shows the limit of the broker and the kernel: prepared bytes out, bytes in, no checks.
 
 
-def bare_publish(address: str, topic: str, clock: Clock) -> None:
-    bare_publishing(address, topic, clock, CHECK_EVERY, 1)
-
-
-def bare_pipelined(address: str, topic: str, clock: Clock) -> None:
-    bare_publishing(address, topic, clock, 1, ROUND)
-
-
-def bare_publishing(address: str, topic: str, clock: Clock, rounds: int, size: int) -> None:
+def bare_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     host, _, port = address.rpartition(":")
-    commands = b"PUB %s\n%s%s" % (topic.encode(), struct.pack(">i", len(BODY)), BODY) * size
+    commands = b"PUB %s\n%s%s" % (topic.encode(), struct.pack(">i", len(BODY)), BODY) * count
     with socket.create_connection((host, int(port))) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"  V2")
-        while True:
-            for _ in range(rounds):
-                connection.sendall(commands)
-                missing = size * OK_BYTES
-                while missing:
-                    missing -= len(connection.recv(missing))
-            if not clock.more(rounds * size):
-                return
+
+        def act() -> None:
+            connection.sendall(commands)
+            missing = count * OK_BYTES
+            while missing:
+                missing -= len(connection.recv(missing))
+
+        repeat(clock, act, count)
 
 
 # pyqd.client
 
 
-def blocking_publish(address: str, topic: str, clock: Clock) -> None:
+def blocking_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     from pyqd.client import Producer
 
     with Producer(address) as producer:
-        publish = producer.publish
-        while True:
-            for _ in range(CHECK_EVERY):
-                publish(topic, BODY)
-            if not clock.more(CHECK_EVERY):
-                return
 
-
-def blocking_pipelined(address: str, topic: str, clock: Clock) -> None:
-    from pyqd.client import Producer
-
-    with Producer(address) as producer:
-        while True:
-            futures = [producer.submit(topic, BODY) for _ in range(ROUND)]
-            for future in futures:
+        def act() -> None:
+            for future in [producer.submit(topic, BODY) for _ in range(ROUND)]:
                 future.result()
-            if not clock.more(ROUND):
-                return
+
+        repeat(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
 
-def blocking_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def blocking_consume(address: str, topic: str, clock: Clock) -> None:
     from pyqd.client import Consumer
 
     is_done = threading.Event()
-    countdown = Countdown(clock, count, is_done.set)
     consumer = Consumer(topic, CHANNEL, nsqd=address, max_in_flight=MAX_IN_FLIGHT)
 
     @consumer.handler()
     def handle(_: Any) -> None:
-        countdown.handled()
+        clock.handled(is_done.set)
 
     clock.start()
     consumer.start()
@@ -166,41 +154,30 @@ def blocking_consume(address: str, topic: str, clock: Clock, count: int) -> None
     consumer.drain()
 
 
-def aio_publish(address: str, topic: str, clock: Clock) -> None:
+def aio_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     from pyqd.client.aio import Producer
 
     async def run() -> None:
         async with Producer(address) as producer:
-            await publish_awaited(lambda: producer.publish(topic, BODY), clock)
 
-    asyncio.run(run())
-
-
-def aio_pipelined(address: str, topic: str, clock: Clock) -> None:
-    from pyqd.client.aio import Producer
-
-    async def run() -> None:
-        async with Producer(address) as producer:
-            while True:
-                futures = [producer.submit(topic, BODY) for _ in range(ROUND)]
-                for future in futures:
+            async def act() -> None:
+                for future in [producer.submit(topic, BODY) for _ in range(ROUND)]:
                     await future
-                if not clock.more(ROUND):
-                    return
+
+            await repeat_awaited(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
     asyncio.run(run())
 
 
-def aio_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def aio_consume(address: str, topic: str, clock: Clock) -> None:
     from pyqd.client.aio import Consumer
 
     async def run() -> None:
-        countdown = Countdown(clock, count, lambda: consumer.stop())
         consumer = Consumer(topic, CHANNEL, nsqd=address, max_in_flight=MAX_IN_FLIGHT)
 
         @consumer.handler()
         async def handle(_: Any) -> None:
-            countdown.handled()
+            clock.handled(consumer.stop)
 
         clock.start()
         await consumer.run()
@@ -208,28 +185,11 @@ def aio_consume(address: str, topic: str, clock: Clock, count: int) -> None:
     asyncio.run(run())
 
 
-async def publish_awaited(publish: Callable[[], Awaitable[object]], clock: Clock) -> None:
-    """Publish one by one."""
-    while True:
-        for _ in range(CHECK_EVERY):
-            await publish()
-        if not clock.more(CHECK_EVERY):
-            return
-
-
 # pynsq: callbacks are called with the answer, on tornado's loop. The next command is sent by the callback of the one
 # before, without the future and the coroutine that would make it readable.
 
 
-def pynsq_publish(address: str, topic: str, clock: Clock) -> None:
-    pynsq_publishing(address, topic, clock, 1)
-
-
-def pynsq_pipelined(address: str, topic: str, clock: Clock) -> None:
-    pynsq_publishing(address, topic, clock, ROUND)
-
-
-def pynsq_publishing(address: str, topic: str, clock: Clock, size: int) -> None:
+def pynsq_publish(address: str, topic: str, clock: Clock, size: int = 1) -> None:
     import nsq
     from tornado.ioloop import IOLoop
 
@@ -264,7 +224,7 @@ def pynsq_publishing(address: str, topic: str, clock: Clock, size: int) -> None:
     loop.start()
 
 
-def pynsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def pynsq_consume(address: str, topic: str, clock: Clock) -> None:
     import nsq
     from tornado.ioloop import IOLoop
 
@@ -274,10 +234,8 @@ def pynsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
         # Its last FINs are written by the loop; closing at once would discard them.
         loop.call_later(0.1, loop.stop)
 
-    countdown = Countdown(clock, count, done)
-
     def handle(_: Any) -> bool:
-        countdown.handled()
+        clock.handled(done)
         return True
 
     nsq.Reader(topic, CHANNEL, message_handler=handle, nsqd_tcp_addresses=[address], max_in_flight=MAX_IN_FLIGHT)
@@ -288,43 +246,28 @@ def pynsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
 # gnsq: greenlets. It waits with gevent by itself, so that nothing needs to be patched.
 
 
-def gnsq_publish(address: str, topic: str, clock: Clock) -> None:
-    producer = gnsq_producer(address)
-    while True:
-        for _ in range(CHECK_EVERY):
-            producer.publish(topic, BODY)
-        if not clock.more(CHECK_EVERY):
-            return
-
-
-def gnsq_pipelined(address: str, topic: str, clock: Clock) -> None:
-    producer = gnsq_producer(address)
-    while True:
-        answers = [producer.publish(topic, BODY, raise_error=False) for _ in range(ROUND)]
-        for answer in answers:
-            answer.get()
-        if not clock.more(ROUND):
-            return
-
-
-def gnsq_producer(address: str) -> Any:
+def gnsq_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     import gnsq
 
     producer = gnsq.Producer(address)
     producer.start()
-    return producer
+
+    def act() -> None:
+        for answer in [producer.publish(topic, BODY, raise_error=False) for _ in range(ROUND)]:
+            answer.get()
+
+    repeat(clock, act if count > 1 else lambda: producer.publish(topic, BODY), count)
 
 
-def gnsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def gnsq_consume(address: str, topic: str, clock: Clock) -> None:
     import gevent
     import gnsq
     from gevent.event import Event
 
     is_done = Event()
-    countdown = Countdown(clock, count, is_done.set)
 
     def handle(consumer: Any, message: Any) -> None:  # noqa: ARG001 - blinker passes the message by this name
-        countdown.handled()
+        clock.handled(is_done.set)
 
     consumer = gnsq.Consumer(topic, CHANNEL, address, message_handler=handle, max_in_flight=MAX_IN_FLIGHT)
     clock.start()
@@ -338,43 +281,32 @@ def gnsq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
 # ansq: asyncio. Its reader knows only RDY 1; its connection takes another one.
 
 
-def ansq_publish(address: str, topic: str, clock: Clock) -> None:
+def ansq_publish(address: str, topic: str, clock: Clock, count: int = 1) -> None:
     import ansq
 
     async def run() -> None:
         writer = await ansq.create_writer([address])
-        await publish_awaited(lambda: writer.pub(topic, BODY), clock)
+
+        async def act() -> None:
+            await asyncio.gather(*(writer.pub(topic, BODY) for _ in range(count)))
+
+        await repeat_awaited(clock, act if count > 1 else lambda: writer.pub(topic, BODY), count)
         await writer.close()
 
     asyncio.run(run())
 
 
-def ansq_pipelined(address: str, topic: str, clock: Clock) -> None:
-    import ansq
-
-    async def run() -> None:
-        writer = await ansq.create_writer([address])
-        while True:
-            await asyncio.gather(*(writer.pub(topic, BODY) for _ in range(ROUND)))
-            if not clock.more(ROUND):
-                break
-        await writer.close()
-
-    asyncio.run(run())
-
-
-def ansq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
+def ansq_consume(address: str, topic: str, clock: Clock) -> None:
     import ansq
 
     async def run() -> None:
         is_done = asyncio.Event()
-        countdown = Countdown(clock, count, is_done.set)
         clock.start()
         reader = await ansq.create_reader(topic, CHANNEL, [address])
         (connection,) = reader.connections
         await connection.rdy(MAX_IN_FLIGHT)
         async for message in reader.messages():
-            countdown.handled()
+            clock.handled(is_done.set)
             await message.fin()
             if is_done.is_set():
                 break
@@ -385,16 +317,14 @@ def ansq_consume(address: str, topic: str, clock: Clock, count: int) -> None:
 
 
 ROWS = ("publish", "pipelined", "consume")
-# The first two are this project's.
-OWN = ("pyqd.client", "pyqd.client.aio")
 BARE = "bare socket"
 LOADS: dict[str, tuple[Callable[..., None], ...]] = {
-    "pyqd.client": (blocking_publish, blocking_pipelined, blocking_consume),
-    "pyqd.client.aio": (aio_publish, aio_pipelined, aio_consume),
-    "pynsq": (pynsq_publish, pynsq_pipelined, pynsq_consume),
-    "gnsq": (gnsq_publish, gnsq_pipelined, gnsq_consume),
-    "ansq": (ansq_publish, ansq_pipelined, ansq_consume),
-    BARE: (bare_publish, bare_pipelined),
+    "pyqd.client": (blocking_publish, partial(blocking_publish, count=ROUND), blocking_consume),
+    "pyqd.client.aio": (aio_publish, partial(aio_publish, count=ROUND), aio_consume),
+    "pynsq": (pynsq_publish, partial(pynsq_publish, size=ROUND), pynsq_consume),
+    "gnsq": (gnsq_publish, partial(gnsq_publish, count=ROUND), gnsq_consume),
+    "ansq": (ansq_publish, partial(ansq_publish, count=ROUND), ansq_consume),
+    BARE: (bare_publish, partial(bare_publish, count=ROUND)),
 }
 
 
@@ -411,12 +341,8 @@ def main() -> None:
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
     load = LOADS[given.client][ROWS.index(given.row)]
-    if given.row == "consume":
-        clock = Clock()
-        load(given.address, given.topic, clock, int(given.count))
-    else:
-        clock = Clock(given.count)
-        load(given.address, given.topic, clock)
+    clock = Clock(left=int(given.count)) if given.row == "consume" else Clock(given.count)
+    load(given.address, given.topic, clock)
     print(json.dumps(clock.result()), flush=True)
     # The libraries' threads and connections end with the process: some have no orderly end.
     os._exit(0)

@@ -15,26 +15,24 @@ Sources: getrusage(2), RUSAGE_CHILDREN; proc(5).
 """
 
 import argparse
-import math
 import resource
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from bench import runner
-from bench.cli import choose_cores, positive
+from bench.cli import RESULTS_DIRECTORY, add_cores, at_least_one, choose_cores, positive
 from bench.counters import Counter, CounterError, find_call_counter, find_instruction_counter
-from bench.server import Target
-from bench.setting import Result, Setting
-from bench.shape import at_least_one
+from bench.server import Figures, Target
+from bench.setting import Setting
+from bench.study import Figure, Study, measure
 from bench.workloads import Workload
 from bench.workloads import find as find_workload
 from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.progress import Progress
 
 # Each with the messages of the smaller of the two loads whose instructions are counted.
 COUNTED_MESSAGES = {
@@ -61,28 +59,15 @@ RECORD_ALIGN_BYTES = 8
 PAGE_BYTES = 4096
 
 
-class CostError(Exception):
-    """A figure cannot be measured; str() of it is the reason."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table."""
-
-    head: str
-    digits: int = 0
-    width: int = 11
-
-    def show(self, value: float, is_ratio: bool = False) -> str:
-        shown = "-" if math.isnan(value) else f"{value:,.{RATIO_DIGITS if is_ratio else self.digits}f}"
-        return shown.rjust(self.width)
-
-
-RATIO_DIGITS = 2
-# With a base; without one there is the first line only.
-LINES = ("this", "base", "this/base")
-CPU = (Column("CPU, ns"), Column("user, ns"), Column("system, ns"))
-EVENTS = (Column("faults/page", 3), Column("switches", 3))
+FIGURES = {
+    name: Figure(name, digits, better="less")
+    for name, digits in (
+        *(("CPU, ns", 0), ("user, ns", 0), ("system, ns", 0), ("faults/page", 3), ("switches", 3)),
+        *((f"calls, {name}", 3) for name in ("perf", "strace")),
+        *((f"instructions, {name}", 0) for name in ("perf", "callgrind")),
+    )
+}
+TIMED = tuple(FIGURES)[:5]
 
 
 @dataclass(frozen=True)
@@ -93,28 +78,10 @@ class Spent:
     loaded: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A kind of run and the figures that it yields. few: messages of the smaller load. repeat: number of pairs."""
-
-    columns: tuple[Column, ...]
-    run: Callable[[Target, Setting, Workload], Spent]
-    few: Callable[[Workload], float]
-    repeat: int
-
-
 def find(name: str) -> Workload:
     """Return the workload of that name as it is measured here. Raises: KeyError."""
     workload = find_workload(name)
-    return replace(workload, unconsumed=UNCONSUMED) if workload.kind == "fan_out" else workload
-
-
-def run_whole(workload: Workload, target: Target, setting: Setting) -> Result:
-    """Run the workload on a fresh daemon, and return after it has ended. Raises: CostError."""
-    result = runner.run_once(workload, target, setting)
-    if result.problem:
-        raise CostError(result.problem)
-    return result
+    return replace(workload, unconsumed=UNCONSUMED) if workload.channels > 1 else workload
 
 
 def log_pages(workload: Workload) -> float:
@@ -124,13 +91,13 @@ def log_pages(workload: Workload) -> float:
 
 
 def time_run(target: Target, setting: Setting, workload: Workload) -> Spent:
-    """Return the CPU time of one run in ns, all, user and system; its faults per page, and switches. Raises: CostError.
+    """Return the CPU time of one run in ns, all, user and system; its faults per page, and switches. Raises: RunError.
 
     The faults are divided by the pages of one message, so that their cost per message becomes that of a page.
     """
     # The sum over all ended children; no other child ends during the measurement.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    figures = run_whole(workload, target, setting).figures
+    figures = runner.run_once(workload, target, setting)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     user_ns, system_ns = (1e9 * (after[index] - before[index]) for index in (0, 1))
     faults, switches = (workload.messages * figures[key] for key in ("loop_faults", "loop_switches"))
@@ -138,18 +105,15 @@ def time_run(target: Target, setting: Setting, workload: Workload) -> Spent:
 
 
 def count_run(counter: Counter, target: Target, setting: Setting, workload: Workload) -> Spent:
-    """Return the events of one run. Raises: CostError."""
+    """Return the events of one run. Raises: RunError."""
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as directory:
         counted = Path(directory) / "counted"
-        try:
-            run_whole(replace(workload, deadline_s=COUNT_DEADLINE_S), counter.around(target, counted), setting)
-            return Spent((counter.read(counted),))
-        except (CostError, CounterError) as error:
-            raise CostError(f"under {counter.name}: {error}") from None
+        runner.run_once(replace(workload, deadline_s=COUNT_DEADLINE_S), counter.around(target, counted), setting)
+        return Spent((counter.read(counted),))
 
 
 def of_one_more(workload: Workload, few: float, run: Callable[[Workload], Spent]) -> list[float]:
-    """Return the cost of one more message, for each figure that `run` returns. Raises: CostError.
+    """Return the cost of one more message, for each figure that `run` returns. Raises: RunError.
 
     few: messages of the smaller load, rounded to a multiple of the batch.
     """
@@ -168,25 +132,6 @@ def of_one_more(workload: Workload, few: float, run: Callable[[Workload], Spent]
     return whole + loaded
 
 
-def ratio(this: float, base: float) -> float:
-    return this / base if base else math.nan
-
-
-def medians(measure: Measure, workload: Workload, targets: Sequence[Target], setting: Setting) -> list[list[float]]:
-    """Return the medians of each target's figures, and with a base those of the ratios in each turn. Raises: CostError.
-
-    targets: this tree's daemon, then the base if there is one. They are run in turns.
-    """
-    found: list[list[list[float]]] = [[] for _ in targets]
-    for _ in range(measure.repeat):
-        for target, turns in zip(targets, found, strict=True):
-            run = partial(measure.run, target, setting)
-            turns.append(of_one_more(workload, measure.few(workload), run))
-    if len(targets) > 1:
-        found.append([list(map(ratio, *both)) for both in zip(*found, strict=True)])
-    return [[median(values) for values in zip(*turns, strict=True)] for turns in found]
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m bench.cost", description=(__doc__ or "").partition("\n")[0])
     names = list(COUNTED_MESSAGES)
@@ -200,100 +145,69 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="instructions and system calls: beside CPU time, if something counts them (auto); alone; or not",
     )
-    parser.add_argument("--server-core", type=int, help="core of the daemon (default: the first this process may use)")
-    parser.add_argument("--generator-core", type=int, help="core of the generator (default: the second)")
-    parser.add_argument("--unpinned", action="store_true", help="leave both to the kernel; figures are then rough")
+    add_cores(parser)
     return parser
 
 
-def choose_measures(arguments: argparse.Namespace) -> tuple[list[Measure], list[str]]:
-    """Return the measures, and the reasons why others are left out."""
-    measures, reasons = [], []
-
-    def few(workload: Workload) -> float:
-        return workload.messages * float(arguments.scale) / (1 + ADDED)
-
-    if arguments.count != "only":
-        measures.append(Measure((*CPU, *EVENTS), time_run, few, arguments.repeat))
-    if arguments.count != "no":
+def find_counters() -> tuple[list[tuple[str, Counter]], list[str]]:
+    """Return the counters of system calls and of instructions, and the reasons why one is missing."""
+    found, reasons = [], []
+    for kind, find_counter in (("calls", find_call_counter), ("instructions", find_instruction_counter)):
         try:
-            counter = find_call_counter()
-            column = Column(f"calls, {counter.name}", 3, 13)
-            measures.append(Measure((column,), partial(count_run, counter), few, arguments.repeat))
+            counter = find_counter()
+            found.append((f"{kind}, {counter.name}", counter))
         except CounterError as error:
             reasons.append(str(error))
-        try:
-            counter = find_instruction_counter()
-            column = Column(f"instructions, {counter.name}", 0, 24)
-            counted = {name: count * arguments.scale for name, count in COUNTED_MESSAGES.items()}
-            # Hardly two counts differ by more than 1 %.
-            measures.append(Measure((column,), partial(count_run, counter), lambda load: counted[load.name], 1))
-        except CounterError as error:
-            reasons.append(str(error))
-    return measures, reasons
+    return found, reasons
+
+
+def study(names: Sequence[str], targets: Sequence[Target], setting: Setting, scale: float, count: str) -> Study:
+    """Return the study. count: "no", "only", or "auto" for system calls and instructions beside CPU time."""
+    counters, reasons = find_counters() if count != "no" else ([], [])
+    for reason in reasons:
+        print(reason, file=sys.stderr)
+    if count == "only" and not counters:
+        raise ValueError("nothing counts system calls or instructions here")
+    counted: set[tuple[str, str]] = set()
+    contenders = dict(zip(("this", "base"), targets, strict=False))
+
+    def run(row: str, contender: str) -> Figures:
+        workload, target = find(row), contenders[contender]
+        few = workload.messages * scale / (1 + ADDED)
+        figures: Figures = {}
+        if count != "only":
+            figures |= zip(TIMED, of_one_more(workload, few, partial(time_run, target, setting)), strict=True)
+        for name, counter in counters:
+            # Under callgrind a run is long, and hardly two counts differ by more than 1 %.
+            is_slow = name.startswith("instructions")
+            if is_slow and (row, contender) in counted:
+                continue
+            counted_few = COUNTED_MESSAGES[row] * scale if is_slow else few
+            [figures[name]] = of_one_more(workload, counted_few, partial(count_run, counter, target, setting))
+        counted.add((row, contender))
+        return figures
+
+    return Study(rows={name: find(name).what for name in names}, contenders=list(contenders), run=run, figures=FIGURES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the lines of each workload.
+    """Print the table.
 
-    Returns: 1 if a run failed, or if only counts were requested and no counter exists, 2 for an unusable base, else 0.
+    Returns: 1 if a run failed, 2 for an unusable base, or if only counts were requested and no counter exists, else 0.
     """
-    arguments = make_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = make_parser().parse_args(given)
     setting = Setting(cores=choose_cores(arguments))
-    targets = [Target.parse("pyqd")]
     try:
-        if arguments.base:
-            targets.append(Target.of_checkout(arguments.base))
+        targets = [Target.parse("pyqd"), *([Target.of_checkout(arguments.base)] if arguments.base else [])]
+        names = arguments.workload or list(COUNTED_MESSAGES)
+        made = study(names, targets, setting, arguments.scale, arguments.count)
     except ValueError as error:
-        print(f"--base: {error}", file=sys.stderr)
+        print(f"python -m bench.cost: {error}", file=sys.stderr)
         return 2
-    runner.pin_generator(setting.cores)
-    measures, reasons = choose_measures(arguments)
-    failed = print_table(arguments.workload or list(COUNTED_MESSAGES), measures, targets, setting) if measures else True
-    for reason in reasons:
-        print(reason, file=sys.stderr)
-    return int(failed)
-
-
-def print_table(names: Sequence[str], measures: Sequence[Measure], targets: Sequence[Target], setting: Setting) -> bool:
-    """Print the lines of each workload; return whether a run failed."""
-    columns = [column for measure in measures for column in measure.columns]
-    print(line_of("per message", [column.head.rjust(column.width) for column in columns], targets), flush=True)
-    failed = False
-    with Progress(total=len(names), unit="benchmarks") as progress:
-        for name in names:
-            progress.describe(name)
-            lines, problem = measured_lines(find(name), measures, targets, setting)
-            for line in lines:
-                progress.say(line, sys.stdout)
-            if problem:
-                progress.say(f"{name:12} failed: {problem}", sys.stdout)
-                failed = True
-            progress.advance()
-    return failed
-
-
-def measured_lines(
-    workload: Workload, measures: Sequence[Measure], targets: Sequence[Target], setting: Setting
-) -> tuple[list[str], str]:
-    """Return the lines of a workload as far as its runs succeed, and why one failed."""
-    whose = LINES[: 2 * len(targets) - 1]
-    cells: dict[str, list[str]] = {name: [] for name in whose}
-    problem = ""
-    try:
-        for measure in measures:
-            for name, values in zip(whose, medians(measure, workload, targets, setting), strict=True):
-                shown = zip(measure.columns, values, strict=True)
-                cells[name] += [column.show(value, name == "this/base") for column, value in shown]
-    except CostError as error:
-        problem = str(error)
-    lines = [line_of(workload.name, cells[name], targets, name) for name in whose if cells[name]]
-    return lines, problem
-
-
-def line_of(name: str, cells: Sequence[str], targets: Sequence[Target], whose: str = "") -> str:
-    """Return a line of the table. whose: shown if there is a base."""
-    return " ".join([f"{name:12}", *([f"{whose:9}"] if len(targets) > 1 else []), *cells]).rstrip()
+    return measure(
+        made, arguments.repeat, setting, RESULTS_DIRECTORY, shlex.join(["python", "-m", "bench.cost", *given])
+    )
 
 
 if __name__ == "__main__":

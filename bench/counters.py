@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.server import Target
+from bench.server import RunError, Target
 
 INSTRUCTIONS = "instructions:u"
 SYSTEM_CALLS = "raw_syscalls:sys_enter"
@@ -35,7 +35,7 @@ _LINES = {
 }
 
 
-class CounterError(Exception):
+class CounterError(RunError):
     """A figure cannot be counted; str() of it is the reason."""
 
 
@@ -87,10 +87,7 @@ def find_instruction_counter() -> Counter:
         return Counter("perf", INSTRUCTIONS)
     if shutil.which("valgrind"):
         return Counter("callgrind")
-    raise CounterError(
-        "no instructions: perf is not installed or has no such counter, as in most virtual machines, and valgrind is "
-        "not installed (on Debian: apt-get install valgrind)"
-    )
+    raise CounterError("no instructions: perf has no such counter here, and valgrind is not installed")
 
 
 def find_call_counter() -> Counter:
@@ -99,7 +96,4 @@ def find_call_counter() -> Counter:
         return Counter("perf", SYSTEM_CALLS)
     if shutil.which("strace"):
         return Counter("strace")
-    raise CounterError(
-        "no system calls: perf is not installed or may not count them, as only root may by default, and strace is not "
-        "installed (on Debian: apt-get install strace)"
-    )
+    raise CounterError("no system calls: perf may not count them here, and strace is not installed")

@@ -14,48 +14,29 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 
-from bench.server import Server
+from bench.server import Figures, Server
 from pyqd.tools.bench.connections import Address
 
 INTERVAL_S = 0.002
 ANSWER_WITHIN_S = 120.0
 ANSWER_BYTES_MAX = 4096
-PING = b"GET /ping HTTP/1.1\r\nHost: bench\r\n\r\n"
 P999 = 0.999
-MS_PER_S = 1000.0
-NS_PER_MS = 1_000_000.0
 
 Sample = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Silence:
-    """The times without an answer of one run, in milliseconds. cpu_max_ms: of the server's, during one question."""
-
-    max_ms: float
-    p999_ms: float
-    cpu_max_ms: float
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample]) -> "Silence":
-        """Return the figures of samples of (seconds until the answer, CPU time in ns)."""
-        waits = sorted(due_s for wait_s, _ in samples for due_s in waits_due(wait_s))
-        at = min(len(waits) - 1, int(P999 * len(waits)))
-        return cls(waits[-1] * MS_PER_S, waits[at] * MS_PER_S, max(cpu_ns for _, cpu_ns in samples) / NS_PER_MS)
-
-    @classmethod
-    def median_of(cls, found: Sequence["Silence"]) -> "Silence":
-        """Return the median of each figure."""
-        return cls(
-            median(each.max_ms for each in found),
-            median(each.p999_ms for each in found),
-            median(each.cpu_max_ms for each in found),
-        )
+def silence(samples: Sequence[Sample]) -> Figures:
+    """Return the figures of samples of (seconds until the answer, CPU time of the server in ns)."""
+    waits = sorted(due_s for wait_s, _ in samples for due_s in waits_due(wait_s))
+    at = min(len(waits) - 1, int(P999 * len(waits)))
+    return {
+        "max_ms": waits[-1] * 1e3,
+        "p999_ms": waits[at] * 1e3,
+        "cpu_max_ms": max(cpu_ns for _, cpu_ns in samples) / 1e6,
+    }
 
 
 def waits_due(wait_s: float) -> Iterator[float]:
@@ -71,21 +52,6 @@ def waits_due(wait_s: float) -> Iterator[float]:
 def cpu_ns(pid: int) -> int:
     """Return the CPU time of a process's first thread."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
-
-
-def ask(connection: socket.socket) -> None:
-    """Ask once, and return when the answer is there."""
-    connection.sendall(PING)
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        piece = connection.recv(ANSWER_BYTES_MAX)
-        if not piece:
-            raise ConnectionError("the server closed the connection of the prober")
-        answer += piece
-    head, _, body = answer.partition(b"\r\n\r\n")
-    size = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")).split(b":")[1])
-    while len(body) < size:
-        body += connection.recv(ANSWER_BYTES_MAX)
 
 
 def probe(address: Address, pid: int, core: int | None, told: Connection, ends: bool) -> None:
@@ -120,9 +86,20 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
     told.send(samples)
 
 
+def ask(connection: socket.socket) -> None:
+    """Ask once, and return when the answer is there. No HTTP library: its own work would be part of the time."""
+    connection.sendall(b"GET /ping HTTP/1.1\r\nHost: bench\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"\r\n\r\nOK"):
+        piece = connection.recv(ANSWER_BYTES_MAX)
+        if not piece:
+            raise ConnectionError("the server closed the connection of the prober")
+        answer += piece
+
+
 @contextlib.contextmanager
-def probing(server: Server, core: int | None, found: list[Silence], *, ends: bool = False) -> Iterator[None]:
-    """Probe the server for the length of the context, and append the result to `found`.
+def probing(server: Server, core: int | None, found: Figures, *, ends: bool = False) -> Iterator[None]:
+    """Probe the server for the length of the context, and add the figures to `found`.
 
     ends: the server may stop before the context ends.
     """
@@ -136,7 +113,7 @@ def probing(server: Server, core: int | None, found: list[Silence], *, ends: boo
         ours.recv()
         yield
         ours.send(None)
-        found.append(Silence.of(ours.recv()))
+        found.update(silence(ours.recv()))
     finally:
         process.kill()
         process.join()

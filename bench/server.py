@@ -1,6 +1,7 @@
 """Start the server under test in a process of its own, and stop it."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -8,15 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
+from pyqd.client.http import HttpClient
 from pyqd.tools.bench.connections import Address
-
-Program = Literal["pyqd", "sink", "nsqd"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_DEADLINE_S = 20.0
@@ -25,60 +24,75 @@ STOP_DEADLINE_S = 20.0
 NSQD_STOP_S = 0.5
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2000
-VERSION_TAIL_CHARACTERS = 300
+SINK_OPTIONS: dict[str, tuple[str, ...]] = {"sink": (), "sink-store": ("--store",)}
 # An executable of such a name is called by its path, or its runs would be mixed with those of this tree's.
-OWN_NAMES = ("pyqd", "sink", "sink-store", "sink-sync")
-SINK_OPTIONS: dict[str, tuple[str, ...]] = {
-    "sink": (),
-    "sink-store": ("--store",),
-    "sink-sync": ("--store", "--sync"),
-}
+OWN_NAMES = ("pyqd", *SINK_OPTIONS)
+
+Figures = dict[str, float]
 
 
-class ServerError(Exception):
+class RunError(Exception):
+    """A run failed, or a message was lost or came twice."""
+
+
+class ServerError(RunError):
     """The server did not start or did not stay; the text ends with the tail of its log."""
+
+
+def address_text(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def nsqd_options(tcp: Address, http: Address, data_path: Path) -> Sequence[str]:
+    return (f"-tcp-address={address_text(tcp)}", f"-http-address={address_text(http)}", f"-data-path={data_path}")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server that can be measured: `pyqd`, `sink`, `sink-store`, `sink-sync`, or an nsqd or a pyqd by its executable.
+    """A server that can be measured.
 
-    core_count: cores it may use; more than one includes the generator's.    directory: where it is started
-    slowness: how many times as long as usual it may take to start and to stop.
+    program: "pyqd", "nsqd", "sink", or another broker without an HTTP address. options: of its addresses and its empty
+    data directory. core_count: cores it may use; more than one includes the generator's. directory: where it is
+    started. slowness: how many times as long as usual it may take to start and to stop.
     """
 
     name: str
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
-    program: Program = "pyqd"
+    program: str = "pyqd"
     core_count: int = 1
     slowness: float = 1.0
     directory: Path = REPOSITORY
+    flags: tuple[str, ...] = ()
+    options: Callable[[Address, Address, Path], Sequence[str]] = nsqd_options
+
+    @property
+    def has_http(self) -> bool:
+        return self.program in ("pyqd", "nsqd", "sink")
 
     @classmethod
     def parse(cls, text: str, *, core_count: int = 1) -> "Target":
-        """Return the target that the command line names: one of this tree's, a path, or a name to be found in PATH.
+        """Return the target that the command line names, with flags behind it: `pyqd --sync-fin`.
 
-        Raises: ValueError when there is no such executable, or none that says by -version that it is nsqd or pyqd.
+        It is `pyqd`, a sink, or an executable by its path or its name in PATH. Raises: ValueError if there is no such
+        executable, or none that says by -version that it is nsqd or pyqd.
         """
-        if text == "pyqd":
-            return cls(name="pyqd", command=(sys.executable, "-m", "pyqd.apps.daemon"))
-        if text in SINK_OPTIONS:
-            command = (sys.executable, "-m", "bench.sinkd", *SINK_OPTIONS[text])
-            return cls(name=text, command=command, program="sink")
-        found = shutil.which(text)
+        word, *flags = shlex.split(text)
+        if word == "pyqd":
+            return cls(name=text, command=(sys.executable, "-m", "pyqd.apps.daemon"), flags=tuple(flags))
+        if word in SINK_OPTIONS:
+            command = (sys.executable, "-m", "bench.sinkd", *SINK_OPTIONS[word])
+            return cls(name=text, command=command, program="sink", flags=tuple(flags))
+        found = shutil.which(word)
         if found is None:
-            raise ValueError(f"neither pyqd, sink, sink-store, sink-sync, nor an executable: {text}")
+            raise ValueError(f"neither pyqd, sink, sink-store, nor an executable: {word}")
         path = Path(found).absolute()
-        name = str(path) if path.name in OWN_NAMES else path.name
-        return cls(
-            name=name if core_count == 1 else f"{name}, {core_count} cores",
-            command=(str(path),),
-            # More running threads than cores would only add switches.
-            environment=(("GOMAXPROCS", str(core_count)),),
-            program="nsqd" if ask_version((str(path),)).startswith("nsqd") else "pyqd",
-            core_count=core_count,
-        )
+        name = shlex.join([str(path) if path.name in OWN_NAMES else path.name, *flags])
+        # More running threads than cores would only add switches.
+        environment = (("GOMAXPROCS", str(core_count)),)
+        target = cls(name, (str(path),), environment, core_count=core_count, flags=tuple(flags))
+        program = target.version().partition(" ")[0]
+        return replace(target, program=program, name=name if core_count == 1 else f"{name}, {core_count} cores")
 
     @classmethod
     def of_checkout(cls, path: Path) -> "Target":
@@ -98,89 +112,59 @@ class Target:
         return target
 
     def version(self) -> str:
-        """Return the program's version, "" for a sink. Raises: ValueError if it is not a server."""
-        return "" if self.program == "sink" else ask_version(self.command, self.directory, dict(self.environment))
-
-
-def ask_version(
-    command: Sequence[str], directory: Path = REPOSITORY, environment: Mapping[str, str] | None = None
-) -> str:
-    """Return a program's answer to -version. Raises: ValueError unless it is "nsqd v..." or "pyqd v..."."""
-    what = " ".join(command)
-    try:
-        asked = subprocess.run(
-            [*command, "-version"],
-            stdin=subprocess.DEVNULL,
-            cwd=directory,
-            env={**os.environ, **(environment or {})},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=START_DEADLINE_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ValueError(f"{what} cannot be asked for its -version: {error}") from error
-    said = asked.stdout.strip()
-    if not said.startswith(("nsqd v", "pyqd v")):
-        heard = repr((said or asked.stderr.strip())[-VERSION_TAIL_CHARACTERS:]) if said or asked.stderr else "nothing"
-        raise ValueError(f"{what} is neither nsqd nor pyqd: to -version it says {heard}")
-    return said
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Command of a server, to start it repeatedly on the same ports and the same data."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    cores: tuple[int, ...]
-    log_path: Path
-    directory: Path = REPOSITORY
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start it; it does not answer yet. Raises: ServerError when it cannot be executed, or not on these cores."""
-
-        def pin() -> None:
-            # Before exec, so that every thread of the server inherits it.
-            if self.cores:
-                os.sched_setaffinity(0, self.cores)
-
-        with self.log_path.open("ab") as log:
-            try:
-                return subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=self.directory,
-                    env=self.environment,
-                    preexec_fn=pin,
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                on = f" on cores {self.cores}" if self.cores else ""
-                raise ServerError(f"{self.command[0]} cannot be started{on}: {error}") from error
+        """Return the program's answer to -version, "" for a sink. Raises: ValueError if it is no nsqd and no pyqd."""
+        if self.program == "sink":
+            return ""
+        what = " ".join(self.command)
+        try:
+            asked = subprocess.run(
+                [*self.command, "-version"],
+                stdin=subprocess.DEVNULL,
+                cwd=self.directory,
+                env={**os.environ, **dict(self.environment)},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=START_DEADLINE_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ValueError(f"{what} cannot be asked for its -version: {error}") from error
+        if not asked.stdout.startswith(("nsqd v", "pyqd v")):
+            said = (asked.stdout or asked.stderr).strip()[-LOG_TAIL_BYTES:]
+            raise ValueError(f"{what} is neither nsqd nor pyqd: to -version it says {said!r}")
+        return asked.stdout.strip()
 
 
 @dataclass
 class Server:
-    """A running server, which can be stopped and started again. cores: the only ones it may use; (): any."""
+    """A running server, which can be stopped and started again on the same ports and data.
 
-    launch: Launch
-    process: subprocess.Popen[bytes]
+    cores: the only ones it may use; (): any.
+    """
+
+    target: Target
+    command: tuple[str, ...]
+    cores: tuple[int, ...]
     tcp_address: Address
     http_address: Address
     data_path: Path
+    process: subprocess.Popen[bytes]
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    @property
-    def cores(self) -> tuple[int, ...]:
-        return self.launch.cores
+    def http(self) -> HttpClient:
+        """Return an HTTP client of the server, which is a context manager."""
+        return HttpClient(address_text(self.http_address), timeout_s=300.0, retry_timeout_s=0.0)
+
+    def post(self, path: str, body: bytes = b"", **query: object) -> None:
+        """POST over a connection of its own. Raises: RunError for any other status than 200."""
+        with self.http() as client:
+            post(client, path, body, **query)
 
     def log_tail(self) -> str:
-        return self.launch.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        return log_path(self.data_path).read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
 
     def require_alive(self) -> None:
         if self.process.poll() is not None:
@@ -193,7 +177,42 @@ class Server:
 
     def start(self) -> None:
         """Start it again after `stop`; returns at once, when it does not answer yet."""
-        self.process = self.launch.start()
+        self.process = launch(self.target, self.command, self.cores, log_path(self.data_path))
+
+
+def post(client: HttpClient, path: str, body: bytes = b"", **query: object) -> None:
+    """POST on a kept connection. Raises: RunError for any other status than 200."""
+    reply = client.request("POST", path, query, body, retry=False)
+    if reply.status != 200:
+        raise RunError(f"POST {path} {query}: {reply.status} {reply.body[:200]!r}")
+
+
+def log_path(data_path: Path) -> Path:
+    return data_path.parent / "server.log"
+
+
+def launch(target: Target, command: Sequence[str], cores: Sequence[int], log_to: Path) -> "subprocess.Popen[bytes]":
+    """Start a server, which does not answer yet. Raises: ServerError if it cannot be executed, or not on the cores."""
+
+    def pin() -> None:
+        # Before exec, so that every thread of the server inherits it.
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    with log_to.open("ab") as log:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=target.directory,
+                env={**os.environ, **dict(target.environment)},
+                preexec_fn=pin,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            on = f" on cores {cores}" if cores else ""
+            raise ServerError(f"{command[0]} cannot be started{on}: {error}") from error
 
 
 def free_addresses(count: int) -> list[Address]:
@@ -206,11 +225,12 @@ def free_addresses(count: int) -> list[Address]:
 
 
 def wait_until_listening(server: Server, deadline_s: float) -> None:
+    addresses = (server.tcp_address, server.http_address) if server.target.has_http else (server.tcp_address,)
     end_s = time.monotonic() + deadline_s
     while True:
         server.require_alive()
         try:
-            for address in (server.tcp_address, server.http_address):
+            for address in addresses:
                 socket.create_connection(address, timeout=1.0).close()
             return
         except OSError:
@@ -219,7 +239,7 @@ def wait_until_listening(server: Server, deadline_s: float) -> None:
             time.sleep(POLL_S)
 
 
-def stop(process: subprocess.Popen[bytes], deadline_s: float = STOP_DEADLINE_S) -> bool:
+def stop(process: "subprocess.Popen[bytes]", deadline_s: float = STOP_DEADLINE_S) -> bool:
     """End the process, by SIGKILL if need be; return whether SIGTERM was enough."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -234,32 +254,31 @@ def stop(process: subprocess.Popen[bytes], deadline_s: float = STOP_DEADLINE_S) 
 
 @contextmanager
 def running(
-    target: Target, *, cores: Sequence[int] = (), data_root: Path | None = None, flags: Sequence[str] = ()
+    target: Target,
+    *,
+    cores: Sequence[int] = (),
+    data_root: Path | None = None,
+    flags: Sequence[str] = (),
+    keeps: bool = False,
 ) -> Iterator[Server]:
-    """Run target with an empty data directory on free loopback ports; stop it and remove the data afterwards.
+    """Run target with an empty data directory on free loopback ports, and stop it afterwards.
 
-    cores: the only ones it may use; none leaves that to the kernel. flags: further flags of the daemon.
+    cores: the only ones it may use; none leaves that to the kernel. flags: further flags of the daemon. keeps: leave
+    the data directory in data_root, because a file system that has just lost many files is slow to make others.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=data_root) as directory:
-        data_path = Path(directory) / "data"
+    directory = Path(tempfile.mkdtemp(prefix="bench-", dir=data_root))
+    try:
+        data_path = directory / "data"
         data_path.mkdir()
         tcp, http = free_addresses(2)
-        launch = Launch(
-            command=(
-                *target.command,
-                f"-tcp-address={tcp[0]}:{tcp[1]}",
-                f"-http-address={http[0]}:{http[1]}",
-                f"-data-path={data_path}",
-                *flags,
-            ),
-            environment={**os.environ, **dict(target.environment)},
-            cores=tuple(cores),
-            log_path=Path(directory) / "server.log",
-            directory=target.directory,
-        )
-        server = Server(launch=launch, process=launch.start(), tcp_address=tcp, http_address=http, data_path=data_path)
+        command = (*target.command, *target.options(tcp, http, data_path), *flags, *target.flags)
+        process = launch(target, command, cores, log_path(data_path))
+        server = Server(target, command, tuple(cores), tcp, http, data_path, process)
         try:
             wait_until_listening(server, START_DEADLINE_S * target.slowness)
             yield server
         finally:
             stop(server.process, (NSQD_STOP_S if target.program == "nsqd" else STOP_DEADLINE_S) * target.slowness)
+    finally:
+        if not keeps:
+            shutil.rmtree(directory)

@@ -1,7 +1,9 @@
-"""Settings and results of a run besides its workload, and the meters that read the server during the run."""
+"""Cores and flags of a session, and the meters that read a process's cost from /proc; source: proc(5)."""
 
 import mmap
 import os
+import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -9,19 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.procfs import ThreadEvents, read_core_time_s, read_main_thread
 from bench.server import Server, Target
-from pyqd.tools.bench.process import CpuTime, read_cpu_time
+from pyqd.tools.bench.process import SETTLE_INTERVAL_S, SETTLED_SHARE, TICKS_PER_SECOND, CpuTime, read_cpu_time
 
-# A server counts as settled when it used less than this share of a core over one interval.
-SETTLED_SHARE = 0.05
-SETTLE_INTERVAL_S = 0.25
 SETTLE_DEADLINE_S = 60.0
-
-
-def warm_memory(size_bytes: int) -> None:
-    """Take memory and free it again, so that no server has to wait until the host of a virtual machine gives it."""
-    mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+# Fields of /proc/PID/task/TID/stat behind the name in parentheses, counted from 0.
+MINOR_FAULTS_FIELD = 7
+MAJOR_FAULTS_FIELD = 9
+IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
@@ -32,19 +29,23 @@ class Cores:
     generator: int | None = None
 
     @classmethod
-    def choose(cls) -> "Cores":
-        """Take two of the cores this process may use, or none when there is only one."""
-        allowed = sorted(os.sched_getaffinity(0))
-        return cls(server=allowed[0], generator=allowed[1]) if len(allowed) > 1 else cls()
+    def choose(cls, server: int | None = None, generator: int | None = None) -> "Cores":
+        """Take two of the cores this process may use, or none if there is only one, unless others are named.
 
-    def require_allowed(self) -> None:
-        """Check that this process may use both cores. Raises: ValueError."""
+        Raises: ValueError for a core that this process may not use.
+        """
         allowed = sorted(os.sched_getaffinity(0))
-        for whose, core in (("server", self.server), ("generator", self.generator)):
+        chosen = cls(*allowed[:2]) if len(allowed) > 1 else cls()
+        cores = cls(
+            server=chosen.server if server is None else server,
+            generator=chosen.generator if generator is None else generator,
+        )
+        for whose, core in (("server", cores.server), ("generator", cores.generator)):
             if core is not None and core not in allowed:
                 raise ValueError(
                     f"core {core} for the {whose}: this process may use {', '.join(map(str, allowed))} only"
                 )
+        return cores
 
     @property
     def apart(self) -> bool:
@@ -56,6 +57,11 @@ class Cores:
         given = (self.server, self.generator) if target.core_count > 1 else (self.server,)
         return tuple(core for core in given if core is not None)
 
+    def pin_generator(self) -> None:
+        """Bind this process, which generates the load, to its core."""
+        if self.generator is not None:
+            os.sched_setaffinity(0, {self.generator})
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -65,48 +71,91 @@ class Setting:
     data_root: Path | None = None
     flags: tuple[str, ...] = ()
 
+    @property
+    def spin(self) -> bool:
+        """True if the generator polls: it has a core. Otherwise it leaves the server the rest of their core."""
+        return self.cores.generator is not None
+
     def data_path(self) -> Path:
         """Return the directory for data directories. Raises: OSError if there is no place for temporary files."""
         return (self.data_root or Path(tempfile.gettempdir())).absolute()
 
     def of(self, target: Target) -> "Setting":
-        """Return the setting of a run of target.
-
-        A server on two cores shares the generator's. A generator without a core of its own sleeps instead of polling,
-        and so leaves the server the time that it does not need.
-        """
+        """Return the setting of a run of target: a server on two cores shares the generator's."""
         return self if target.core_count == 1 else replace(self, cores=replace(self.cores, generator=None))
 
 
 @dataclass(frozen=True)
-class Result:
-    """One run.
+class Memory:
+    """Memory of a process in bytes.
 
-    losses: messages not confirmed, or confirmed but not kept by the server (publish), or published but never delivered
-    (the others).    duplicates: kept or delivered once more than published
-    problem: why the run counts as failed; "" when it does not.
-    figures: by the names in bench.figures.FIGURES.
+    private_bytes: Private_Clean + Private_Dirty, the memory that the end of the process would free. anonymous_bytes:
+    Pss_Anon, the part without a file: heap, stacks, anonymous maps.
     """
 
-    workload: str
-    target: str
-    messages: int
-    losses: int = 0
-    duplicates: int = 0
-    foreign: int = 0
-    problem: str = ""
-    figures: dict[str, float] = field(default_factory=dict)
+    rss_bytes: int
+    private_bytes: int
+    anonymous_bytes: int
+
+    def __sub__(self, earlier: "Memory") -> "Memory":
+        return Memory(
+            self.rss_bytes - earlier.rss_bytes,
+            self.private_bytes - earlier.private_bytes,
+            self.anonymous_bytes - earlier.anonymous_bytes,
+        )
+
+
+def read_memory(pid: int) -> Memory:
+    kib = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if rest.endswith(" kB"):
+            kib[name] = int(rest[:-3])
+    return Memory(
+        rss_bytes=kib["Rss"] * 1024,
+        private_bytes=(kib["Private_Clean"] + kib["Private_Dirty"]) * 1024,
+        # Kernels before 5.4 do not split Pss.
+        anonymous_bytes=kib.get("Pss_Anon", kib["Anonymous"]) * 1024,
+    )
+
+
+def read_main_thread(pid: int) -> tuple[int, int]:
+    """Return the page faults and the context switches so far of the main thread of a running process."""
+    thread = Path(f"/proc/{pid}/task/{pid}")
+    # The name may contain blanks and parentheses; the last ")" ends it.
+    fields = (thread / "stat").read_text().rpartition(")")[2].split()
+    switches = re.findall(r"voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text())
+    return int(fields[MINOR_FAULTS_FIELD]) + int(fields[MAJOR_FAULTS_FIELD]), sum(map(int, switches))
+
+
+def read_core_time_s(core: int) -> float:
+    """Return the seconds that processes and the hypervisor took from one core since boot.
+
+    Interrupts are left out: on the loopback device they are network work of server and generator themselves.
+    """
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name == f"cpu{core}":
+            user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(int, fields[:8])
+            return (user + nice + system + steal) / TICKS_PER_SECOND
+    raise ValueError(f"no core {core}")
+
+
+def read_file_system(path: Path) -> str:
+    """Return the type of the file system that path is on, as stat(1) calls it."""
+    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=False).stdout.strip()
 
 
 @dataclass
 class Meter:
     """Cost of the body of `metered` for the server, and the time that its cores spent on other processes.
 
-    loop: events of the server's main thread, which in pyqd runs the event loop.
+    faults, switches: of the server's main thread, which in pyqd runs the event loop.
     """
 
     server: CpuTime = field(default_factory=lambda: CpuTime(0.0, 0.0))
-    loop: ThreadEvents = field(default_factory=ThreadEvents)
+    faults: int = 0
+    switches: int = 0
     others_s: float = 0.0
     elapsed_s: float = 0.0
 
@@ -122,25 +171,30 @@ def metered(server: Server) -> Iterator[Meter]:
 
     meter = Meter()
     cpu_before, core_before_s, start_s = read_cpu_time(server.pid), core_time_s(), time.monotonic()
-    loop_before = read_main_thread(server.pid)
+    faults, switches = read_main_thread(server.pid)
     yield meter
     meter.elapsed_s = time.monotonic() - start_s
     server.require_alive()
-    meter.loop = read_main_thread(server.pid) - loop_before
+    faults_now, switches_now = read_main_thread(server.pid)
+    meter.faults, meter.switches = faults_now - faults, switches_now - switches
     meter.server = read_cpu_time(server.pid) - cpu_before
     # Two roundings to ticks can leave less than nothing.
     meter.others_s = max(0.0, core_time_s() - core_before_s - meter.server.total_s)
 
 
-def settle(server: Server) -> float:
-    """Wait, bounded, until the server is idle; return the seconds waited."""
-    start_s = time.monotonic()
+def settle(server: Server) -> None:
+    """Wait, bounded, until the server is idle."""
+    end_s = time.monotonic() + SETTLE_DEADLINE_S
     before = read_cpu_time(server.pid)
-    while time.monotonic() - start_s < SETTLE_DEADLINE_S:
+    while time.monotonic() < end_s:
         time.sleep(SETTLE_INTERVAL_S)
         server.require_alive()
         now = read_cpu_time(server.pid)
         if (now - before).total_s < SETTLED_SHARE * SETTLE_INTERVAL_S:
-            break
+            return
         before = now
-    return time.monotonic() - start_s
+
+
+def warm_memory(size_bytes: int) -> None:
+    """Take memory and free it again, so that no server has to wait until the host of a virtual machine gives it."""
+    mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()

@@ -5,11 +5,10 @@ made-up messages as were published, with the counters 0, 1, 2 ... in the order o
 counted. Nothing is stored, so what the generator reaches against the sink is an upper bound of what it can measure.
 Asked to, it appends all that it receives to a file: then it is the upper bound of a server that keeps its messages.
 
-    published  messages taken so far, deferred ones from their due time on
+    published  messages taken so far
     emitted    messages sent so far, over all subscribers of a channel; emitted <= published
 
-Deferred messages come due in the order in which they were published: one load defers all of its own by the same time.
-With many publishers counter n stands for the n-th message that came, not always for the one it was sent in.
+Deferred messages are answered and forgotten. With many publishers counter n stands for the n-th message that came, not always for the one it was sent in.
 
 Invariants
 1. A connection reads only when its replies have left; a reply (10 bytes) is shorter than the command it answers, so
@@ -20,15 +19,14 @@ Invariants
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-from pyqd.hot.tools.httpwire cimport http_message_bytes
 from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, close, epoll_create1, epoll_event, epoll_wait,
-    monotonic_ns, recv, send, setsockopt, ssize_t, watch,
+    recv, send, setsockopt, ssize_t, watch,
 )
 from pyqd.hot.tools.wire cimport (
     COUNTER_BYTES, FIN_BYTES, FRAME_ERROR, FRAME_HEADER_BYTES, FRAME_MESSAGE, MESSAGE_HEADER_BYTES, MESSAGE_ID_BYTES,
@@ -49,21 +47,15 @@ cdef enum:
     EMPTY_PASSES_MAX = 10000       # polls in vain before the sink sleeps, some milliseconds
     SLEEP_MS = 200
     LISTENER = CONNECTION_COUNT_MAX
-    HTTP_OK_BYTES = 40
     CHANNEL_COUNT_MAX = 64
     LINE_BYTES_MAX = 256           # of a SUB
-    DUE_COUNT_MIN = 65536
-
-cdef const char* HTTP_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
 cdef struct Client:
     int fd                         # owned
     bint write_armed
     bint greeted                   # the magic came
-    bint http                      # a request came in its place
     uint32_t body_left             # bytes of a PUB or MPUB body still to be swallowed
     uint32_t messages_due          # counted as published when body_left reaches 0
-    uint32_t defer_ms              # of the DPUB whose body is being swallowed
     uint32_t channel               # that it is subscribed to
     uint32_t rdy
     uint32_t in_flight
@@ -79,8 +71,7 @@ cdef struct Client:
 
 cdef struct Sink:
     int epoll_fd
-    int listener_fd                # borrowed, as the next one
-    int http_listener_fd
+    int listener_fd                # borrowed
     int store_fd                   # file for all received bytes; -1: none
     uint32_t client_count          # slots used; a slot is not used again
     uint32_t body_bytes            # of the messages given out: that of the last one published
@@ -90,10 +81,6 @@ cdef struct Sink:
     uint64_t[CHANNEL_COUNT_MAX] emitted
     char[CHANNEL_COUNT_MAX][LINE_BYTES_MAX] channels       # each as the SUB that named it
     uint64_t finished
-    int64_t* due_ns                # of deferred messages, those from due_begin to due_end wait; owned
-    size_t due_begin
-    size_t due_end
-    size_t due_max
     Client** clients               # CONNECTION_COUNT_MAX pointers, NULL for a closed client
 
 
@@ -221,14 +208,6 @@ cdef uint32_t number(const char* text, const char* end) noexcept nogil:
     return value
 
 
-cdef uint32_t last_number(const char* line, const char* end) noexcept nogil:
-    """Return the number that is the last parameter of a line, which ends with LF before end."""
-    cdef const char* text = end - 1
-    while text > line and (text - 1)[0] != b" ":
-        text -= 1
-    return number(text, end)
-
-
 cdef int reply(Client* client, const char* text, uint32_t text_bytes) noexcept nogil:
     client.reply_end += put_response(client.replies + client.reply_end, text, text_bytes)
     return 0
@@ -249,31 +228,6 @@ cdef int subscribe(Sink* sink, Client* client, const char* line, const char* end
         sink.channel_count += 1
     client.channel = channel
     return reply(client, b"OK", 2)
-
-
-cdef int defer(Sink* sink, uint32_t defer_ms) noexcept nogil:
-    """Let one message wait; -1 when memory is used up."""
-    cdef size_t grown_max
-    cdef int64_t* grown
-    if sink.due_begin == sink.due_end:
-        sink.due_begin = sink.due_end = 0
-    if sink.due_end == sink.due_max:
-        grown_max = 2 * sink.due_max if sink.due_max else DUE_COUNT_MIN
-        grown = <int64_t*>realloc(sink.due_ns, grown_max * sizeof(int64_t))
-        if grown == NULL:
-            return -1
-        sink.due_ns = grown
-        sink.due_max = grown_max
-    sink.due_ns[sink.due_end] = monotonic_ns() + <int64_t>defer_ms * 1_000_000
-    sink.due_end += 1
-    return 0
-
-
-cdef void publish_due(Sink* sink) noexcept nogil:
-    cdef int64_t now_ns = monotonic_ns()
-    while sink.due_begin < sink.due_end and sink.due_ns[sink.due_begin] <= now_ns:
-        sink.due_begin += 1
-        sink.published += 1
 
 
 cdef int on_line(Sink* sink, Client* client, const char* line, const char* end) noexcept nogil:
@@ -304,20 +258,15 @@ cdef const char* on_body_command(
     if end - body < (12 if many else 4):
         return NULL
     client.body_left = get_u32(body)
-    client.messages_due = 1
-    client.defer_ms = 0
+    client.messages_due = 0
     if many:
         client.messages_due = get_u32(body + 4)
         sink.body_bytes = get_u32(body + 8)
         client.body_left -= 8
         body += 8
     elif line[0] == b"P":
+        client.messages_due = 1
         sink.body_bytes = client.body_left
-    elif line[0] == b"D":
-        sink.body_bytes = client.body_left
-        client.defer_ms = last_number(line, body)
-    else:
-        client.messages_due = 0
     return body + 4
 
 
@@ -327,38 +276,12 @@ cdef int is_body_command(const char* line) noexcept nogil:
         or memcmp(line, b"IDEN", 4) == 0)
 
 
-cdef int parse_http(Sink* sink, Client* client) noexcept nogil:
-    """Answer all whole requests of the input; -1 closes the connection."""
-    cdef const char* position = client.input
-    cdef const char* end = client.input + client.input_end
-    cdef int64_t size
-    while position < end:
-        size = http_message_bytes(position, end - position)
-        if size < 0 or size > INPUT_BYTES:
-            return -1
-        if size == 0 or size > end - position:
-            break
-        if REPLY_BYTES - client.reply_end < HTTP_OK_BYTES:
-            return -1
-        memcpy(client.replies + client.reply_end, HTTP_OK, HTTP_OK_BYTES)
-        client.reply_end += HTTP_OK_BYTES
-        position += size
-    client.input_end = <uint32_t>(end - position)
-    if client.input_end and position != client.input:
-        memmove(client.input, position, client.input_end)
-    return 0
-
-
 cdef int parse_input(Sink* sink, Client* client) noexcept nogil:
     """Execute all whole commands of the input; -1 closes the connection."""
     cdef const char* position = client.input
     cdef const char* end = client.input + client.input_end
     cdef const char* line_end
     cdef const char* body
-    if not client.greeted and client.input_end >= 4 and memcmp(position, b"POST", 4) == 0:
-        client.greeted = client.http = True
-    if client.http:
-        return parse_http(sink, client)
     if not client.greeted and client.input_end >= 4:
         client.greeted = True
         position += 4
@@ -370,10 +293,7 @@ cdef int parse_input(Sink* sink, Client* client) noexcept nogil:
                 break
             position += client.body_left
             client.body_left = 0
-            if client.defer_ms == 0:
-                sink.published += client.messages_due
-            elif defer(sink, client.defer_ms) < 0:
-                return -1
+            sink.published += client.messages_due
             reply(client, b"OK", 2)
             continue
         if end - position >= FIN_BYTES and memcmp(position, b"FIN ", 4) == 0 and position[FIN_BYTES - 1] == b"\n":
@@ -430,8 +350,7 @@ cdef int turn(Sink* sink) noexcept nogil:
     cdef Client* client
     cdef uint32_t index
     cdef int position, state
-    cdef bint waiting = sink.due_begin < sink.due_end
-    cdef int timeout_ms = 0 if sink.empty_passes < EMPTY_PASSES_MAX else (1 if waiting else SLEEP_MS)
+    cdef int timeout_ms = 0 if sink.empty_passes < EMPTY_PASSES_MAX else SLEEP_MS
     cdef int count = epoll_wait(sink.epoll_fd, events, EVENT_COUNT_MAX, timeout_ms)
     if count < 0:
         return 0 if errno == EINTR else -1
@@ -439,7 +358,7 @@ cdef int turn(Sink* sink) noexcept nogil:
     for position in range(count):
         index = events[position].data.u32
         if index == LISTENER:
-            if accept_all(sink, sink.listener_fd) < 0 or accept_all(sink, sink.http_listener_fd) < 0:
+            if accept_all(sink, sink.listener_fd) < 0:
                 return -1
             continue
         client = sink.clients[index]
@@ -451,8 +370,6 @@ cdef int turn(Sink* sink) noexcept nogil:
                 state = flush(sink, client, index)
         if state < 0:
             drop(sink, index)
-    if waiting:
-        publish_due(sink)
     if any_left(sink):
         for index in range(sink.client_count):
             client = sink.clients[index]
@@ -461,8 +378,8 @@ cdef int turn(Sink* sink) noexcept nogil:
     return 0
 
 
-def serve(int listener_fd, int http_listener_fd, int store_fd=-1):
-    """Serve on two listening non-blocking sockets until a signal ends the process.
+def serve(int listener_fd, int store_fd=-1):
+    """Serve on a listening non-blocking socket until a signal ends the process.
 
     store_fd: a file to which all received bytes are appended, or -1. A failed write ends the connection it came from.
     Raises: MemoryError if memory or the 16384 slots of connections are used up; the exception of a signal handler.
@@ -472,7 +389,6 @@ def serve(int listener_fd, int http_listener_fd, int store_fd=-1):
     cdef int state = 0
     memset(&sink, 0, sizeof(Sink))
     sink.listener_fd = listener_fd
-    sink.http_listener_fd = http_listener_fd
     sink.store_fd = store_fd
     sink.body_bytes = COUNTER_BYTES
     sink.clients = <Client**>calloc(CONNECTION_COUNT_MAX, sizeof(Client*))
@@ -482,9 +398,8 @@ def serve(int listener_fd, int http_listener_fd, int store_fd=-1):
     try:
         if sink.epoll_fd < 0:
             raise OSError(errno, "epoll_create1")
-        for listener in (listener_fd, http_listener_fd):
-            if watch(sink.epoll_fd, EPOLL_CTL_ADD, listener, LISTENER, EPOLLIN) < 0:
-                raise OSError(errno, "epoll_ctl")
+        if watch(sink.epoll_fd, EPOLL_CTL_ADD, listener_fd, LISTENER, EPOLLIN) < 0:
+            raise OSError(errno, "epoll_ctl")
         while state == 0:
             with nogil:
                 state = turn(&sink)
@@ -495,6 +410,5 @@ def serve(int listener_fd, int http_listener_fd, int store_fd=-1):
             if sink.clients[index] != NULL:
                 drop(&sink, index)
         free(sink.clients)
-        free(sink.due_ns)
         if sink.epoll_fd >= 0:
             close(sink.epoll_fd)

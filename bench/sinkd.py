@@ -1,24 +1,11 @@
 """Run the sink as a daemon that takes the flags of the others: `python -m bench.sinkd -tcp-address=HOST:PORT ...`."""
 
 import argparse
-import os
 import socket
-import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from bench.sink import serve
-
-# As often as pyqd looks whether there is something to sync.
-SYNC_EVERY_S = 0.25
-
-
-def sync_for_ever(fd: int) -> None:
-    """Call fdatasync again and again; runs in a thread."""
-    while True:
-        time.sleep(SYNC_EVERY_S)
-        os.fdatasync(fd)
 
 
 def listen(address: str) -> socket.socket:
@@ -34,17 +21,15 @@ def main() -> None:
     parser.add_argument("-http-address", required=True, metavar="HOST:PORT")
     parser.add_argument("-data-path", type=Path, help="where --store makes its file")
     parser.add_argument("--store", action="store_true", help="append all that is received to a file")
-    parser.add_argument("--sync", action="store_true", help="have a thread call fdatasync(2) on it four times a second")
     arguments = parser.parse_known_args()[0]
     with ExitStack() as stack:
         tcp = stack.enter_context(listen(arguments.tcp_address))
-        http = stack.enter_context(listen(arguments.http_address))
+        # Only accepts, which shows that the sink runs.
+        stack.enter_context(listen(arguments.http_address))
         store_fd = -1
         if arguments.store:
             store_fd = stack.enter_context((arguments.data_path / "received").open("wb", buffering=0)).fileno()
-        if arguments.sync:
-            threading.Thread(target=sync_for_ever, args=(store_fd,), daemon=True).start()
-        serve(tcp.fileno(), http.fileno(), store_fd)
+        serve(tcp.fileno(), store_fd)
 
 
 if __name__ == "__main__":

@@ -1,148 +1,86 @@
-"""Time to turn a topic into Parquet, alternately by `pyq_spark drain` and by Spark's Parquet sink on format("pyqd").
+"""Time to turn a topic into Parquet, by `pyq_spark drain` and by Spark's Parquet sink on format("pyqd").
 
-    python -m bench.spark_drain --messages 1000000 --rounds 3
-
-A broker of its own, all on the same cores with the same compression. Spark's sink writes plain files, and once more by
-topic and day, as the drain does. The drain syncs its files to disk and Spark's sink does not. The first round of each
-is not counted: it starts Python processes and fills caches.
+All on the same cores with zstd. Spark's sink writes plain files, and once more by topic and day, as the drain does. The
+drain syncs its files to disk and Spark's sink does not.
 """
 
-from __future__ import annotations
-
+import atexit
 import os
 import shutil
-import statistics
-import struct
 import tempfile
 import time
-from itertools import product
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.progress import Progress as Shown
-from pyqd_spark.brokers import BrokerClient
+from pyspark.sql import functions
+
+import pyqd_spark
+from bench.server import Figures, RunError, Target, address_text, running
+from bench.setting import Setting
+from bench.spark_read import MESSAGES, publish
+from bench.study import Study
 from pyqd_spark.jobs.drain import DrainOptions, drain
 from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.runner import OnSpark
 from pyqd_spark.options import Connection
-from tests.support.server import Daemon, unshared_pyqd
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-TOPIC = "bench"
-MPUB_BODIES = 5000
 
 
-def random_body(number: int, size: int) -> bytes:  # noqa: ARG001 - one of two kinds
+def random_body(_number: int) -> bytes:
     """Return bytes that cannot be compressed."""
-    return os.urandom(size)
+    return os.urandom(200)
 
 
-def json_body(number: int, size: int) -> bytes:
-    """Return an order, as text of about that size."""
-    head = f'{{"order":{number},"customer":"{os.urandom(8).hex()}","amount":{number * 7919 % 100_000},"items":['
+def json_body(number: int) -> bytes:
+    """Return an order, as text of about 200 bytes."""
     item = f'{{"sku":"{number % 997:06}","count":{number % 5 + 1},"price":{number * 31 % 9999}}}'
-    return (head + ",".join([item] * max(1, (size - len(head)) // (len(item) + 1))) + "]}").encode()
+    head = f'{{"order":{number},"customer":"{os.urandom(8).hex()}","amount":{number * 7919 % 100_000},"items":['
+    return f"{head}{item},{item},{item}]}}".encode()
 
 
 BODIES = {"random": random_body, "json": json_body}
+# Directories of Spark's sink.
+SINKS: dict[str, tuple[str, ...]] = {"sink": (), "sink by day": ("topic", "day")}
 
 
-def publish(address: str, count: int, size: int, kind: str = "random") -> None:
-    """Publish bodies over HTTP."""
-    made = BODIES[kind]
-    with BrokerClient(address, Connection(nsqd=(address,))) as client:
-        for first in range(0, count, MPUB_BODIES):
-            bodies = min(MPUB_BODIES, count - first)
-            each = [made(number, size) for number in range(first, first + bodies)]
-            data = b"".join(struct.pack(">i", len(body)) + body for body in each)
-            client.publish(TOPIC, struct.pack(">i", bodies) + data)
+def study(_setting: Setting, scale: float) -> Study:
+    stack = ExitStack()
+    atexit.register(stack.close)
+    count = max(1, round(MESSAGES * scale))
+    server = stack.enter_context(running(Target.parse("pyqd")))
+    for topic, body in BODIES.items():
+        publish(server, topic, count, body)
+    address = address_text(server.http_address)
+    config = {"spark.sql.session.timeZone": "UTC", "spark.log.level": "ERROR"}
+    spark = pyqd_spark.session("bench", master="local[2]", config=config)
+    stack.callback(spark.stop)
 
+    def write(topic: str, way: str, path: Path) -> None:
+        if way == "drain":
+            drain(
+                DrainOptions(str(path), Connection(nsqd=(address,)), (topic,)),
+                OnSpark(spark, "drain"),
+                Progress(quiet=True),
+            )
+            return
+        reader = spark.read.format("pyqd").option("nsqd", address).option("subscribe", topic)
+        cores = spark.sparkContext.defaultParallelism
+        frame = reader.option("minPartitions", cores).load().withColumn("day", functions.to_date("timestamp"))
+        frame.write.partitionBy(*SINKS[way]).option("compression", "zstd").parquet(str(path))
 
-def by_drain(spark: SparkSession, address: str, path: Path, rows: int) -> float:
-    """Drain the topic. Returns: seconds."""
-    options = DrainOptions(str(path), Connection(nsqd=(address,)), (TOPIC,))
-    started_s = time.perf_counter()
-    (report,) = drain(options, OnSpark(spark, "drain"), Progress(quiet=True))
-    seconds = time.perf_counter() - started_s
-    assert report.rows == rows, report
-    return seconds
+    def run(topic: str, way: str) -> Figures:
+        path = Path(tempfile.mkdtemp(prefix="bench-")) / "parquet"
+        begun_s = time.monotonic()
+        write(topic, way, path)
+        took_s = time.monotonic() - begun_s
+        rows = spark.read.parquet(str(path)).count()
+        size = sum(each.stat().st_size for each in path.rglob("*.parquet"))
+        shutil.rmtree(path.parent)
+        if rows != count:
+            raise RunError(f"{rows} of {count} rows are written")
+        return {"took_s": took_s, "written, MB": size / 1e6}
 
-
-def by_plain_sink(spark: SparkSession, address: str, path: Path, rows: int) -> float:
-    """Write the rows of format("pyqd") with Spark's Parquet sink. Returns: seconds."""
-    return by_sink(spark, address, path, rows)
-
-
-def by_day_sink(spark: SparkSession, address: str, path: Path, rows: int) -> float:
-    """Write it by topic and day. Returns: seconds."""
-    return by_sink(spark, address, path, rows, "topic", "day")
-
-
-def by_sink(spark: SparkSession, address: str, path: Path, rows: int, *directories: str) -> float:
-    """Write the rows of format("pyqd") with Spark's Parquet sink. Returns: seconds."""
-    from pyspark.sql import functions
-
-    cores = spark.sparkContext.defaultParallelism
-    reader = spark.read.format("pyqd").option("nsqd", address).option("subscribe", TOPIC)
-    started_s = time.perf_counter()
-    frame = reader.option("minPartitions", cores).load().withColumn("day", functions.to_date("timestamp"))
-    frame.write.partitionBy(*directories).option("compression", "zstd").parquet(str(path))
-    seconds = time.perf_counter() - started_s
-    assert spark.read.parquet(str(path)).count() == rows
-    return seconds
-
-
-def measure(spark: SparkSession, address: str, directory: Path, rows: int, rounds: int) -> dict[str, list[float]]:
-    """Run all ways, one after the other. Returns: seconds of each round, the first left out."""
-    ways = {"drain": by_drain, "sink": by_plain_sink, "sink by day": by_day_sink}
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    with Shown(total=(rounds + 1) * len(ways), unit="rounds") as progress:
-        for number, (name, way) in product(range(rounds + 1), ways.items()):
-            progress.describe(name)
-            path = directory / f"{name}-{number}"
-            seconds = way(spark, address, path, rows)
-            shutil.rmtree(path)
-            if number:
-                taken[name].append(seconds)
-            progress.advance()
-    return taken
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = CommandParser(
-        prog="python -m bench.spark_drain", description="Time of a drain beside Spark's Parquet sink."
-    )
-    parser.add_argument("--messages", type=int, default=1_000_000, help="default: %(default)s")
-    parser.add_argument("--size", type=int, default=200, help="bytes of a body (default: %(default)s)")
-    parser.add_argument("--bodies", choices=sorted(BODIES), default="random", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, one more before (default: %(default)s)")
-    parser.add_argument("--master", default="local[2]", help="of Spark (default: %(default)s)")
-    asked = parser.parse_args()
-    from pyqd_spark.session import session
-
-    with tempfile.TemporaryDirectory(prefix="pyqd-bench-") as name:
-        broker = Daemon(unshared_pyqd(), Path(name) / "broker")
-        broker.start()
-        try:
-            address = "{}:{}".format(*broker.http_address)
-            publish(address, asked.messages, asked.size, asked.bodies)
-            with session("bench", master=asked.master, config={"spark.sql.session.timeZone": "UTC"}) as spark:
-                taken = measure(spark, address, Path(name), asked.messages, asked.rounds)
-            broker.stop()
-        finally:
-            broker.kill()
-    for way, seconds in taken.items():
-        middle = statistics.median(seconds)
-        rounds = ", ".join(f"{each:.2f}" for each in seconds)
-        print(f"{way:11}  {middle:6.2f} s  {asked.messages / middle:12,.0f} rows/s  (rounds: {rounds} s)")
-    for way in ("sink", "sink by day"):
-        ratio = statistics.median(taken[way]) / statistics.median(taken["drain"])
-        print(f"the drain is {ratio:.1f} times as fast as the {way}")
-
-
-if __name__ == "__main__":
-    main()
+    ways = ["drain", *SINKS]
+    # The first run of each starts Python processes and fills caches.
+    for way in ways:
+        run("random", way)
+    return Study(rows={name: f"bodies of {name}" for name in BODIES}, contenders=ways, run=run)

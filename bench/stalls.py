@@ -1,106 +1,467 @@
-"""Longest time that the daemon does not answer while a command or background job has much to do. `python -m
-bench.stalls`.
+"""Longest time that the daemon does not answer while a command or background job has much to do. `make stalls`.
 
-Each situation is set up in a fresh daemon; while it runs, a prober requests /ping every two milliseconds. The figures
-of a row are medians over the repetitions. Nothing is subtracted: the first row is an idle daemon, for comparison.
+Each situation is set up in a fresh daemon; while it runs, a prober requests /ping every two milliseconds. The first row
+is an idle daemon, for comparison. The sizes are those of the table in docs/performance.md.
 """
 
-import argparse
+import json
 import os
+import selectors
+import socket
+import struct
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
-from bench.cli import choose_cores
-from bench.prober import Silence, probing
-from bench.runner import pin_generator
-from bench.server import Target, running
-from bench.setting import Cores
-from bench.situations import SITUATIONS, Bench, Situation
-from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.progress import Progress
+from bench.prober import probing
+from bench.server import Figures, RunError, Server, Target, post, running, wait_until_listening
+from bench.setting import Setting
+from bench.study import Study
+from pyqd.tools.bench.connections import MAGIC, Connections, Handshake, expect_ok
 
-SMOKE_SCALE = 0.002
-HEADING = ("| while | longest, ms | p99.9, ms | CPU of the longest, ms |", "| --- | ---: | ---: | ---: |")
+TOPIC = "stalls"
+DELAY_MS = 3_000_000
+BATCH_MAX = 1_000_000
+BATCH_BYTES_MAX = 5_000_000
+RDY = 2500
+# Of a read by position.
+RECORDS_PER_READ = 4000
+READ_BYTES_MAX = 8 << 20
+TIMEOUT_S = 300.0
+START_WITHIN_S = 120.0
+RECEIVED_BYTES = 1 << 20
+QUIET_S = 0.5
+POLL_S = 0.05
 
 
-def measure(situation: Situation, cores: Cores, scale: float, data_root: Path | None = None) -> Silence:
+@dataclass
+class Bench:
+    """A server and the operations on it. scale: factor on all counts."""
+
+    server: Server
+    scale: float
+    stack: ExitStack
+
+    def count(self, full: int) -> int:
+        """Return a number of messages, channels or clients at this run's scale."""
+        return max(1, int(full * self.scale))
+
+    def rest(self, seconds: float = 1.0) -> None:
+        """Wait for work that the server does afterwards."""
+        time.sleep(seconds * self.scale)
+
+    def ask(self, path: str, method: str = "GET", body: bytes = b"") -> bytes:
+        """Send a request over a connection of its own. Raises: RunError for any other status than 200."""
+        with self.server.http() as client:
+            reply = client.request(method, path, None, body, retry=False)
+        if reply.status != 200:
+            raise RunError(f"{method} {path}: {reply.status}")
+        return reply.body
+
+    def act(self, *paths: str) -> None:
+        """POST to the topic, or to its first channel."""
+        for path in paths:
+            route, _, query = path.partition("?")
+            channel = "" if route.startswith("/topic") else "&channel=c0"
+            self.ask(f"{route}?topic={TOPIC}{'' if 'channel=' in query else channel}&{query}", "POST")
+
+    def channel_stats(self) -> list[dict[str, Any]]:
+        """Return the topic's channels from /stats."""
+        topics = json.loads(self.ask(f"/stats?format=json&include_clients=false&topic={TOPIC}"))["topics"]
+        found: list[dict[str, Any]] = topics[0]["channels"] if topics else []
+        return found
+
+    def until(self, figure: str) -> None:
+        """Wait until a figure of all channels is 0. Raises: RunError."""
+        end_s = time.monotonic() + TIMEOUT_S
+        while not (found := self.channel_stats()) or any(each[figure] for each in found):
+            if time.monotonic() > end_s:
+                raise RunError(f"{figure} was not 0 within {TIMEOUT_S} s")
+            time.sleep(POLL_S)
+
+    def make_channels(self, count: int, topic: str = TOPIC) -> None:
+        with self.server.http() as client:
+            post(client, "/topic/create", topic=topic)
+            for index in range(count):
+                post(client, "/channel/create", topic=topic, channel=f"c{index}")
+
+    def make_topics(self) -> None:
+        for index in range(self.count(1000)):
+            self.make_channels(10, f"t{index}")
+
+    def connect(self) -> socket.socket:
+        """Return a connection that has said the magic; closed at the end of the run."""
+        connection = socket.create_connection(self.server.tcp_address, timeout=TIMEOUT_S)
+        self.stack.callback(connection.close)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(MAGIC)
+        return connection
+
+    def send(self, commands: bytes, count: int) -> None:
+        """Send commands at once and read so many OKs."""
+        connection = self.connect()
+        connection.sendall(commands)
+        for _ in range(count):
+            expect_ok(connection)
+
+    def publish(self, count: int, *, body: bytes = b"x", command: str = "MPUB {topic}") -> None:
+        """Publish in as few commands as the limits allow."""
+        with self.connect() as connection:
+            message = struct.pack(">i", len(body)) + body
+            batch_max = min(BATCH_MAX, BATCH_BYTES_MAX // len(message))
+            while count:
+                batch = min(count, batch_max)
+                frame = struct.pack(">i", batch) + message * batch
+                line = command.format(topic=TOPIC, delay=DELAY_MS).encode() + b"\n"
+                connection.sendall(line + struct.pack(">i", len(frame)) + frame)
+                expect_ok(connection)
+                count -= batch
+
+    def defer(self, count: int) -> None:
+        self.publish(count, command="DMPUB {topic} {delay}")
+
+    def consumers(self, count: int, **identify: int) -> "Consumers":
+        """Subscribe clients that receive nothing yet."""
+        handshake = Handshake(topic=TOPIC, channel="c0", identify=identify)
+        made = Connections.open(self.server.tcp_address, count, handshake, timeout_s=TIMEOUT_S)
+        self.stack.callback(made.close)
+        return Consumers(made.sockets)
+
+    def restart(self) -> None:
+        """Stop the server, drop its data from memory, and start it again."""
+        self.server.stop()
+        for path in self.server.data_path.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self.server.start()
+        wait_until_listening(self.server, START_WITHIN_S)
+
+
+@dataclass
+class Consumers:
+    """Subscribed clients that read and forget."""
+
+    sockets: Sequence[socket.socket]
+
+    def take(self, count: int) -> None:
+        """Send RDY, and read until nothing has come for QUIET_S."""
+        with selectors.DefaultSelector() as selector:
+            for each in self.sockets:
+                each.send(b"RDY %d\n" % count)
+                selector.register(each, selectors.EVENT_READ)
+            while ready := selector.select(QUIET_S):
+                for key, _ in ready:
+                    connection = key.fileobj
+                    assert isinstance(connection, socket.socket)
+                    if not connection.recv(RECEIVED_BYTES):
+                        selector.unregister(connection)
+
+    def leave(self) -> None:
+        """End the connections. The prober's process has copies of the sockets, so closing them would not do it."""
+        for each in self.sockets:
+            each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+SetUp = Callable[[Bench], Any]
+
+
+def steps(*set_ups: SetUp) -> SetUp:
+    """Return a set-up of several parts. It returns what its last one does."""
+
+    def set_up(bench: Bench) -> Any:
+        return [each(bench) for each in set_ups][-1]
+
+    return set_up
+
+
+def clients(count: int) -> SetUp:
+    return lambda bench: bench.consumers(bench.count(count))
+
+
+def channels(count: int) -> SetUp:
+    return lambda bench: bench.make_channels(bench.count(count) if count > 10 else count)
+
+
+def ready(count: int, body_bytes: int = 1, paths: Sequence[str] = (), channel_count: int = 1) -> SetUp:
+    """Return a set-up with messages that wait in channels. paths: of POSTs before them."""
+
+    def set_up(bench: Bench) -> None:
+        channels(channel_count)(bench)
+        bench.act(*paths)
+        bench.publish(bench.count(count), body=b"x" * body_bytes)
+
+    return set_up
+
+
+def deferred(count: int) -> SetUp:
+    def set_up(bench: Bench) -> None:
+        bench.make_channels(1)
+        bench.defer(bench.count(count))
+        bench.until("depth")
+
+    return set_up
+
+
+def in_flight(timeout_ms: int = 0) -> Callable[[Bench], Consumers]:
+    """Return a set-up with 1,000,000 messages in flight, RDY at each consumer. timeout_ms: of them, to scale."""
+
+    def set_up(bench: Bench) -> Consumers:
+        count = bench.count(1_000_000)
+        ready(1_000_000)(bench)
+        identify = {"msg_timeout": int(timeout_ms * bench.scale) + 1000} if timeout_ms else {}
+        consumers = bench.consumers(max(1, count // RDY), **identify)
+        consumers.take(RDY)
+        consumers.take(0)
+        return consumers
+
+    return set_up
+
+
+def from_disk(bench: Bench) -> None:
+    ready(1_000_000, 1000)(bench)
+    bench.restart()
+
+
+def acts(*paths: str, until: str = "") -> Callable[[Bench, Any], None]:
+    """Return an act: POSTs, and the wait until a figure of the channels is 0."""
+
+    def act(bench: Bench, _found: Any) -> None:
+        bench.act(*paths)
+        if until:
+            bench.until(until)
+        bench.rest()
+
+    return act
+
+
+def asks(*paths: str) -> Callable[[Bench, Any], None]:
+    def act(bench: Bench, _found: Any) -> None:
+        for path in paths:
+            bench.ask(path)
+
+    return act
+
+
+def publishes(count: int, body_bytes: int = 1) -> Callable[[Bench, Any], None]:
+    return lambda bench, _found: bench.publish(bench.count(count), body=b"x" * body_bytes)
+
+
+def defers(count: int) -> Callable[[Bench, Any], None]:
+    def act(bench: Bench, _found: Any) -> None:
+        bench.defer(bench.count(count) if count > 1 else 1)
+        bench.until("depth")
+        bench.rest()
+
+    return act
+
+
+def dpubs_at_once(bench: Bench, _found: Any) -> None:
+    count = bench.count(10_000)
+    bench.send(b"DPUB %s %d\n\0\0\0\1x" % (TOPIC.encode(), DELAY_MS) * count, count)
+
+
+def pubs_to_new_topics(bench: Bench, _found: Any) -> None:
+    count = bench.count(5000)
+    bench.send(b"".join(b"PUB t%d\n\0\0\0\1x" % number for number in range(count)), count)
+
+
+def first_sub(bench: Bench, _found: Any) -> None:
+    bench.consumers(1)
+    bench.until("depth")
+    bench.rest()
+
+
+def positions(bench: Bench, _found: Any) -> None:
+    earliest = json.loads(bench.ask(f"/topic/positions?topic={TOPIC}"))["earliest"]
+    for start in range(earliest, earliest + bench.count(1_000_000), RECORDS_PER_READ):
+        end = start + RECORDS_PER_READ
+        bench.ask(f"/topic/log?topic={TOPIC}&from={start}&to={end}&max_bytes={READ_BYTES_MAX}")
+
+
+def leave(bench: Bench, consumers: Consumers) -> None:
+    consumers.leave()
+    bench.until("client_count")
+    bench.rest()
+
+
+def by_id(bench: Bench, _found: Any) -> None:
+    page = json.loads(bench.ask(f"/channel/messages?topic={TOPIC}&channel=c0&state=deferred&limit=100"))
+    for index, each in enumerate(page["messages"]):
+        path = "/message/cancel?" if index % 2 else f"/message/reschedule?defer={DELAY_MS}&"
+        bench.act(f"{path}id={each['id']}")
+
+
+def connects(bench: Bench, _found: Any) -> None:
+    handshake = Handshake(identify={"heartbeat_interval": 30_000})
+    Connections.open(bench.server.tcp_address, bench.count(500), handshake, timeout_s=TIMEOUT_S).close()
+    bench.rest()
+
+
+def full_house(bench: Bench) -> None:
+    bench.make_topics()
+    bench.make_channels(1)
+    bench.consumers(bench.count(400)).take(RDY)
+    bench.publish(bench.count(500_000))
+
+
+def stop(bench: Bench, _found: Any) -> None:
+    time.sleep(POLL_S)
+    bench.server.process.terminate()
+    bench.server.process.wait(TIMEOUT_S)
+
+
+def nothing(_bench: Bench) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One row. act: the measured part. flags: of the daemon. ends: the daemon ends during it."""
+
+    what: str
+    set_up: SetUp
+    act: Callable[[Bench, Any], None]
+    flags: tuple[str, ...] = ()
+    ends: bool = False
+
+
+ALL_SERIES = ("--metrics-max-series=10000000",)
+TRACED = ("--trace-topic=*",)
+MAKE_TOPICS: SetUp = Bench.make_topics
+
+SITUATIONS = {
+    "idle": Situation("nothing", nothing, lambda bench, _found: bench.rest(3)),
+    "mpub": Situation("MPUB of 1,000,000 messages of a byte", channels(1), publishes(1_000_000)),
+    "mpub-http": Situation(
+        "`/mpub` of 2,600,000 lines of a byte",
+        channels(1),
+        lambda bench, _found: bench.server.post("/mpub", b"x\n" * bench.count(2_600_000), topic=TOPIC),
+    ),
+    "dmpub": Situation("DMPUB of 1,000,000 messages of a byte, 10 channels", channels(10), defers(1_000_000)),
+    "first-dpub": Situation("the first deferred message of a topic with 1,000 channels", channels(1000), defers(1)),
+    "dpubs": Situation("10,000 DPUBs at once to a topic with 1,000 channels", channels(1000), dpubs_at_once),
+    "new-topics": Situation("5,000 PUBs at once, each to a new topic", nothing, pubs_to_new_topics),
+    "delete-topic": Situation(
+        "a topic with 1,000 channels is deleted", ready(100_000, channel_count=1000), acts("/topic/delete")
+    ),
+    "delete-large": Situation("a topic with 1 GB is deleted", ready(1_000_000, 1000), acts("/topic/delete")),
+    "delete-wide": Situation(
+        "a topic with 10,000 channels is deleted", ready(10, channel_count=10_000), acts("/topic/delete")
+    ),
+    "first-sub": Situation(
+        "first SUB on a topic that holds 3,000,000 deferred messages",
+        lambda bench: bench.defer(bench.count(3_000_000)),
+        first_sub,
+    ),
+    "unpause": Situation(
+        "a paused topic with 500,000 deferred messages and 10 channels goes on",
+        steps(channels(10), lambda bench: bench.act("/topic/pause"), lambda bench: bench.defer(bench.count(500_000))),
+        acts("/topic/unpause", until="depth"),
+    ),
+    "rdy": Situation(
+        "400 consumers with RDY 2500 on 1 GB of messages",
+        steps(ready(1_000_000, 1000), clients(400)),
+        lambda _bench, consumers: consumers.take(RDY),
+    ),
+    "read-disk": Situation(
+        "1 GB of messages is read from the disk",
+        from_disk,
+        lambda bench, _found: bench.consumers(10).take(bench.count(100_000)),
+        ("-max-rdy-count=100000",),
+    ),
+    "positions": Situation("1 GB of messages is read by position from the disk", from_disk, positions),
+    "leave": Situation("400 consumers with 2500 messages in flight each leave", in_flight(), leave),
+    "leave-traced": Situation("the same, with traced messages", in_flight(), leave, TRACED),
+    "timeouts": Situation(
+        "1,000,000 messages of 400 consumers time out",
+        in_flight(timeout_ms=10_000),
+        lambda bench, _found: bench.until("in_flight_count"),
+    ),
+    "seek": Situation(
+        "seek over 2,000,000 deferred messages",
+        deferred(2_000_000),
+        acts("/channel/seek?to=earliest", until="depth"),
+    ),
+    "late-channel": Situation(
+        "channel made at a position before 2,000,000 deferred messages",
+        deferred(2_000_000),
+        acts("/channel/create?channel=late&start=earliest", until="depth"),
+    ),
+    "empty": Situation("a channel with 1 GB of messages is emptied", ready(1_000_000, 1000), acts("/channel/empty")),
+    "empty-deferred": Situation(
+        "a channel with 3,000,000 deferred messages is emptied", deferred(3_000_000), acts("/channel/empty")
+    ),
+    "empty-in-flight": Situation(
+        "a channel with 1,000,000 messages in flight is emptied", in_flight(), acts("/channel/empty")
+    ),
+    "delete-deferred": Situation(
+        "a channel with 3,000,000 deferred messages is deleted", deferred(3_000_000), acts("/channel/delete")
+    ),
+    "delete-in-flight": Situation(
+        "a channel with 1,000,000 messages in flight is deleted", in_flight(), acts("/channel/delete")
+    ),
+    "empty-paused": Situation(
+        "a paused topic with 3,000,000 messages and 10 channels is emptied",
+        ready(3_000_000, paths=["/topic/pause"], channel_count=10),
+        acts("/topic/empty"),
+    ),
+    "by-id": Situation(
+        "100 messages of 3,000,000 deferred ones are cancelled or rescheduled by id", deferred(3_000_000), by_id
+    ),
+    "stats": Situation("`/stats` of 1,000 topics with 10 channels", MAKE_TOPICS, asks("/stats?format=json", "/stats")),
+    "stats-consumers": Situation(
+        "`/stats` with 5,000 consumers of one channel",
+        steps(channels(1), clients(5000)),
+        asks("/stats?format=json", "/stats"),
+    ),
+    "metrics": Situation("`/metrics` of 1,000 topics with 10 channels", MAKE_TOPICS, asks("/metrics"), ALL_SERIES),
+    "connects": Situation("500 connections with IDENTIFY", nothing, connects),
+    "rolls": Situation("2 GB of large messages fill segment after segment", channels(1), publishes(2_000, 1_000_000)),
+    "make-topics": Situation(
+        "1,000 topics with 10 channels are made", nothing, lambda bench, _found: bench.make_topics()
+    ),
+    "stop": Situation(
+        "stop with 1,000 topics with 10 channels and 400 consumers, until it listens no more",
+        full_house,
+        stop,
+        ends=True,
+    ),
+}
+
+
+def run(situation: Situation, setting: Setting, scale: float) -> Figures:
     """Run one situation once on a fresh daemon."""
-    found: list[Silence] = []
+    found: Figures = {}
     target = Target.parse("pyqd")
+    flags = (*situation.flags, *setting.flags)
     with (
-        running(target, cores=cores.of(target), data_root=data_root, flags=situation.all_flags()) as server,
+        running(target, cores=setting.cores.of(target), data_root=setting.data_root, flags=flags) as server,
         ExitStack() as stack,
     ):
-        steps = situation.steps(Bench(server, scale, stack))
-        next(steps)
-        with probing(server, cores.generator, found, ends=situation.ends):
-            next(steps, None)
+        bench = Bench(server, scale, stack)
+        set_up = situation.set_up(bench)
+        with probing(server, setting.cores.generator, found, ends=situation.ends):
+            situation.act(bench, set_up)
         if not situation.ends:
             server.require_alive()
-    [silence] = found
-    return silence
+    return found
 
 
-def row(situation: Situation, silence: Silence) -> str:
-    """Return a line of the table."""
-    return f"| {situation.what} | {silence.max_ms:.1f} | {silence.p999_ms:.1f} | {silence.cpu_max_ms:.1f} |"
-
-
-def chosen(words: Sequence[str]) -> list[Situation]:
-    """Return the situations whose function or text contains one of the words; all if there are none."""
-    return [
-        each
-        for each in SITUATIONS
-        if not words or any(word in each.what or word in each.steps.__name__ for word in words)
-    ]
-
-
-@contextmanager
-def generating_on(cores: Cores) -> Iterator[None]:
-    """Keep the load off the server's core: the daemon's wait for its own core would count as a silence."""
-    before = os.sched_getaffinity(0)
-    pin_generator(cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="python -m bench.stalls", description=__doc__)
-    parser.add_argument(
-        "-w", "--with", dest="words", action="append", default=[], help="situations with this word only"
+def study(setting: Setting, scale: float) -> Study:
+    return Study(
+        rows={name: situation.what for name, situation in SITUATIONS.items()},
+        contenders=["pyqd"],
+        run=lambda row, _contender: run(SITUATIONS[row], setting, scale),
     )
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each situation (default: 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on all sizes")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, once: whether measuring works")
-    parser.add_argument("--data-root", type=Path, default=Path(tempfile.gettempdir()), help="where data goes")
-    parser.add_argument("--server-core", type=int)
-    parser.add_argument("--generator-core", type=int)
-    parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
-    return parser
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure the chosen situations and print the table, a row at a time."""
-    arguments = make_parser().parse_args(words)
-    scale, repeat = (SMOKE_SCALE, 1) if arguments.smoke else (arguments.scale, arguments.repeat)
-    cores = choose_cores(arguments)
-    situations = chosen(arguments.words)
-    print("\n".join(HEADING), flush=True)
-    with generating_on(cores), Progress(total=len(situations) * repeat, unit="runs") as progress:
-        for situation in situations:
-            progress.describe(situation.what)
-            silences = []
-            for _ in range(repeat):
-                silences.append(measure(situation, cores, scale, arguments.data_root))
-                progress.advance()
-            progress.say(row(situation, Silence.median_of(silences)), sys.stdout)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from bench.cli import main
+
+    sys.exit(main(["stalls", *sys.argv[1:]]))

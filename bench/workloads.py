@@ -1,21 +1,10 @@
-"""The table of workloads. A new one is a new row; a new kind is a new function in bench.runner."""
+"""The table of workloads of brokers. A new one is a new row; a new kind is a new function in bench.runner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Kind = Literal[
-    "publish",
-    "http_publish",
-    "consume",
-    "consume_upgraded",
-    "end_to_end",
-    "fan_out",
-    "deferred",
-    "idle",
-    "memory",
-    "start",
-]
+Kind = Literal["publish", "http_publish", "consume", "end_to_end", "idle", "memory", "start"]
 Upgrade = Literal["", "tls_v1", "snappy", "deflate"]
 
 
@@ -29,12 +18,11 @@ class Workload:
     deadline_s: the load ends by then, complete or not      flags: of the server, besides those of the session
     lines: an /mpub with a message in each line             upgrade: what those that subscribe negotiate
     filler: what bodies are filled with
-    restarts: starts timed in one run           runs_max: runs of each server at most, for what takes long; 0: any
+    runs_max: runs of each server at most, for what takes long; 0: any
     rate_per_s: messages a second, sent at their times whatever the server does; 0: as answers come
     defer_ms: how long messages are deferred                channels: how many of the topic are consumed
-    unconsumed: of a fan-out, messages published but not yet consumed by every channel, at most; 0: any
-    existing: the channel is there before the load          age_s: for so long before a load that defers
-    scale: of its full size
+    unconsumed: messages published but not yet consumed by every channel, at most; 0: any
+    existing: the channel is there before the load
     """
 
     name: str
@@ -55,47 +43,33 @@ class Workload:
     lines: bool = False
     upgrade: Upgrade = ""
     filler: str = "x"
-    restarts: int = 0
     runs_max: int = 0
     rate_per_s: float = 0.0
     defer_ms: int = 0
     channels: int = 1
     unconsumed: int = 0
     existing: bool = False
-    age_s: float = 0.0
-    scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.messages % self.batch:
             raise ValueError(f"{self.name}: {self.messages} messages are not a multiple of {self.batch}")
 
     def flags_of(self, program: str) -> tuple[str, ...]:
-        return (*self.flags, *self.nsqd_memory()) if program == "nsqd" else self.flags
+        """Return the flags of a server. An nsqd may hold the whole load in memory, which is nsqd at its fastest.
 
-    def nsqd_memory(self) -> tuple[str, ...]:
-        """Return flags that let an nsqd hold the whole load in memory; otherwise it would write most of it to files.
-
-        That is nsqd at its fastest. None if the flags already set nsqd's storage, if the rate is given and nothing
-        piles up, and for starts, which need the files.
+        Otherwise it would write most of the load to files. It keeps its default if the flags already set its storage,
+        if the rate is given and nothing piles up, and for starts, which need the files.
         """
-        if self.flags or self.rate_per_s or self.kind == "start" or self.messages <= NSQD_IN_MEMORY_COUNT:
-            return ()
+        is_small = self.messages <= NSQD_IN_MEMORY_COUNT
+        if program != "nsqd" or self.flags or self.rate_per_s or self.kind == "start" or is_small:
+            return self.flags
         return (f"-mem-queue-size={self.messages}",)
-
-    def runs(self, wanted: int) -> int:
-        """Return the number of runs of each server, given the wanted number."""
-        return min(wanted, self.runs_max) if self.runs_max else wanted
 
     def scaled(self, scale: float) -> "Workload":
         """Return the same workload with scale times the messages, idle connections and seconds."""
         messages = max(1, round(self.messages * scale / self.batch)) * self.batch if self.messages else 0
-        return replace(
-            self,
-            messages=messages,
-            idlers=max(1, round(self.idlers * scale)) if self.idlers else 0,
-            duration_s=self.duration_s * scale,
-            scale=self.scale * scale,
-        )
+        idlers = max(1, round(self.idlers * scale)) if self.idlers else 0
+        return replace(self, messages=messages, idlers=idlers, duration_s=self.duration_s * scale)
 
 
 UPGRADES: tuple[tuple[str, Upgrade, int], ...] = (
@@ -112,9 +86,7 @@ DEFAULT_CLIENT: Mapping[str, int | str | bool] = {
 }
 # Of each topic and channel, by default.
 NSQD_IN_MEMORY_COUNT = 10_000
-# nsqd looks for new channels every 5 s.
-SEEN_CHANNEL_S = 6.0
-DISK = ("-mem-queue-size=0",)
+SYNCED = ("-sync-every=1",)
 # Compresses about as well as the events of one service do.
 EVENT = (
     '{"event":"order.created","shop":17,"customer":{"id":482913,"country":"DE","segment":"returning"},'
@@ -138,6 +110,19 @@ WORKLOADS = (
         publishers=4,
         outstanding=64,
     ),
+    *(
+        Workload(
+            name=f"sync-fin-{consumers}x{rdy}",
+            kind="consume",
+            what=f"consume with --sync-every=1, for comparison with --sync-fin: {consumers} connections, RDY {rdy:,}",
+            messages=messages,
+            publishers=4,
+            consumers=consumers,
+            rdy=rdy,
+            flags=SYNCED,
+        )
+        for consumers, rdy, messages in ((1, 1, 3_000), (1, 100, 100_000), (50, 10, 200_000), (4, 2500, 1_000_000))
+    ),
     Workload(
         name="pub-sync-1",
         kind="publish",
@@ -146,7 +131,7 @@ WORKLOADS = (
         batch=1,
         publishers=1,
         outstanding=1,
-        flags=("-sync-every=1",),
+        flags=SYNCED,
     ),
     Workload(
         name="pub-sync-100",
@@ -156,15 +141,7 @@ WORKLOADS = (
         batch=1,
         publishers=100,
         outstanding=1,
-        flags=("-sync-every=1",),
-    ),
-    Workload(
-        name="consume-1",
-        kind="consume",
-        what="consume a filled channel with FIN, RDY 2500, 1 connection",
-        messages=4_000_000,
-        publishers=4,
-        consumers=1,
+        flags=SYNCED,
     ),
     Workload(
         name="consume-4",
@@ -256,38 +233,12 @@ WORKLOADS = (
     ),
     Workload(
         name="fanout-16",
-        kind="fan_out",
+        kind="end_to_end",
         what="4 publishers (MPUB 200 x 200 B) into 1 topic with 16 channels, 1 consumer (RDY 2500) on each",
         messages=200_000,
         publishers=4,
         consumers=1,
         channels=16,
-    ),
-    Workload(
-        name="disk-publish",
-        kind="publish",
-        what="as mpub with --mem-queue-size=0: every message through the disk",
-        messages=2_000_000,
-        publishers=4,
-        flags=DISK,
-    ),
-    Workload(
-        name="disk-consume",
-        kind="consume",
-        what="as consume-4 with --mem-queue-size=0: every message through the disk",
-        messages=1_500_000,
-        publishers=4,
-        consumers=4,
-        flags=DISK,
-    ),
-    Workload(
-        name="disk-e2e",
-        kind="end_to_end",
-        what="as e2e with --mem-queue-size=0: every message through the disk",
-        messages=600_000,
-        publishers=4,
-        consumers=4,
-        flags=DISK,
     ),
     Workload(
         name="dpub-64",
@@ -300,27 +251,6 @@ WORKLOADS = (
         defer_ms=600_000,
         existing=True,
     ),
-    *(
-        Workload(
-            name=name,
-            kind="deferred",
-            what=f"DPUB 200 B at 5,000 a second, due in 1 s, {what}; 2 consumers as by default, RDY 200",
-            messages=10_000,
-            batch=1,
-            publishers=2,
-            outstanding=64,
-            consumers=2,
-            rdy=200,
-            rate_per_s=5_000,
-            defer_ms=1_000,
-            age_s=age_s,
-            identify=DEFAULT_CLIENT,
-        )
-        for name, what, age_s in (
-            ("deferred-lateness", "on a channel known for 6 s", SEEN_CHANNEL_S),
-            ("deferred-lateness-new", "on a channel made for the load", 0.0),
-        )
-    ),
     Workload(
         name="http-pub",
         kind="http_publish",
@@ -331,18 +261,9 @@ WORKLOADS = (
         outstanding=1,
     ),
     Workload(
-        name="http-mpub",
-        kind="http_publish",
-        what="POST /mpub, binary, 100 x 200 B a request, 50 kept connections, one request at a time on each",
-        messages=4_000_000,
-        batch=100,
-        publishers=50,
-        outstanding=1,
-    ),
-    Workload(
         name="http-mpub-lines",
         kind="http_publish",
-        what="POST /mpub, as http-mpub, but with a message in each line",
+        what="POST /mpub, a message in each line, 100 x 200 B, 50 kept connections, one request at a time on each",
         messages=4_000_000,
         batch=100,
         publishers=50,
@@ -352,7 +273,7 @@ WORKLOADS = (
     *(
         Workload(
             name=f"consume-{name}",
-            kind="consume_upgraded",
+            kind="consume",
             what=f"consume a filled channel over {name} with FIN, RDY 2500, 4 connections",
             messages=messages,
             publishers=4,
@@ -370,14 +291,6 @@ WORKLOADS = (
         duration_s=35.0,
     ),
     Workload(
-        name="idle-hb5",
-        kind="idle",
-        what="5,000 subscribed connections with a heartbeat of 5 s",
-        idlers=5_000,
-        identify={"heartbeat_interval": 5000},
-        duration_s=15.0,
-    ),
-    Workload(
         name="memory-1m",
         kind="memory",
         what="memory for each of 1 M queued messages of 200 B, pages of files apart; nsqd holds them all in memory",
@@ -388,7 +301,6 @@ WORKLOADS = (
         name="start-empty",
         kind="start",
         what="from exec until IDENTIFY and /ping are answered, without data; median of 5 starts a run",
-        restarts=5,
     ),
     Workload(
         name="start-10m",
@@ -397,7 +309,6 @@ WORKLOADS = (
         messages=10_000_000,
         publishers=4,
         deadline_s=300.0,
-        restarts=5,
         runs_max=1,
     ),
 )

@@ -6,10 +6,9 @@ import gzip
 import secrets
 import time
 import zlib
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
@@ -18,12 +17,10 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd import __version__
-from pyqd.admin.access.headers import protect
 from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.proxies import behind_proxy
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.routes import access, guard, local_path
-from pyqd.admin.addresses import address_here
 from pyqd.admin.graphs import Graphs
 from pyqd.admin.nsqadmin_api import CONFIG_BODY_MAX, TEXT_TYPE, api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
@@ -34,10 +31,10 @@ from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
 from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
-from pyqd.admin.site import Site
-from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
+from pyqd.admin.site import Site, address_here
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.quantities import format_size, format_span
+from pyqd.primitives.timestamps import format_timestamp
 
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
@@ -50,6 +47,18 @@ OTHER_BODY_MAX: Final = CONFIG_BODY_MAX
 PAGES: Final = ("pages", "forms", "access", "browser", "dead_letters", "settings", "consumers", "stories")
 # Endpoints of files; nsqadmin refuses an unknown one in plain text.
 FILES: Final = ("static", "fonts")
+# Headers that protect browsers. Source: OWASP's "HTTP security response headers".
+HEADERS: Final = {
+    # All scripts, styles and pictures come from this process; none stands in a page.
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+HSTS: Final = "max-age=31536000"
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -57,17 +66,11 @@ def new_app(site: Site) -> Flask:
     """Return the application; its routes are below the base path of the options."""
     base = "" if site.options.base_path == "/" else site.options.base_path
     app = Flask(__name__, static_folder=site.options.dev_static_dir or "static", static_url_path=f"{base}/static")
-    app.register_blueprint(api(site), url_prefix=base or None)
-    app.register_blueprint(pages(site), url_prefix=base or None)
-    app.register_blueprint(forms(site), url_prefix=base or None)
-    app.register_blueprint(browser(site), url_prefix=base or None)
-    app.register_blueprint(dead_letters(site), url_prefix=base or None)
-    app.register_blueprint(settings(site), url_prefix=base or None)
-    app.register_blueprint(consumers(site), url_prefix=base or None)
-    app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
-    if site.options.trace_database:
-        app.register_blueprint(trace_pages(site), url_prefix=base or None)
+    stories = [trace_pages] if site.options.trace_database else []
+    for routes in (api, pages, forms, browser, dead_letters, settings, consumers, *stories):
+        app.register_blueprint(routes(site), url_prefix=base or None)
     app.register_blueprint(access(site.policy), url_prefix=base or None)
+    app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
     guard(app, site.policy, base)
     if site.options.oidc_issuer:
         add_oidc(app, site.policy, base)
@@ -95,36 +98,18 @@ def new_app(site: Site) -> Flask:
     return app
 
 
-class Received(Protocol):
-    """Request whose headers are known. headers: by lower-case name."""
-
-    @property
-    def method(self) -> str:
-        """The method."""
-
-    @property
-    def path(self) -> str:
-        """The path as received."""
-
-    @property
-    def headers(self) -> Mapping[bytes, bytes]:
-        """The headers."""
-
-
 class Sessions(SecureCookieSessionInterface):
     """Sessions in signed cookies, which browsers send over HTTPS only if they have come over HTTPS."""
 
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002
-        """Return whether the cookie is for HTTPS only."""
         return request.is_secure
 
 
-def body_max(app: Flask, site: Site, received: Received) -> int:
+def body_max(app: Flask, site: Site, method: str, path: str, cookie: bytes) -> int:
     """Return the limit of a request's body: large ones are for users who may publish, by their cookie."""
-    if received.method != "POST" or not received.path.endswith("/-/publish"):
+    if method != "POST" or not path.endswith("/-/publish"):
         return OTHER_BODY_MAX
-    headers = {"Cookie": received.headers.get(b"cookie", b"").decode("latin-1")}
-    with app.test_request_context(headers=headers):
+    with app.test_request_context(headers={"Cookie": cookie.decode("latin-1")}):
         return BODY_MAX if site.policy.knows_session() else OTHER_BODY_MAX
 
 
@@ -160,7 +145,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
         ),
         duration=format_span,
         size=format_size,
-        timestamp=timestamp,
+        timestamp=lambda time_ns: format_timestamp(time_ns) if time_ns else "",
         date_time=date_time,
         has_stories=bool(site.options.trace_database),
         version=__version__,
@@ -171,9 +156,19 @@ def prepare_templates(app: Flask, site: Site) -> None:
             "theme": request.cookies.get("theme", ""),
             "user": site.user,
             "needs_login": site.policy.needs_login,
-            "may": lambda role, topic=None: site.may(Role.parse(role), topic),
+            "may": lambda role, topic=None: site.may(UserRole.parse(role), topic),
         }
     )
+
+
+def protect(response: AnyResponse, *, is_secure: bool) -> AnyResponse:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    if is_secure:
+        response.headers.setdefault("Strict-Transport-Security", HSTS)
+    if response.mimetype == "text/html":
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response
 
 
 def change_preferences() -> AnyResponse:
@@ -188,14 +183,6 @@ def change_preferences() -> AnyResponse:
                 name, value, max_age=COOKIE_AGE_S, httponly=True, samesite="Lax", secure=request.is_secure
             )
     return response
-
-
-def timestamp(time_ns: int) -> str:
-    """Return a time in ns since 1970 as text, in UTC; empty for 0."""
-    if not time_ns:
-        return ""
-    seconds, rest_ns = divmod(time_ns, SECOND_NS)
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // MILLISECOND_NS:03d}"
 
 
 def date_time(at: datetime | None) -> str:

@@ -1,6 +1,6 @@
 """The cluster as its lookup daemons or its brokers describe it, and calls to all of its members.
 
-Each method that reads returns a `Found`: the value, and a text for each member that failed. All methods raise
+Each method that reads returns a `Collected`: the value, and a text for each member that failed. All methods raise
 UpstreamError if no member answered.
 
 Source: docs/nsq/admin-and-tools.md.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pyqd.admin.stats import ChannelStats, ProcessStats, TopicStats, client_row
-from pyqd.admin.upstream import Found, Upstream, UpstreamError
+from pyqd.admin.upstream import Collected, Upstream, UpstreamError
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.nsq_compat import unwrapped_answer
 
 VERSION_PART: Final = re.compile(r"\d+")
@@ -23,7 +24,7 @@ NSQD: Final = "nsqd"
 
 
 @dataclasses.dataclass(slots=True)
-class Node:
+class ClusterNode:
     """A broker. remote_addresses: one for each lookup daemon that knows it, None without lookup daemons.
 
     topics: names, and whether the lookup daemon hides this broker for the topic.
@@ -42,7 +43,7 @@ class Node:
     out_of_date: bool = False
 
     @classmethod
-    def of_answer(cls, found: Mapping[str, Any]) -> Node:
+    def of_answer(cls, found: Mapping[str, Any]) -> ClusterNode:
         """Return the broker in an answer of GET /nodes, /lookup or /info."""
         tombstones = found.get("tombstones") or ()
         topics = found.get("topics") or ()
@@ -63,14 +64,13 @@ class Node:
 
     @property
     def http_address(self) -> str:
-        return join_host_port(self.broadcast_address, self.http_port)
+        return str(TcpAddress(self.broadcast_address, self.http_port))
 
     @property
     def tcp_address(self) -> str:
-        return join_host_port(self.broadcast_address, self.tcp_port)
+        return str(TcpAddress(self.broadcast_address, self.tcp_port))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object of nsqadmin's API."""
         shown: dict[str, Any] = {
             "remote_addresses": self.remote_addresses,
             "remote_address": self.remote_address,
@@ -113,23 +113,19 @@ class Cluster:
         self.lookupds = tuple(lookupds)
         self.nsqds = tuple(nsqds)
 
-    def topics(self) -> Found:
-        """Return the names of all topics, sorted."""
+    def topics(self) -> Collected:
         if not self.lookupds:
             nodes = self.nodes()
-            return Found(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
-        answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/topics"), "topics")
-        )
-        return Found(sorted({topic for names in answers for topic in names}), failures)
+            return Collected(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
+        return self._names("topics")
 
-    def inactive_topics(self, active: Collection[str] = ()) -> Found:
+    def inactive_topics(self, active: Collection[str] = ()) -> Collected:
         """Return topics that no broker has, by name, with the channels that lookup daemons know.
 
         active: topics that a broker is known to have; each other one costs a request.
         """
         if not self.lookupds:
-            return Found({}, [])
+            return Collected({}, [])
         topics = self.topics()
         failures = list(topics.failures)
         inactive: dict[str, list[str]] = {}
@@ -140,50 +136,55 @@ class Cluster:
                 failures += channels.failures
                 inactive[topic] = channels.value
             failures += producers.failures
-        return Found(inactive, list(dict.fromkeys(failures)))
+        return Collected(inactive, list(dict.fromkeys(failures)))
 
-    def channels_of(self, topic: str) -> Found:
+    def channels_of(self, topic: str) -> Collected:
         """Return the names of the channels of a topic that the lookup daemons know, sorted."""
-        query = {"topic": topic}
-        answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: names_in(self.upstream.get(address, "/channels", query), "channels")
-        )
-        return Found(sorted({channel for names in answers for channel in names}), failures)
+        return self._names("channels", {"topic": topic})
 
-    def nodes(self) -> Found:
+    def _names(self, field: str, query: Mapping[str, str] | None = None) -> Collected:
+        """Return the names that GET /FIELD of the lookup daemons tells, sorted."""
+
+        def ask(address: str) -> list[str]:
+            answer = unwrapped_answer(self.upstream.get(address, f"/{field}", query))
+            return [str(name) for name in answer.get(field) or ()]
+
+        found = self._ask(LOOKUPD, self.lookupds, ask)
+        return Collected(sorted({name for names in found.value for name in names}), found.failures)
+
+    def nodes(self) -> Collected:
         """Return the brokers; those of lookup daemons are sorted by hostname."""
         if self.lookupds:
             return self._registered_nodes()
-        answers, failures = self._ask(NSQD, self.nsqds, self._describe)
-        return Found(answers, failures)
+        return self._ask(NSQD, self.nsqds, self._describe)
 
-    def producers_of(self, topic: str) -> Found:
-        """Return the brokers that have a topic."""
+    def producers_of(self, topic: str) -> Collected:
         if self.lookupds:
             return self.lookup(topic)
         answers, failures = self._ask(NSQD, self.nsqds, lambda address: self._describe(address, topic))
-        return Found([node for node in answers if any(name == topic for name, _ in node.topics)], failures)
+        return Collected([node for node in answers if any(name == topic for name, _ in node.topics)], failures)
 
-    def lookup(self, topic: str) -> Found:
+    def lookup(self, topic: str) -> Collected:
         """Return the brokers that have a topic, by the lookup daemons."""
         query = {"topic": topic}
 
-        def ask(address: str) -> list[Node]:
+        def ask(address: str) -> list[ClusterNode]:
             return producers_in(self.upstream.get(address, "/lookup", query))
 
         answers, failures = self._ask(LOOKUPD, self.lookupds, ask)
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, ClusterNode] = {}
         for found in answers:
             for node in found:
                 nodes.setdefault(node.http_address, node)
-        return Found(list(nodes.values()), failures)
+        return Collected(list(nodes.values()), failures)
 
-    def describe(self, address: str) -> Found:
+    def describe(self, address: str) -> Collected:
         """Return the one broker at an HTTP address, in a list."""
-        answers, failures = self._ask(NSQD, [address], self._describe)
-        return Found(answers, failures)
+        return self._ask(NSQD, [address], self._describe)
 
-    def stats(self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False) -> Found:
+    def stats(
+        self, nodes: Sequence[ClusterNode], topic: str = "", channel: str = "", *, clients: bool = False
+    ) -> Collected:
         """Return the `Stats` of brokers. topic, channel: only these. clients: with the clients of each channel."""
         query = {"format": "json"}
         if topic:
@@ -193,7 +194,7 @@ class Cluster:
         if not clients:
             query["include_clients"] = "false"
 
-        def ask(node: Node) -> tuple[str, list[TopicStats], ProcessStats]:
+        def ask(node: ClusterNode) -> tuple[str, list[TopicStats], ProcessStats]:
             answer = unwrapped_answer(self.upstream.get(node.http_address, "/stats", query))
             rows = [
                 TopicStats.of_broker(node.http_address, node.hostname, row)
@@ -210,14 +211,15 @@ class Cluster:
         answers, failures = self._ask(NSQD, nodes, ask)
         topics = [row for _address, rows, _process in answers for row in rows]
         processes = {address: process for address, _rows, process in answers}
-        return Found(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
+        return Collected(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
 
-    def post_to_lookupds(self, path: str, query: Mapping[str, str]) -> list[str]:
-        """Send a POST to each lookup daemon, in order. Returns: the failures."""
-        return self.post_to(self.lookupds, path, query)
+    def stats_of(self, topic: str, channel: str = "", *, clients: bool = False) -> Collected:
+        """Return the `Stats` of the brokers that have a topic; parameters as for `stats`."""
+        producers = self.producers_of(topic)
+        stats = self.stats(producers.value, topic, channel, clients=clients)
+        return Collected(stats.value, producers.failures + stats.failures)
 
-    def post_to_nodes(self, nodes: Iterable[Node], path: str, query: Mapping[str, str]) -> list[str]:
-        """Send a POST to each broker, in order. Returns: the failures."""
+    def post_to_nodes(self, nodes: Iterable[ClusterNode], path: str, query: Mapping[str, str]) -> list[str]:
         return self.post_to([node.http_address for node in nodes], path, query)
 
     def post_to(self, addresses: Iterable[str], path: str, query: Mapping[str, str]) -> list[str]:
@@ -230,20 +232,20 @@ class Cluster:
                 failures.append(str(error))
         return failures
 
-    def _ask(self, kind: str, members: Sequence[Any], call: Callable[[Any], Any]) -> tuple[list[Any], list[str]]:
+    def _ask(self, kind: str, members: Sequence[Any], call: Callable[[Any], Any]) -> Collected:
         """Call for all members at once. Raises: UpstreamError if all fail, and if there is none to ask."""
         answers, failures = self.upstream.for_each(members, call)
         if len(failures) == len(members):
             raise UpstreamError(f"failed to query any {kind}: " + "\n".join(failures))
-        return answers, failures
+        return Collected(answers, failures)
 
-    def _describe(self, address: str, topic: str = "") -> Node:
+    def _describe(self, address: str, topic: str = "") -> ClusterNode:
         """Return the broker at an address, with the names of its topics; of one topic only, if it is given."""
         info = self.upstream.get(address, "/info")
         query = {"format": "json", "include_clients": "false"} | ({"topic": topic} if topic else {})
         answer = self.upstream.get(address, "/stats", query)
         topics = [row["topic_name"] for row in unwrapped_answer(answer).get("topics") or ()]
-        node = Node.of_answer({**info, "topics": topics})
+        node = ClusterNode.of_answer({**info, "topics": topics})
         host, _, port = address.rpartition("://")[2].rpartition(":")
         # Old brokers do not tell their address.
         if not node.broadcast_address:
@@ -254,11 +256,11 @@ class Cluster:
             self.upstream.note_given(node.http_address, address)
         return node
 
-    def _registered_nodes(self) -> Found:
+    def _registered_nodes(self) -> Collected:
         answers, failures = self._ask(
             LOOKUPD, self.lookupds, lambda address: (address, producers_in(self.upstream.get(address, "/nodes")))
         )
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, ClusterNode] = {}
         for address, found in answers:
             for each in found:
                 node = nodes.setdefault(each.tcp_address, each)
@@ -267,22 +269,11 @@ class Cluster:
         newest = max((version_key(node.version) for node in nodes.values()), default=((), True))
         for node in nodes.values():
             node.out_of_date = version_key(node.version) < newest
-        return Found(sorted(nodes.values(), key=lambda node: node.hostname), failures)
+        return Collected(sorted(nodes.values(), key=lambda node: node.hostname), failures)
 
 
-def names_in(answer: Any, field: str) -> list[str]:
-    """Return the names in an answer of a lookup daemon."""
-    return [str(name) for name in unwrapped_answer(answer).get(field) or ()]
-
-
-def producers_in(answer: Any) -> list[Node]:
-    """Return the brokers in an answer of a lookup daemon."""
-    return [Node.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
-
-
-def join_host_port(host: str, port: int) -> str:
-    """Return host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def producers_in(answer: Any) -> list[ClusterNode]:
+    return [ClusterNode.of_answer(found) for found in unwrapped_answer(answer).get("producers") or ()]
 
 
 def version_key(version: str) -> tuple[tuple[int, ...], bool]:

@@ -34,7 +34,7 @@ Counts = dict[tuple[str, str], int]
 
 
 @dataclasses.dataclass(slots=True)
-class Consumer:
+class ComparedConsumer:
     """One consumer. rate: messages finished per second. took_s: time that a message is with the client, if known.
 
     timed_out_count: messages that were neither finished nor requeued and are not in flight any more. share: of all
@@ -59,7 +59,7 @@ class Usual(NamedTuple):
     timed_out_share: float
 
     @classmethod
-    def of(cls, consumers: Sequence[Consumer]) -> Usual:
+    def of(cls, consumers: Sequence[ComparedConsumer]) -> Usual:
         """Return the medians. consumers: at least one."""
         return cls(*(statistics.median(getattr(each, name) for each in consumers) for name in cls._fields))
 
@@ -71,7 +71,7 @@ class Looks:
         self._lock = threading.Lock()
         self._looks: OrderedDict[tuple[str, str], deque[tuple[float, Counts]]] = OrderedDict()
 
-    def compare(self, channel: tuple[str, str], clients: Sequence[Client], now_s: float) -> list[Consumer]:
+    def compare(self, channel: tuple[str, str], clients: Sequence[Client], now_s: float) -> list[ComparedConsumer]:
         """Return the consumers of a channel, those that differ from the others with marks."""
         counts = {key_of(client): int(client["finish_count"]) for client in clients}
         with self._lock:
@@ -113,19 +113,19 @@ def average_rate(client: Client) -> float:
     return float(client["finish_count"] / max(1.0, client["connected"] / 1e9))
 
 
-def consumer_of(client: Client, rate: float) -> Consumer:
+def consumer_of(client: Client, rate: float) -> ComparedConsumer:
     """Return a consumer without its share and marks."""
     got = client["message_count"]
     answered = client["finish_count"] + client["requeue_count"] + client["in_flight_count"]
     timed_out = max(0, got - answered)
     # By Little's law: of N messages that stay for T seconds each, N / T leave per second.
     took_s = client["in_flight_count"] / rate if rate > 0 and client["in_flight_count"] else None
-    return Consumer(
+    return ComparedConsumer(
         client, rate, timed_out, client["requeue_count"] / got if got else 0.0, timed_out / got if got else 0.0, took_s
     )
 
 
-def mark(consumers: Sequence[Consumer]) -> None:
+def mark(consumers: Sequence[ComparedConsumer]) -> None:
     """Mark the consumers that differ from the others; one alone does not."""
     if len(consumers) < 2:
         return

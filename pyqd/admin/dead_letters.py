@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from pyqd.admin.messages import PAGE_SIZE, SCAN_MAX, Message, Messages, Page
+from pyqd.admin.messages import PAGE_SIZE, SCAN_MAX, MessageList, MessagePage, MessageRow
 from pyqd.admin.shapes import OPTIONAL_TEXT, answer_of, check_shape, parse_answer
 from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.client.dead_letters import (
@@ -64,7 +64,7 @@ class Calls:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class LetterPlace:
     """The dead letters of a channel. target: the dead-letter topic, empty if there is none. holders: its channels.
 
     waiting: the number of dead letters that could not be published yet. waiting_for: the reason.
@@ -94,8 +94,7 @@ class DeadLetters:
         self._channel = channel
         self._calls = Calls(upstream, node)
 
-    def place(self) -> Place:
-        """Return where the dead letters are."""
+    def place(self) -> LetterPlace:
         limits = read_limits(self._calls, self._topic, self._channel)
         with answer_of(self._node, UpstreamError):
             check_shape(limits, LIMITS)
@@ -104,27 +103,27 @@ class DeadLetters:
             if target:
                 stats = self._calls.get("/stats", format="json", topic=target, include_clients="false")
                 holders = [name for entry in stats.get("topics") or () for name in channel_names(entry["channels"])]
-            return Place(target, holders, limits["dead_letters_waiting"], limits["waiting_for"] or "")
+            return LetterPlace(target, holders, limits["dead_letters_waiting"], limits["waiting_for"] or "")
 
-    def page(self, place: Place, holder: str, after: str = "", text: str = "") -> Page:
-        """Return dead letters after a cursor. text: only those with this text. holder: as `Place.chosen` returns."""
+    def page(self, place: LetterPlace, holder: str, after: str = "", text: str = "") -> MessagePage:
+        """Return dead letters after a cursor. text: only those with it. holder: as `LetterPlace.chosen` returns."""
         if holder == WAITING:
-            return Messages(self._upstream, self._node, self._topic, self._channel, "dead_letter").page(after, text)
+            return MessageList(self._upstream, self._node, self._topic, self._channel, "dead_letter").page(after, text)
         states = returnable_states(holder or None)
         state, _, cursor = after.partition(":")
         number = states.index(state) if state in states else 0
-        found: list[Message] = []
+        found: list[MessageRow] = []
         looked_at = 0
         for state in states[number:]:
             part = self._messages(place.target, holder, state).page(cursor, text, PAGE_SIZE - len(found))
             found += part.messages
             looked_at += part.looked_at
             if part.next:
-                return Page(found, f"{state}:{part.next}", looked_at)
+                return MessagePage(found, f"{state}:{part.next}", looked_at)
             cursor = ""
             if len(found) >= PAGE_SIZE and state != states[-1]:
-                return Page(found, f"{states[-1]}:", looked_at)
-        return Page(found, "", looked_at)
+                return MessagePage(found, f"{states[-1]}:", looked_at)
+        return MessagePage(found, "", looked_at)
 
     def holding(self) -> DeadLetterTopic | None:
         """Return the dead-letter topic, with the channels that share it and those that a returned message reaches."""
@@ -136,7 +135,7 @@ class DeadLetters:
         ids = None if wanted is None else frozenset(wanted)
         rows: Iterator[Any] = itertools.islice(select_dead_letters(self._calls, target, holder or None, ids), SCAN_MAX)
         with answer_of(self._node, UpstreamError):
-            found = (row for row in rows if not text or Message.of_row(row).matches(text))
+            found = (row for row in rows if not text or MessageRow.of_row(row).matches(text))
             return list(itertools.islice(found, RETURNED_MAX))
 
     def give_back(self, target: str, holder: str, rows: list[Row]) -> tuple[dict[str, int], list[str]]:
@@ -152,5 +151,5 @@ class DeadLetters:
             errors.append(str(error))
         return counts, errors
 
-    def _messages(self, target: str, holder: str, state: str) -> Messages:
-        return Messages(self._upstream, self._node, target, holder, state)
+    def _messages(self, target: str, holder: str, state: str) -> MessageList:
+        return MessageList(self._upstream, self._node, target, holder, state)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pyqd.admin.cluster import Node
+from pyqd.admin.cluster import ClusterNode
 from pyqd.admin.history import STEP_S
 from pyqd.admin.shapes import ShapeError, answer_of, check_shape
 from pyqd.admin.upstream import AbsentCallError, Upstream, UpstreamError
@@ -38,7 +38,7 @@ DAMAGED_TOPIC: Final = {**DAMAGE, "topic": (str,), "bytes": (int,)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Durability:
+class DurabilityState:
     """State of one broker. is_known: False for an nsqd, and for a broker that did not answer; the rest is empty then.
 
     last_stop: new, clean, kill or power_failure. damaged_topics: rows with topic, count, records_lost and bytes.
@@ -64,7 +64,7 @@ class Durability:
     disk_free_min_bytes: int = 0
 
     @classmethod
-    def of_answer(cls, node: Node, found: Mapping[str, Any]) -> Durability:
+    def of_answer(cls, node: ClusterNode, found: Mapping[str, Any]) -> DurabilityState:
         """Return the state in an answer. Raises: ShapeError."""
         names = {field.name for field in dataclasses.fields(cls)} & found.keys()
         known: dict[str, Any] = {name: found[name] for name in names if found[name] is not None}
@@ -94,8 +94,7 @@ class DurabilityReader:
         # The poll at which an address is asked again.
         self._absent: dict[str, int] = {}
 
-    def read(self, nodes: Iterable[Node]) -> dict[str, Durability]:
-        """Return the state of each broker by its address."""
+    def read(self, nodes: Iterable[ClusterNode]) -> dict[str, DurabilityState]:
         nodes = list(nodes)
         self._poll_count += 1
         self._absent = {node: poll for node, poll in self._absent.items() if poll > self._poll_count}
@@ -107,16 +106,16 @@ class DurabilityReader:
             if address in found and found[address].is_absent:
                 self._absent[address] = self._poll_count + ABSENT_POLLS
             elif address not in found:
-                found[address] = Durability(address, node.hostname, is_absent=address in self._absent)
+                found[address] = DurabilityState(address, node.hostname, is_absent=address in self._absent)
         return dict(sorted(found.items()))
 
-    def _ask(self, node: Node) -> Durability:
+    def _ask(self, node: ClusterNode) -> DurabilityState:
         try:
             found = self._upstream.get(node.http_address, "/durability")
         except AbsentCallError:
-            return Durability(node.http_address, node.hostname, is_absent=True)
+            return DurabilityState(node.http_address, node.hostname, is_absent=True)
         with answer_of(node.http_address, UpstreamError):
-            return Durability.of_answer(node, found)
+            return DurabilityState.of_answer(node, found)
 
 
 def full_in_s(free_bytes: Sequence[float], room_bytes: float) -> float | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pyqd.admin.durability import Durability, full_in_s
+from pyqd.admin.durability import DurabilityState, full_in_s
 
 if TYPE_CHECKING:
     from pyqd.admin.poller import Snapshot
@@ -69,56 +69,38 @@ def unreachable(snapshot: Snapshot) -> list[Finding]:
     return [Finding(BAD, "%(failure)s", remedy, {"failure": failure}) for failure in snapshot.failures]
 
 
+def of_node(node: str, level: str, text: str, remedy: str, **values: str) -> Finding:
+    """Return a finding about one broker."""
+    return Finding(level, text, remedy, {"node": node, **values}, node=node)
+
+
 def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
     """Return the brokers that not every lookup daemon knows."""
     expected = len(site.cluster.lookupds)
+    text = mark("%(node)s is known to %(count)s of %(expected)s lookup daemons.")
+    remedy = mark(
+        "Give the broker each lookup daemon with --lookupd-tcp-address, and a --broadcast-address of its own."
+    )
+    known = [(node.http_address, len(node.remote_addresses or ())) for node in snapshot.nodes]
     return [
-        Finding(
-            WARN,
-            mark("%(node)s is known to %(count)s of %(expected)s lookup daemons."),
-            mark(
-                "Give the broker each lookup daemon with --lookupd-tcp-address, and a --broadcast-address of its own."
-            ),
-            {
-                "node": node.http_address,
-                "count": str(len(node.remote_addresses or ())),
-                "expected": str(expected),
-            },
-            node=node.http_address,
-        )
-        for node in snapshot.nodes
-        if expected and len(node.remote_addresses or ()) != expected
+        of_node(address, WARN, text, remedy, count=str(count), expected=str(expected))
+        for address, count in known
+        if expected and count != expected
     ]
 
 
 def without_token(site: Site, snapshot: Snapshot) -> list[Finding]:
     """Return the brokers that are asked without the token."""
+    text = mark("%(node)s is asked without the token: %(reason)s.")
+    remedy = mark("Name the broker with --trusted-broker if it is yours, and give it HTTPS if pyqadmin has TLS flags.")
     found = [(node.http_address, site.poller.cluster.upstream.withheld(node.http_address)) for node in snapshot.nodes]
-    return [
-        Finding(
-            WARN,
-            mark("%(node)s is asked without the token: %(reason)s."),
-            mark("Name the broker with --trusted-broker if it is yours, and give it HTTPS if pyqadmin has TLS flags."),
-            {"node": address, "reason": reason},
-            node=address,
-        )
-        for address, reason in found
-        if reason
-    ]
+    return [of_node(address, WARN, text, remedy, reason=reason) for address, reason in found if reason]
 
 
 def versions(snapshot: Snapshot) -> list[Finding]:
-    return [
-        Finding(
-            WARN,
-            mark("%(node)s runs version %(version)s, older than others."),
-            mark("Update it when convenient."),
-            {"node": node.http_address, "version": node.version},
-            node=node.http_address,
-        )
-        for node in snapshot.nodes
-        if node.out_of_date
-    ]
+    text, remedy = mark("%(node)s runs version %(version)s, older than others."), mark("Update it when convenient.")
+    nodes = [node for node in snapshot.nodes if node.out_of_date]
+    return [of_node(node.http_address, WARN, text, remedy, version=node.version) for node in nodes]
 
 
 def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
@@ -131,12 +113,12 @@ def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
     return found
 
 
-def failures_of(state: Durability, left_s: float | None) -> list[Finding]:
+def failures_of(state: DurabilityState, left_s: float | None) -> list[Finding]:
     """Return the findings about one broker. left_s: seconds until its disk is full."""
     found = []
 
     def add(level: str, text: str, remedy: str, **values: str) -> None:
-        found.append(Finding(level, text, remedy, {"node": state.node, **values}, node=state.node))
+        found.append(of_node(state.node, level, text, remedy, **values))
 
     if state.health != "OK":
         text = mark("%(node)s is not healthy: %(reason)s")

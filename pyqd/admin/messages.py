@@ -36,7 +36,7 @@ MESSAGE: Final = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Message:
+class MessageRow:
     """One message. body: its first 4096 bytes. Times in ns since 1970.
 
     client: address of the client that has it, in flight only, with its host or id; empty for one that is gone.
@@ -55,7 +55,7 @@ class Message:
     is_truncated: bool
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Message:
+    def of_row(cls, row: Mapping[str, Any]) -> MessageRow:
         """Return the message in an answer, whose body is in base64. Raises: ShapeError, TypeError, ValueError."""
         found = {"client": None, "due": None, "deadline": None, "body": None, **row}
         check_shape(found, MESSAGE)
@@ -81,15 +81,15 @@ class Message:
 
 
 @dataclasses.dataclass(slots=True)
-class Page:
+class MessagePage:
     """A page of messages. next: cursor of the next, empty after the last. looked_at: number that a filter has read."""
 
-    messages: list[Message]
+    messages: list[MessageRow]
     next: str
     looked_at: int
 
 
-class Messages:
+class MessageList:
     """The messages of one channel at one broker, in one state. channel: empty for those that the topic itself holds."""
 
     def __init__(self, upstream: Upstream, node: str, topic: str, channel: str, state: str = STATES[0]) -> None:
@@ -98,12 +98,12 @@ class Messages:
         self._place = {"topic": topic} | ({"channel": channel} if channel else {})
         self._state = state
 
-    def page(self, after: str = "", text: str = "", size: int = PAGE_SIZE, client: str = "") -> Page:
+    def page(self, after: str = "", text: str = "", size: int = PAGE_SIZE, client: str = "") -> MessagePage:
         """Return messages after a cursor. text, client: only those that match both. Raises: UpstreamError."""
         if not text and not client:
             rows, following = self._rows(after, size)
-            return Page(rows, following, len(rows))
-        found: list[Message] = []
+            return MessagePage(rows, following, len(rows))
+        found: list[MessageRow] = []
         looked_at = 0
         while True:
             # A page of the broker is taken whole, or its cursor would skip messages.
@@ -111,7 +111,7 @@ class Messages:
             looked_at += len(rows)
             found += [row for row in rows if row.matches(text, client)]
             if not after or len(found) >= size or looked_at >= SCAN_MAX:
-                return Page(found, after, looked_at)
+                return MessagePage(found, after, looked_at)
 
     def all_ids(self, text: str = "") -> Iterator[str]:
         """Yield the ids of the messages, SCAN_MAX at most. text: only with this text. Raises: UpstreamError."""
@@ -146,14 +146,14 @@ class Messages:
         except (ValueError, LookupError, TypeError) as error:
             raise UpstreamError(f"{self._node}: /message/{change}: not the answer of a pyqd: {error!r}") from None
 
-    def _rows(self, after: str, size: int) -> tuple[list[Message], str]:
+    def _rows(self, after: str, size: int) -> tuple[list[MessageRow], str]:
         query = {**self._place, "state": self._state, "limit": str(size), "body": "base64"}
         if after:
             query["after"] = after
         answer = self._upstream.get(self._node, "/channel/messages", query)
         with answer_of(self._node, UpstreamError):
             check_shape(answer, {"messages": (list,), "next": OPTIONAL_TEXT})
-            return [Message.of_row(row) for row in answer["messages"]], answer["next"] or ""
+            return [MessageRow.of_row(row) for row in answer["messages"]], answer["next"] or ""
 
 
 def shown_as(body: bytes, form: str) -> str:

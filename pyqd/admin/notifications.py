@@ -18,17 +18,17 @@ import urllib.request
 from collections.abc import Sized
 from typing import Any, Final
 
-from pyqd.admin.audit import audit_logger
-
 # Notifications wait here while the endpoint is slow.
 QUEUE_MAX: Final = 10_000
 ANONYMOUS: Final = "anonymous"
 
 logger = logging.getLogger(__name__)
+# Logins and changes: who did what, and from where. An operator who wants fewer lines in the log still wants these.
+audit_logger: Final = logging.getLogger("pyqd.admin.audit")
+audit_logger.setLevel(logging.INFO)
 
 
 def failed(failures: Sized) -> str:
-    """Return the details of an action with these failures."""
     return f"failed={len(failures)}" if failures else ""
 
 

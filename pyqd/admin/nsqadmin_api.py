@@ -5,23 +5,19 @@ Source: docs/nsq/admin-and-tools.md, "nsqadmin".
 
 from __future__ import annotations
 
-import base64
 import ipaddress
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from flask import Blueprint, Response, request
 
-from pyqd.admin import actions
-from pyqd.admin.access.roles import Role
-from pyqd.admin.addresses import address_here
-from pyqd.admin.audit import audit_logger
-from pyqd.admin.notifications import ANONYMOUS, Caller, failed
+from pyqd.admin.access.roles import UserRole
+from pyqd.admin.actions import ACTIONS, perform
+from pyqd.admin.notifications import ANONYMOUS, audit_logger
 from pyqd.admin.site import Site
 from pyqd.admin.stats import TopicStats, topology_order
 from pyqd.admin.upstream import UpstreamError
@@ -48,7 +44,6 @@ class ApiError(Exception):
 
 
 def api(site: Site) -> Blueprint:
-    """Return the routes."""
     routes = Blueprint("nsqadmin_api", __name__)
     handlers = Handlers(site)
     for rule, methods in handlers.rules().items():
@@ -73,7 +68,6 @@ def json_reply(value: Any, status: int = 200) -> Response:
 
 
 def text_reply(text: str) -> Response:
-    """Return an answer with text, without quotes."""
     return Response(text, content_type=TEXT_TYPE, headers={"X-NSQ-Content-Type": "nsq; version=1.0"})
 
 
@@ -86,25 +80,6 @@ def warning(failures: list[str]) -> str:
     return "WARNING: " + "\n".join(failures)
 
 
-def caller(site: Site) -> Caller:
-    """Return the sender of the current request."""
-    scheme = "https" if request.is_secure or request.headers.get("X-Scheme") == "https" else "http"
-    address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"
-    url = f"{scheme}://{request.host}{address_here()}"
-    return Caller(site.user.name or basic_user(), address, request.headers.get("User-Agent", ""), url)
-
-
-def basic_user() -> str:
-    """Return the user name of basic authentication, which a proxy has checked; empty without one."""
-    kind, _, value = request.headers.get("Authorization", "").partition(" ")
-    if kind != "Basic":
-        return ""
-    try:
-        return base64.b64decode(value, validate=True).decode(errors="replace").partition(":")[0]
-    except ValueError:
-        return ""
-
-
 class Handlers:
     """Handlers of the API's requests."""
 
@@ -112,15 +87,14 @@ class Handlers:
         self.site = site
 
     def rules(self) -> dict[str, dict[str, Callable[..., Response]]]:
-        """Return the handlers by path and method."""
         proxied = {"/render": {"GET": self.render}} if self.site.options.proxy_graphite else {}
         return proxied | {
             "/api/topics": {"GET": self.topics, "POST": self.create},
-            "/api/topics/<topic>": {"GET": self.topic, "POST": self.change, "DELETE": self.delete_topic},
+            "/api/topics/<topic>": {"GET": self.topic, "POST": self.change, "DELETE": self.delete},
             "/api/topics/<topic>/<channel>": {
                 "GET": self.channel,
                 "POST": self.change,
-                "DELETE": self.delete_channel,
+                "DELETE": self.delete,
             },
             "/api/nodes": {"GET": self.nodes},
             "/api/nodes/<node>": {"GET": self.node, "DELETE": self.tombstone},
@@ -135,36 +109,34 @@ class Handlers:
         cluster = self.site.cluster
         if request.args.get("inactive") == "true":
             inactive = cluster.inactive_topics()
-            shown = {topic: channels for topic, channels in inactive.value.items() if self.site.may(Role.VIEW, topic)}
+            shown = {
+                topic: channels for topic, channels in inactive.value.items() if self.site.may(UserRole.VIEW, topic)
+            }
             return json_reply({"topics": shown, "message": warning(inactive.failures)})
         found = cluster.topics()
-        visible = [topic for topic in found.value if self.site.may(Role.VIEW, topic)]
+        visible = [topic for topic in found.value if self.site.may(UserRole.VIEW, topic)]
         names = visible if visible or cluster.lookupds else None
         return json_reply({"topics": names, "message": warning(found.failures)})
 
     def topic(self, topic: str) -> Response:
-        self.site.require(Role.VIEW, topic)
-        cluster = self.site.cluster
-        producers = cluster.producers_of(topic)
-        stats = cluster.stats(producers.value, topic)
+        self.site.require(UserRole.VIEW, topic)
+        stats = self.site.cluster.stats_of(topic)
         shown = TopicStats.total(topic, stats.value.topics).to_dict()
-        return json_reply({**shown, "message": warning(producers.failures + stats.failures)})
+        return json_reply({**shown, "message": warning(stats.failures)})
 
     def channel(self, topic: str, channel: str) -> Response:
-        self.site.require(Role.VIEW, topic)
-        cluster = self.site.cluster
-        producers = cluster.producers_of(topic)
-        stats = cluster.stats(producers.value, topic, channel, clients=True)
+        self.site.require(UserRole.VIEW, topic)
+        stats = self.site.cluster.stats_of(topic, channel, clients=True)
         for found in stats.value.channels():
             if found.channel == channel:
                 found.clients.sort(key=topology_order)
-                return json_reply({**found.to_dict(), "message": warning(producers.failures + stats.failures)})
+                return json_reply({**found.to_dict(), "message": warning(stats.failures)})
         raise ApiError(404, "CHANNEL_NOT_FOUND")
 
     def nodes(self) -> Response:
         found = self.site.cluster.nodes()
         for node in found.value:
-            node.topics = [topic for topic in node.topics if self.site.may(Role.VIEW, topic[0])]
+            node.topics = [topic for topic in node.topics if self.site.may(UserRole.VIEW, topic[0])]
         return json_reply({"nodes": [node.to_dict() for node in found.value], "message": warning(found.failures)})
 
     def node(self, node: str) -> Response:
@@ -174,7 +146,7 @@ class Handlers:
         if producer is None:
             raise ApiError(404, "NODE_NOT_FOUND")
         stats = cluster.stats([producer], clients=True)
-        topics = [topic for topic in stats.value.topics if self.site.may(Role.VIEW, topic.topic)]
+        topics = [topic for topic in stats.value.topics if self.site.may(UserRole.VIEW, topic.topic)]
         clients = sum(len(channel.clients) for topic in topics for channel in topic.channels)
         shown = {
             "node": node,
@@ -196,7 +168,7 @@ class Handlers:
                 "message_count": channel.sums["message_count"],
             }
             for topic in stats.value.topics
-            if self.site.may(Role.VIEW, topic.topic)
+            if self.site.may(UserRole.VIEW, topic.topic)
             for channel in topic.channels
         }
         return json_reply({"stats": counts, "message": warning(nodes.failures + stats.failures)})
@@ -225,7 +197,6 @@ class Handlers:
         return json_reply({"rate": "N/A" if rate < 0 else f"{rate / interval_s:.2f}"})
 
     def render(self) -> Response:
-        """Pass a request on to Graphite."""
         self.require_all_topics()
         target = f"/render?{request.query_string.decode('latin-1')}"
         try:
@@ -244,52 +215,31 @@ class Handlers:
             raise ApiError(400, "INVALID_TOPIC")
         if channel and not is_valid_name_str(channel):
             raise ApiError(400, "INVALID_CHANNEL")
-        self.site.require(Role.ADMIN, topic)
-        with self.logged("create_channel" if channel else "create_topic", topic, channel):
-            failures = actions.create(self.site.cluster, topic, channel)
-        self.notify("create_topic", topic, details=failed(failures))
-        if channel:
-            self.notify("create_channel", topic, channel, details=failed(failures))
-        return json_reply({"message": warning(failures)})
+        self.site.require(UserRole.ADMIN, topic)
+        return self.done("create", topic, channel)
 
-    def delete_topic(self, topic: str) -> Response:
-        self.site.require(Role.ADMIN, topic)
-        with self.logged("delete_topic", topic):
-            failures = actions.delete_topic(self.site.cluster, topic)
-        self.notify("delete_topic", topic, details=failed(failures))
-        return json_reply({"message": warning(failures)})
-
-    def delete_channel(self, topic: str, channel: str) -> Response:
-        self.site.require(Role.ADMIN, topic)
-        with self.logged("delete_channel", topic, channel):
-            failures = actions.delete_channel(self.site.cluster, topic, channel)
-        self.notify("delete_channel", topic, channel, details=failed(failures))
-        return json_reply({"message": warning(failures)})
+    def delete(self, topic: str, channel: str = "") -> Response:
+        self.site.require(UserRole.ADMIN, topic)
+        return self.done("delete", topic, channel)
 
     def change(self, topic: str, channel: str = "") -> Response:
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         action = self.body().get("action")
-        if action not in actions.ACTIONS:
+        if action not in ACTIONS:
             raise ApiError(400, "INVALID_ACTION")
-        details = "failed"
-        try:
-            failures = actions.change(self.site.cluster, action, topic, channel)
-            details = failed(failures)
-        finally:
-            self.notify(f"{action}_{'channel' if channel else 'topic'}", topic, channel, details=details)
-        return json_reply({"message": warning(failures)})
+        return self.done(action, topic, channel)
 
     def tombstone(self, node: str) -> Response:
         topic = text_in(self.body("INVALID_BODY"), "topic", "INVALID_BODY")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         if not self.site.is_broker(node):
             raise ApiError(404, "NODE_NOT_FOUND")
-        with self.logged("tombstone_topic_producer", topic, node=node):
-            failures = actions.tombstone(self.site.cluster, topic, node)
-        self.notify("tombstone_topic_producer", topic, node=node, details=failed(failures))
-        return json_reply({"message": warning(failures)})
+        return self.done("tombstone", topic, node=node)
+
+    def done(self, action: str, topic: str, channel: str = "", node: str = "") -> Response:
+        return json_reply({"message": warning(perform(self.site, action, topic, channel, node))})
 
     # Options.
 
@@ -321,14 +271,14 @@ class Handlers:
                 raise ApiError(400, "INVALID_OPTION")
         except (ValueError, KeyError):
             raise ApiError(400, "INVALID_VALUE") from None
-        user = caller(self.site)
+        user = self.site.caller()
         value = body.decode(errors="replace")
         audit_logger.info("set option %s to %s by %s from %s", option, value, user.user or ANONYMOUS, user.remote_ip)
         return self.config(option)
 
     def check_config_access(self) -> None:
         """Refuse users who are no administrators of all topics, and addresses out of --allow-config-from-cidr."""
-        self.site.require(Role.ADMIN)
+        self.site.require(UserRole.ADMIN)
         network = self.site.options.allow_config_from_cidr
         if not network:
             return
@@ -354,20 +304,6 @@ class Handlers:
         if not isinstance(found, dict):
             raise ApiError(400, refusal or "invalid JSON: an object is expected")
         return found
-
-    @contextmanager
-    def logged(self, action: str, topic: str, channel: str = "", node: str = "") -> Iterator[None]:
-        """Log an action that fails: it may have taken effect at some members."""
-        try:
-            yield
-        except UpstreamError:
-            user = caller(self.site)
-            # nsqadmin sends no notification with an answer of 502.
-            self.site.notifier.audit(action, user, topic=topic, channel=channel, node=node, details="failed")
-            raise
-
-    def notify(self, action: str, topic: str, channel: str = "", node: str = "", details: str = "") -> None:
-        self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node, details=details)
 
 
 def text_in(body: Mapping[str, Any], name: str, refusal: str = "") -> str:

@@ -14,7 +14,7 @@ from pyqd.config.program_options import ProgramOptions, declare_http_allow_host,
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
+from pyqd.primitives.goflags import DURATION, declare_field, declared_flags
 
 PROGRAM: Final = "pyqadmin"
 SYNOPSIS: Final = """\
@@ -29,131 +29,84 @@ pyqadmin --help                             this text
 class AdminOptions(ProgramOptions):
     """Settings of the web admin."""
 
-    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqadmin's keys", key=None)
-    log_prefix: str = declare("log-prefix", STRING, "[pyqadmin] ", "text before each log line")
-    http_address: str = declare("http-address", STRING, "0.0.0.0:4171", "<addr>:<port> for browsers and HTTP clients")
+    config: str = declare_field("", "path of a configuration file, TOML with nsqadmin's keys", key=None)
+    log_prefix: str = declare_field("[pyqadmin] ", "text before each log line")
+    http_address: str = declare_field("0.0.0.0:4171", "<addr>:<port> for browsers and HTTP clients")
     http_allow_host: tuple[str, ...] = declare_http_allow_host()
     http_allow_origin: tuple[str, ...] = declare_http_allow_origin()
-    base_path: str = declare("base-path", STRING, "/", "path that all URLs begin with, behind a proxy")
-    dev_static_dir: str = declare("dev-static-dir", STRING, "", "serve static files from this directory")
-    lookupd_http_address: tuple[str, ...] = declare(
-        "lookupd-http-address",
-        STRING,
+    base_path: str = declare_field("/", "path that all URLs begin with, behind a proxy")
+    dev_static_dir: str = declare_field("", "serve static files from this directory")
+    lookupd_http_address: tuple[str, ...] = declare_field(
         (),
         "HTTP address of a lookup daemon, <addr>:<port> or https://<addr>:<port>; repeatable",
         key="nsqlookupd_http_addresses",
-        repeatable=True,
         live=True,
     )
-    nsqd_http_address: tuple[str, ...] = declare(
-        "nsqd-http-address",
-        STRING,
-        (),
-        "HTTP address of a broker, <addr>:<port> or https://<addr>:<port>; repeatable",
-        key="nsqd_http_addresses",
-        repeatable=True,
+    nsqd_http_address: tuple[str, ...] = declare_field(
+        (), "HTTP address of a broker, <addr>:<port> or https://<addr>:<port>; repeatable", key="nsqd_http_addresses"
     )
-    http_client_connect_timeout_ns: int = declare(
-        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "timeout of connecting to a broker", minimum=1
+    http_client_connect_timeout_ns: int = declare_field(
+        2 * SECOND_NS, "timeout of connecting to a broker", kind=DURATION, minimum=1
     )
-    http_client_request_timeout_ns: int = declare(
-        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "timeout of a request to a broker", minimum=1
+    http_client_request_timeout_ns: int = declare_field(
+        5 * SECOND_NS, "timeout of a request to a broker", kind=DURATION, minimum=1
     )
-    http_client_tls_insecure_skip_verify: bool = declare(
-        "http-client-tls-insecure-skip-verify", BOOL, False, "do not check certificates of brokers"
-    )
-    http_client_tls_root_ca_file: str = declare(
-        "http-client-tls-root-ca-file", STRING, "", "path of the certificates of authorities that check brokers"
-    )
-    http_client_tls_cert: str = declare("http-client-tls-cert", STRING, "", "path of the certificate shown to brokers")
-    http_client_tls_key: str = declare("http-client-tls-key", STRING, "", "path of the key of this certificate")
-    http_client_token_file: str = declare(
-        "http-client-token-file", STRING, "", "path of a file with the token for the HTTP API of the brokers"
-    )
-    trusted_broker: tuple[str, ...] = declare(
-        "trusted-broker",
-        STRING,
+    http_client_tls_insecure_skip_verify: bool = declare_field(False, "do not check certificates of brokers")
+    http_client_tls_root_ca_file: str = declare_field("", "path of the certificates of authorities that check brokers")
+    http_client_tls_cert: str = declare_field("", "path of the certificate shown to brokers")
+    http_client_tls_key: str = declare_field("", "path of the key of this certificate")
+    http_client_token_file: str = declare_field("", "path of a file with the token for the HTTP API of the brokers")
+    trusted_broker: tuple[str, ...] = declare_field(
         (),
         "host, host:port, *.domain or network of brokers that get the token; those given by flags do; repeatable",
         key="trusted_brokers",
-        repeatable=True,
     )
-    allow_config_from_cidr: str = declare(
-        "allow-config-from-cidr", STRING, "127.0.0.1/8", "network that may use /config; empty for all"
-    )
-    acl_http_header: str = declare(
-        "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy names the user"
-    )
-    trusted_proxy: tuple[str, ...] = declare(
-        "trusted-proxy",
-        STRING,
+    allow_config_from_cidr: str = declare_field("127.0.0.1/8", "network that may use /config; empty for all")
+    acl_http_header: str = declare_field("X-Forwarded-User", "header in which a proxy names the user")
+    trusted_proxy: tuple[str, ...] = declare_field(
         (),
         "network of proxies in front: their X-Forwarded-For names the client; without it, everybody may send the other"
         " headers of proxies; repeatable",
         key="trusted_proxies",
-        repeatable=True,
     )
-    admin_user: tuple[str, ...] = declare(
-        "admin-user",
-        STRING,
+    admin_user: tuple[str, ...] = declare_field(
         (),
         "user who may change things, as in --acl-http-header; repeatable; without it everybody may",
         key="admin_users",
-        repeatable=True,
     )
-    max_http_connections: int = declare(
-        "max-http-connections", INT, 1000, "maximum number of connections; 0 is no limit", minimum=0
+    max_http_connections: int = declare_field(1000, "maximum number of connections; 0 is no limit", minimum=0)
+    trace_database: str = declare_field(
+        "", "URL of the database that `pyq_trace ship` writes, for the lives of messages"
     )
-    trace_database: str = declare(
-        "trace-database", STRING, "", "URL of the database that `pyq_trace ship` writes, for the lives of messages"
+    users_file: str = declare_field("", "path of the file of users, made by `pyqadmin user add`; then all need a login")
+    session_timeout_ns: int = declare_field(
+        12 * HOUR_NS, "time after which a login ends", kind=DURATION, minimum=MINUTE_NS
     )
-    users_file: str = declare(
-        "users-file", STRING, "", "path of the file of users, made by `pyqadmin user add`; then all need a login"
+    session_key_file: str = declare_field(
+        "", "path of a file with a secret of 32 bytes or more that signs logins; without it they end with the process"
     )
-    session_timeout_ns: int = declare(
-        "session-timeout", DURATION, 12 * HOUR_NS, "time after which a login ends", minimum=MINUTE_NS
-    )
-    session_key_file: str = declare(
-        "session-key-file",
-        STRING,
-        "",
-        "path of a file with a secret of 32 bytes or more that signs logins; without it they end with the process",
-    )
-    oidc_issuer: str = declare("oidc-issuer", STRING, "", "URL of an OpenID Connect issuer for logins")
-    oidc_client_id: str = declare("oidc-client-id", STRING, "", "name of pyqadmin at the issuer")
-    oidc_client_secret_file: str = declare(
-        "oidc-client-secret-file", STRING, "", "path of a file with the secret that the issuer gave to pyqadmin"
-    )
-    oidc_claim: str = declare("oidc-claim", STRING, "groups", "claim whose values give roles")
-    oidc_role: tuple[str, ...] = declare(
-        "oidc-role",
-        STRING,
+    oidc_issuer: str = declare_field("", "URL of an OpenID Connect issuer for logins")
+    oidc_client_id: str = declare_field("", "name of pyqadmin at the issuer")
+    oidc_client_secret_file: str = declare_field("", "path of a file with the secret that the issuer gave to pyqadmin")
+    oidc_claim: str = declare_field("groups", "claim whose values give roles")
+    oidc_role: tuple[str, ...] = declare_field(
         (),
         "VALUE=ROLE[:TOPIC,...]: the role for a value of the claim, for topics by pattern; repeatable",
         key="oidc_roles",
-        repeatable=True,
     )
-    tls_cert: str = declare("tls-cert", STRING, "", "path of the certificate for HTTPS, with its chain")
-    tls_key: str = declare("tls-key", STRING, "", "path of its key")
-    notification_http_endpoint: str = declare(
-        "notification-http-endpoint", STRING, "", "URL that gets a POST for each change"
+    tls_cert: str = declare_field("", "path of the certificate for HTTPS, with its chain")
+    tls_key: str = declare_field("", "path of its key")
+    notification_http_endpoint: str = declare_field("", "URL that gets a POST for each change")
+    graphite_url: str = declare_field("", "URL of Graphite, for links to graphs")
+    proxy_graphite: bool = declare_field(False, "forward /render to Graphite")
+    prometheus_url: str = declare_field("", "URL of Prometheus, for links to graphs of pyqd's metrics")
+    statsd_counter_format: str = declare_field(
+        "stats.counters.%s.count", "names of counters in Graphite; empty for plain"
     )
-    graphite_url: str = declare("graphite-url", STRING, "", "URL of Graphite, for links to graphs")
-    proxy_graphite: bool = declare("proxy-graphite", BOOL, False, "forward /render to Graphite")
-    prometheus_url: str = declare(
-        "prometheus-url", STRING, "", "URL of Prometheus, for links to graphs of pyqd's metrics"
-    )
-    statsd_counter_format: str = declare(
-        "statsd-counter-format", STRING, "stats.counters.%s.count", "names of counters in Graphite; empty for plain"
-    )
-    statsd_gauge_format: str = declare(
-        "statsd-gauge-format", STRING, "stats.gauges.%s", "names of gauges in Graphite; empty for plain"
-    )
-    statsd_prefix: str = declare(
-        "statsd-prefix", STRING, "nsq.%s", "prefix of the brokers' names in Graphite, %s for the host"
-    )
-    statsd_interval_ns: int = declare(
-        "statsd-interval", DURATION, MINUTE_NS, "interval at which the brokers send to statsd", minimum=SECOND_NS
+    statsd_gauge_format: str = declare_field("stats.gauges.%s", "names of gauges in Graphite; empty for plain")
+    statsd_prefix: str = declare_field("nsq.%s", "prefix of the brokers' names in Graphite, %s for the host")
+    statsd_interval_ns: int = declare_field(
+        MINUTE_NS, "interval at which the brokers send to statsd", kind=DURATION, minimum=SECOND_NS
     )
 
 
@@ -210,7 +163,6 @@ def problems_of(options: AdminOptions) -> list[str]:
 
 
 def graph_problems(options: AdminOptions) -> list[str]:
-    """Return texts that say why URLs of graphs are invalid."""
     found = []
     if options.proxy_graphite and not urlsplit(options.graphite_url).netloc:
         found.append(f"failed to parse --graphite-url ({options.graphite_url}) - expected http://host:port")

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from pyqd.admin.cluster import Cluster, Node, Stats
-from pyqd.admin.durability import Durability, DurabilityReader
+from pyqd.admin.cluster import Cluster, ClusterNode, Stats
+from pyqd.admin.durability import DurabilityReader, DurabilityState
 from pyqd.admin.history import STEP_S, History, Key
 from pyqd.admin.stats import ProcessStats, TopicStats
 from pyqd.admin.upstream import UpstreamError
@@ -39,16 +39,16 @@ class Snapshot:
     number: int = 0
     taken_s: float = 0.0
     took_s: float = 0.0
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ClusterNode, ...] = ()
     topics: dict[str, TopicStats] = dataclasses.field(default_factory=dict)
     failures: tuple[str, ...] = ()
     # The lookup daemons may know topics that no broker has.
     names: tuple[str, ...] = ()
-    durability: dict[str, Durability] = dataclasses.field(default_factory=dict)
+    durability: dict[str, DurabilityState] = dataclasses.field(default_factory=dict)
     processes: dict[str, ProcessStats] = dataclasses.field(default_factory=dict)
 
 
-class Poller:
+class ClusterPoller:
     """Polls while it runs. Before the first poll the snapshot is empty, with the number 0."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -67,7 +67,6 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
 
     def start(self) -> None:
-        """Begin to poll."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -89,7 +88,6 @@ class Poller:
             return self.snapshot
 
     def poll(self) -> Snapshot:
-        """Poll once. Returns: the snapshot."""
         started_s = time.monotonic()
         before = dict(self.cluster.upstream.spent_s)
         found = self._read(self.snapshot.number + 1, started_s)
@@ -139,10 +137,10 @@ class Poller:
     def _read(self, number: int, started_s: float) -> Snapshot:
         cluster = self.cluster
         failures: list[str] = []
-        nodes: list[Node] = []
+        nodes: list[ClusterNode] = []
         rows: list[TopicStats] = []
         names: list[str] = []
-        durability: dict[str, Durability] = {}
+        durability: dict[str, DurabilityState] = {}
         processes: dict[str, ProcessStats] = {}
         try:
             found = cluster.nodes()

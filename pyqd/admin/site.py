@@ -14,17 +14,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from flask import g
+from flask import g, request
 from werkzeug.exceptions import Forbidden
 
-from pyqd.admin.access.policy import Policy
-from pyqd.admin.access.roles import Role, User
+from pyqd.admin.access.policy import Policy, basic_credentials
+from pyqd.admin.access.roles import User, UserRole
 from pyqd.admin.cluster import Cluster
-from pyqd.admin.notifications import Notifier
+from pyqd.admin.notifications import Caller, Notifier
 from pyqd.admin.options import ADMIN, AdminOptions
-from pyqd.admin.poller import Poller
+from pyqd.admin.poller import ClusterPoller
 from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.client.errors import SettingError
 from pyqd.client.http import parse_http_address
@@ -34,6 +34,9 @@ from pyqd.primitives.errors import StartupError
 
 # Each answer is parsed in one thread after the other: more at once would only wait for each other.
 POLLED_AT_ONCE: Final = 16
+# Flask gives the path decoded: a `#` of an ephemeral topic would end it.
+SAFE: Final = "/:@!$&'()*+,;=~"
+
 FLAG_OF: Final = {flag.config_key: flag for flag in ADMIN.flags if flag.config_key is not None}
 
 
@@ -63,7 +66,7 @@ class Site:
         polled = Cluster(
             new_upstream(worker_count=POLLED_AT_ONCE), options.lookupd_http_address, options.nsqd_http_address
         )
-        self.poller = Poller(polled)
+        self.poller = ClusterPoller(polled)
         self.is_closing = False
         self.notifier = Notifier(options.notification_http_endpoint, options.http_client_request_timeout_ns / SECOND_NS)
 
@@ -77,15 +80,31 @@ class Site:
 
     @property
     def user(self) -> User:
-        """The user of the current request."""
         user: User = g.user
         return user
 
-    def may(self, role: Role, topic: str | None = None) -> bool:
+    def caller(self) -> Caller:
+        """Return the sender of the current request."""
+        scheme = "https" if request.is_secure or request.headers.get("X-Scheme") == "https" else "http"
+        address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"
+        url = f"{scheme}://{request.host}{address_here()}"
+        # A proxy has checked the name of basic authentication.
+        name = self.user.name or basic_credentials(request)[0]
+        return Caller(name, address, request.headers.get("User-Agent", ""), url)
+
+    def notify(self, action: str, **place: str) -> None:
+        """Log and notify an action of the current request. place: topic, channel, node and details, if it has them."""
+        self.notifier.notify(action, self.caller(), **place)
+
+    def audit(self, action: str, **place: str) -> None:
+        """Log an action of the current request. place: as for `notify`."""
+        self.notifier.audit(action, self.caller(), **place)
+
+    def may(self, role: UserRole, topic: str | None = None) -> bool:
         """Return whether the user of this request has a role for a topic. topic: None for no topic, or for all."""
         return self.user.may(role, topic)
 
-    def require(self, role: Role, topic: str | None = None) -> None:
+    def require(self, role: UserRole, topic: str | None = None) -> None:
         """Refuse the current request if its user does not have a role. Raises: Forbidden."""
         if not self.may(role, topic):
             raise Forbidden
@@ -202,3 +221,12 @@ def read_token(path: str) -> str:
     if not token or not token.isascii() or not token.isprintable():
         raise StartupError(f"failed to read --http-client-token-file - {path} holds no token: one line of ASCII")
     return token
+
+
+def path_here() -> str:
+    return quote(f"{request.script_root}{request.path}", safe=SAFE)
+
+
+def address_here() -> str:
+    query = request.query_string.decode("latin-1")
+    return f"{path_here()}?{query}" if query else path_here()

@@ -66,7 +66,7 @@ ALL_NODES: Final = "*"
 Json = dict[str, Any]
 
 
-class Latency:
+class EndToEndLatency:
     """Percentiles of the latency from publishing to FIN, of one broker or combined from several. Values in ns."""
 
     __slots__ = ("count", "percentiles")
@@ -76,8 +76,7 @@ class Latency:
         self.percentiles = list(percentiles)
 
     @classmethod
-    def of_broker(cls, found: Mapping[str, Any] | None) -> Latency:
-        """Return the latencies in an answer of GET /stats."""
+    def of_broker(cls, found: Mapping[str, Any] | None) -> EndToEndLatency:
         found = found or {}
         count = int(found.get("count") or 0)
         rows = [
@@ -93,7 +92,7 @@ class Latency:
         ]
         return cls(count, rows)
 
-    def add(self, other: Latency) -> None:
+    def add(self, other: EndToEndLatency) -> None:
         """Add the latencies of another broker: least and greatest value, and average weighted by count."""
         self.count += other.count
         by_quantile = {row["quantile"]: row for row in self.percentiles}
@@ -132,24 +131,22 @@ class ChannelStats:
     hostname: str = ""
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
     paused: bool = False
-    latency: Latency = dataclasses.field(default_factory=Latency)
+    latency: EndToEndLatency = dataclasses.field(default_factory=EndToEndLatency)
     nodes: list[ChannelStats] = dataclasses.field(default_factory=list)
     clients: list[Json] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of_broker(cls, topic: str, node: str, hostname: str, found: Mapping[str, Any]) -> ChannelStats:
-        """Return the numbers in an answer of GET /stats."""
         clients = found.get("clients") or []
         sums = {name: int(found.get(name) or 0) for name in CHANNEL_SUMS}
         # Before nsqd 1.2.1 only the list told how many.
         sums["client_count"] = int(found.get("client_count", len(clients)))
-        latency = Latency.of_broker(found.get("e2e_processing_latency"))
+        latency = EndToEndLatency.of_broker(found.get("e2e_processing_latency"))
         paused = bool(found.get("paused"))
         return cls(topic, str(found["channel_name"]), node, hostname, sums, paused, latency, [], list(clients))
 
     @classmethod
     def total(cls, parts: Iterable[ChannelStats]) -> ChannelStats:
-        """Return the sum over brokers. parts: at least one."""
         parts = sorted(parts, key=lambda part: part.hostname)
         whole = cls(parts[0].topic, parts[0].channel, ALL_NODES, nodes=parts)
         whole.sums = sum_of(CHANNEL_SUMS, parts)
@@ -188,22 +185,20 @@ class TopicStats:
     hostname: str = ""
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
     paused: bool = False
-    latency: Latency = dataclasses.field(default_factory=Latency)
+    latency: EndToEndLatency = dataclasses.field(default_factory=EndToEndLatency)
     nodes: list[TopicStats] = dataclasses.field(default_factory=list)
     channels: list[ChannelStats] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of_broker(cls, node: str, hostname: str, found: Mapping[str, Any]) -> TopicStats:
-        """Return the numbers in an answer of GET /stats."""
         topic = str(found["topic_name"])
         sums = {name: int(found.get(name) or 0) for name in TOPIC_SUMS}
-        latency = Latency.of_broker(found.get("e2e_processing_latency"))
+        latency = EndToEndLatency.of_broker(found.get("e2e_processing_latency"))
         channels = [ChannelStats.of_broker(topic, node, hostname, channel) for channel in found.get("channels") or ()]
         return cls(topic, node, hostname, sums, bool(found.get("paused")), latency, [], channels)
 
     @classmethod
     def total(cls, topic: str, parts: Iterable[TopicStats]) -> TopicStats:
-        """Return the sum over brokers."""
         parts = sorted(parts, key=lambda part: part.hostname)
         whole = cls(topic, ALL_NODES, nodes=parts, sums=sum_of(TOPIC_SUMS, parts))
         whole.paused = any(part.paused for part in parts)
@@ -221,7 +216,6 @@ class TopicStats:
         return self.whole("depth")
 
     def channel_sum(self, name: str) -> int:
-        """Return a sum over the channels."""
         return sum(channel.sums[name] for channel in self.channels)
 
     def whole(self, name: str) -> int:
@@ -259,7 +253,6 @@ class ProcessStats:
 
     @classmethod
     def of_broker(cls, found: Mapping[str, Any]) -> ProcessStats:
-        """Return the process in an answer of GET /stats."""
         memory = {name: int(value) for name, value in (found.get("memory") or {}).items()}
         return cls(str(found.get("health") or ""), int(found.get("start_time") or 0), memory)
 
@@ -277,7 +270,6 @@ def number(value: Any) -> int | float:
 
 
 def sum_of(names: Iterable[str], parts: Iterable[TopicStats] | Iterable[ChannelStats]) -> dict[str, int]:
-    """Return the sums by name."""
     sums = [part.sums for part in parts]
     return {name: sum(each[name] for each in sums) for name in names}
 

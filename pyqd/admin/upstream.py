@@ -5,6 +5,9 @@ Source: docs/nsq/admin-and-tools.md, "Errors and partial failures".
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import ipaddress
 import json
 import logging
 import ssl
@@ -16,7 +19,6 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from pyqd.admin.registered import RegisteredClient
 from pyqd.admin.shapes import parse_answer
 from pyqd.client.errors import ClientError, NotConnectedError, SettingError
 from pyqd.client.http import HttpClient, Reply, message_of
@@ -48,14 +50,14 @@ class AbsentCallError(UpstreamError):
     """The broker does not have the call: it is an nsqd, or an older pyqd."""
 
 
-class Found(NamedTuple):
+class Collected(NamedTuple):
     """Result of a query: items found, and one text for each broker or lookup daemon that failed."""
 
     value: Any
     failures: list[str]
 
 
-class Place(NamedTuple):
+class UpstreamServer(NamedTuple):
     """Server that answers the requests to an address. url: host:port, or https:// before it.
 
     is_named: the operator has named the address. has_token: requests carry the token.
@@ -64,6 +66,44 @@ class Place(NamedTuple):
     url: str
     is_named: bool
     has_token: bool
+
+
+# Every process that reaches a lookup daemon may register an address, and the answer from there is shown. So services
+# that answer to local requests only, such as those with the credentials of a machine in a cloud, are not asked.
+
+
+def problem_of(host: str, *, may_be_local: bool) -> str:
+    """Return why no broker is asked at an IP address; empty for other addresses and for names."""
+    with contextlib.suppress(ValueError):
+        ip = ipaddress.ip_address(host)
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_reserved and not ip.is_loopback):
+            return "no broker listens there for other machines"
+        if ip.is_loopback and not may_be_local:
+            return "it is this machine, where no lookup daemon is"
+    return ""
+
+
+class RegisteredClient(HttpClient):
+    """HTTP client of a broker that a lookup daemon tells. may_be_local: whether it may be on this machine."""
+
+    def __init__(self, address: str, *, may_be_local: bool, **options: Any) -> None:
+        super().__init__(address, **options)
+        self._may_be_local = may_be_local
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        self._check(self.place.host)
+        super()._connect(connection)
+        # A name may lead anywhere, and elsewhere each time that it is resolved.
+        self._check(connection.sock.getpeername()[0])
+
+    def _check(self, host: str) -> None:
+        """Raise NotConnectedError for an address where no broker is asked."""
+        problem = problem_of(host, may_be_local=self._may_be_local)
+        if problem:
+            raise NotConnectedError(
+                f"{self.address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
+            )
 
 
 class Upstream:
@@ -104,9 +144,9 @@ class Upstream:
         # GET requests under way, with their deadlines; those of them that were ended.
         self._reading: dict[HttpClient, float] = {}
         self._ended: set[HttpClient] = set()
-        self._idle: dict[Place, list[HttpClient]] = {}
+        self._idle: dict[UpstreamServer, list[HttpClient]] = {}
         self._lock = Lock()
-        self._used_s: dict[Place, float] = {}
+        self._used_s: dict[UpstreamServer, float] = {}
         self._swept_s = time.monotonic()
         # Time that each address has taken for its answers so far.
         self.spent_s: dict[str, float] = {}
@@ -123,7 +163,7 @@ class Upstream:
 
     def get(self, address: str, path: str, query: Mapping[str, object] | None = None) -> Any:
         """Return the JSON object of an answer. address: host:port. Raises: UpstreamError."""
-        reply = self._request("GET", address, path, query, None)
+        reply = self.send("GET", address, path, query)
         try:
             found = parse_answer(reply.body)
         except (ValueError, RecursionError) as error:
@@ -133,17 +173,9 @@ class Upstream:
             raise UpstreamError(f"GET {url_of(address)}{path}: {text}")
         return found
 
-    def post(
-        self, address: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
-    ) -> bytes:
+    def post(self, address: str, path: str, query: Mapping[str, object] | None = None) -> bytes:
         """Send a POST and return the body of the answer. Raises: UpstreamError."""
-        return self._request("POST", address, path, query, body).body
-
-    def send(
-        self, method: str, address: str, path: str, query: Mapping[str, object], body: bytes | None = None
-    ) -> Reply:
-        """Return the answer to a request if it is a success. Raises: UpstreamError."""
-        return self._request(method, address, path, query, body)
+        return self.send("POST", address, path, query).body
 
     def for_each(self, addresses: Iterable[A], call: Callable[[A], R]) -> tuple[list[R], list[str]]:
         """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts.
@@ -174,9 +206,15 @@ class Upstream:
                     client.abort()
         return future.result()
 
-    def _request(
-        self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+    def send(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes | None = None,
     ) -> Reply:
+        """Return the answer to a request if it is a success. Raises: UpstreamError."""
         url = f"{url_of(address)}{path}" + (f"?{urlencode(query)}" if query else "")
         logger.debug("%s %s", method, url)
         place = self._place_of(address)
@@ -216,7 +254,7 @@ class Upstream:
             return "no --trusted-broker names it"
         return "it is not asked over HTTPS, and flags of TLS are given"
 
-    def _place_of(self, address: str) -> Place:
+    def _place_of(self, address: str) -> UpstreamServer:
         """Return the server that answers for an address, as far as it is known now."""
         with self._lock:
             given, url = self._given.get(address, address), self._url_of(address)
@@ -226,10 +264,16 @@ class Upstream:
             # Every process may register a text that is no address; the request fails for it.
             is_named = False
         may_have_token = is_named and (url.startswith("https://") or not self._is_token_secure)
-        return Place(url, is_named, bool(self._token) and may_have_token)
+        return UpstreamServer(url, is_named, bool(self._token) and may_have_token)
 
     def _exchange(
-        self, method: str, address: str, place: Place, path: str, query: Mapping[str, object] | None, body: bytes | None
+        self,
+        method: str,
+        address: str,
+        place: UpstreamServer,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: bytes | None,
     ) -> Reply:
         client = self._take(place)
         started_s = time.monotonic()
@@ -267,7 +311,7 @@ class Upstream:
                 raise
             return client.request(method, path, query, body, retry=False)
 
-    def _take(self, place: Place) -> HttpClient:
+    def _take(self, place: UpstreamServer) -> HttpClient:
         with self._lock:
             idle = self._idle.get(place)
             if idle:
@@ -277,7 +321,7 @@ class Upstream:
             return HttpClient(place.url, token=token, **self._options)
         return RegisteredClient(place.url, may_be_local=self._may_be_local, token=token, **self._options)
 
-    def _give_back(self, place: Place, client: HttpClient) -> None:
+    def _give_back(self, place: UpstreamServer, client: HttpClient) -> None:
         now_s = time.monotonic()
         with self._lock:
             self._used_s[place] = now_s

@@ -55,7 +55,9 @@ class AdminServer:
         router = WsgiRouter(
             self.app,
             scheme="https" if self.tls.enabled else "http",
-            body_max=lambda request: body_max(self.app, self.site, request),
+            body_max=lambda request: body_max(
+                self.app, self.site, request.method, request.path, request.headers.get(b"cookie", b"")
+            ),
             is_secret=lambda path: "/login/oidc/" in path,
         )
         self.server = HttpServer(

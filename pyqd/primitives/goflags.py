@@ -214,37 +214,34 @@ def declare(
     help_text: str,
     *,
     key: str | None = "",
-    repeatable: bool = False,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    range_text: str = "",
-    without_effect: bool = False,
-    default_text: str = "",
-    live: bool = False,
-    require: Callable[[Any], None] | None = None,
+    **more: Any,
 ) -> Any:
     """Return a dataclass field that carries a flag; the parameters are those of Flag.
 
-    key: "" for the name with underscores, None for no key.
+    name: "" for the name of the field with dashes, without its unit. key: "" for the name with
+    underscores, None for no key.
     """
-    declared = {
-        "name": name,
-        "type": flag_type,
-        "default": default,
-        "help": help_text,
-        "config_key": name.replace("-", "_") if key == "" else key,
-        "repeatable": repeatable,
-        "minimum": minimum,
-        "maximum": maximum,
-        "range_text": range_text,
-        "without_effect": without_effect,
-        "default_text": default_text,
-        "live": live,
-        "require": require,
-    }
+    declared = {"name": name, "type": flag_type, "default": default, "help": help_text, "config_key": key, **more}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata={"flag": declared})
     return dataclasses.field(default=default, metadata={"flag": declared})
+
+
+_KINDS = {bool: BOOL, int: INT, str: STRING, tuple: STRING}
+
+
+def declare_field(default: Any, help_text: str, *, kind: FlagType | None = None, **more: Any) -> Any:
+    """Return a dataclass field that carries a flag with the name of the field. more: other parameters of `declare`.
+
+    kind: by default that of a text, a whole number or a truth value, by `default`. A tuple makes the flag repeatable.
+    """
+    more.setdefault("repeatable", isinstance(default, tuple))
+    return declare("", kind or _KINDS[type(default)], default, help_text, **more)
+
+
+def flag_name(attribute: str) -> str:
+    """Return the name of a flag that is named like its attribute, without the unit."""
+    return attribute.removesuffix("_ns").replace("_", "-")
 
 
 def declared_flags(options_class: type, groups: Mapping[str, str] | None = None) -> tuple[Flag, ...]:
@@ -258,8 +255,12 @@ def declared_flags(options_class: type, groups: Mapping[str, str] | None = None)
     group = ""
     for field in dataclasses.fields(options_class):
         if "flag" in field.metadata:
-            group = headings.pop(field.metadata["flag"]["name"], group)
-            flags.append(Flag(attribute=field.name, group=group, **field.metadata["flag"]))
+            declared = dict(field.metadata["flag"])
+            declared["name"] = declared["name"] or flag_name(field.name)
+            if declared["config_key"] == "":
+                declared["config_key"] = declared["name"].replace("-", "_")
+            group = headings.pop(declared["name"], group)
+            flags.append(Flag(attribute=field.name, group=group, **declared))
     if len({flag.name for flag in flags}) != len(flags):
         raise ValueError(f"a flag of {options_class.__name__} is declared twice")
     if headings:

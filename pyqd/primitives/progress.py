@@ -1,25 +1,27 @@
-"""Progress of a tool, on standard error: a bar by tqdm on a terminal, plain lines or nothing elsewhere."""
+"""Progress of a tool, on standard error: a bar by rich on a terminal, plain lines or nothing elsewhere."""
 
-import contextlib
+from __future__ import annotations
+
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    import rich.progress
 
-BAR: Final = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}{unit}, {elapsed} gone, {remaining} left{postfix}"
-# Used if the total is unknown.
-COUNT: Final = "{desc} {n_fmt}{unit}, {elapsed} gone, {rate_noinv_fmt}{postfix}"
+Self = TypeVar("Self", bound="Progress")
+
+# A refresh costs some milliseconds of CPU time.
+REFRESH_S: Final = 0.25
 
 
 class Progress:
     """Progress of one job. A context manager, which removes the bar at the end.
 
-    total: None if it is unknown. unit: name of the counted things, in the plural. quiet: show nothing at all. line_s:
-    seconds between two lines if the stream is no terminal; None for no lines. initial: number of things that were done
-    before and do not count for the rate.
+    total: None if it is unknown. unit: name of the counted things, in the plural; without one the bar shows no numbers.
+    quiet: show nothing at all. line_s: seconds between two lines if the stream is no terminal; None for no lines.
+    initial: number of things that were done before and do not count for the rate.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class Progress:
         self.done = initial
         self._what, self._note = what, ""
         self._total, self._unit, self._initial = total, unit, initial
-        self._bar: tqdm[Any] | None = None
-        if not quiet and self.stream.isatty():
-            self._bar = bar(what, total, unit, self.stream, initial)
+        is_terminal = self.stream is not None and self.stream.isatty()
+        self._bar = new_bar(self.stream) if is_terminal and not quiet else None
         self._line_s = None if quiet or self._bar is not None else line_s
         self._started_s = self._shown_s = time.monotonic()
+        if self._bar is not None:
+            self._task = self._bar.add_task(what, total=total, completed=initial, count=self._count(), note="")
+            self._bar.start()
 
     @property
     def on_terminal(self) -> bool:
@@ -52,8 +56,7 @@ class Progress:
     def describe(self, what: str) -> None:
         """Set the name of the current step."""
         self._what = what
-        if self._bar is not None:
-            self._bar.set_description_str(what)
+        self._refresh()
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count more things as done. note: shown behind the figures."""
@@ -61,37 +64,49 @@ class Progress:
 
     def move_to(self, done: int, note: str = "") -> None:
         """Set the number of finished things. note: shown behind the figures."""
-        step, self.done, self._note = done - self.done, done, note
-        if self._bar is not None:
-            self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(step)
-        elif self._line_s is not None and time.monotonic() - self._shown_s >= self._line_s:
+        self.done, self._note = done, note
+        since_s = time.monotonic() - self._shown_s
+        if self._bar is not None and (since_s >= REFRESH_S or done == self._total):
+            self._refresh()
+        elif self._line_s is not None and since_s >= self._line_s:
             self._shown_s = time.monotonic()
             self.say(self.line())
 
+    def _refresh(self) -> None:
+        if self._bar is not None:
+            self._shown_s = time.monotonic()
+            self._bar.update(
+                self._task, completed=self.done, description=self._what, count=self._count(), note=self._note
+            )
+            self._bar.refresh()
+
+    def _count(self) -> str:
+        total = "" if self._total is None else f" of {self._total:,}"
+        return f"{self.done:,}{total} {self._unit}" if self._unit else ""
+
     def line(self) -> str:
         """Return the progress as a line of text."""
-        total = "" if self._total is None else f" of {self._total:,}"
         percent = "" if not self._total else f"{min(100, 100 * self.done // self._total)}%, "
         rate = (self.done - self._initial) / max(time.monotonic() - self._started_s, 1e-3)
         head = f"{self._what}: " if self._what else ""
         note = f", {self._note}" if self._note else ""
-        return f"{head}{percent}{self.done:,}{total} {self._unit}, {rate:,.0f} {self._unit} per second{note}"
+        return f"{head}{percent}{self._count()}, {rate:,.0f} {self._unit} per second{note}"
 
     def say(self, text: str, stream: TextIO | None = None) -> None:
         """Print a line without leaving parts of the bar in it. stream: by default the stream of the progress."""
         if self.quiet:
             return
-        target = self.stream if stream is None else stream
-        with contextlib.nullcontext() if self._bar is None else self._bar.external_write_mode(file=target):
-            print(text, file=target, flush=True)
+        self.close()
+        print(text, file=self.stream if stream is None else stream, flush=True)
+        if self._bar is not None:
+            self._bar.start()
 
     def close(self) -> None:
         """Remove the bar."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(
@@ -100,24 +115,23 @@ class Progress:
         self.close()
 
 
-def bar(what: str, total: int | None, unit: str, stream: TextIO, initial: int) -> "tqdm[Any] | None":
-    """Return a bar; None if tqdm is not installed, as in a Spark program that ships only the zip."""
+def new_bar(stream: TextIO) -> rich.progress.Progress | None:
+    """Return a bar; None if rich is not installed, as in a Spark program that ships only the zip."""
     try:
-        from tqdm import tqdm
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     except ModuleNotFoundError:
         return None
-    # tqdm's monitor thread refreshes bars; a process forked beside it would inherit its locks.
-    tqdm.monitor_interval = 0
-    # smoothing=0: the mean over all steps predicts the rest better if steps are of different kinds.
-    return tqdm(
-        desc=what,
-        total=total,
-        unit=f" {unit}",
-        file=stream,
-        initial=initial,
-        bar_format=COUNT if total is None else BAR,
-        smoothing=0,
-        miniters=1,
-        leave=False,
-        dynamic_ncols=True,
+    # Without a thread that refreshes the bar: a process forked while it runs would inherit its locks.
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}% {task.fields[count]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("gone,"),
+        TimeRemainingColumn(),
+        TextColumn("left {task.fields[note]}", markup=False),
+        console=Console(file=stream),
+        auto_refresh=False,
+        transient=True,
     )

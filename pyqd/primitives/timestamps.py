@@ -1,13 +1,13 @@
 """Parser of timestamps from operators and programs: RFC 3339, a duration since 1970, or a duration before now.
 
-Also the difference between the wall clock and the monotonic clock.
+Also their form for people, and the difference between the wall clock and the monotonic clock.
 """
 
 import datetime
 import re
 import time
 
-from pyqd.primitives.durations import INT64_MAX, SECOND_NS, parse_duration
+from pyqd.primitives.durations import INT64_MAX, MILLISECOND_NS, SECOND_NS, parse_duration
 
 _RFC3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})\d*)?(?:[Zz]|([+\- ])(\d\d):(\d\d))", re.ASCII
@@ -44,3 +44,9 @@ def parse_timestamp(text: str, now_ns: int) -> int:
 def wall_ahead_ns() -> int:
     """Return the difference that makes the Unix time of a time of the monotonic clock, by the present wall clock."""
     return time.time_ns() - time.monotonic_ns()
+
+
+def format_timestamp(timestamp_ns: int) -> str:
+    """Return a timestamp as people read it: UTC, to the millisecond."""
+    at = _EPOCH + datetime.timedelta(seconds=timestamp_ns // SECOND_NS)
+    return f"{at:%Y-%m-%d %H:%M:%S}.{timestamp_ns % SECOND_NS // MILLISECOND_NS:03d}"

@@ -29,7 +29,6 @@ from pyqd.primitives.goflags import FlagType, suggestion
 
 # Go's client waits without end if a timeout is 0.
 NO_TIMEOUT_S: Final = 86_400.0
-MAX_ATTEMPTS: Final = 5
 REQUEUE_DELAY_S: Final = 90.0
 REQUEUE_DELAY_MAX_S: Final = 900.0
 BACKOFF_MAX_S: Final = 120.0
@@ -50,13 +49,6 @@ BACKOFF_STRATEGIES: Final = ("exponential", "full_jitter")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
-class OptionType(NamedTuple):
-    """Kind of an option's values: parse raises ValueError, show is for the limits in errors."""
-
-    parse: Callable[[str], Any]
-    show: Callable[[Any], str] = str
-
-
 def _duration_of(text: str) -> int:
     """Return a duration in ns; whole numbers are milliseconds."""
     return int(text) * MILLISECOND_NS if _INTEGER.fullmatch(text) else parse_duration(text)
@@ -72,7 +64,6 @@ def _address_of(text: str) -> str:
 
 
 def _file_of(text: str) -> str:
-    """Return the path of a file that can be read."""
     try:
         with open(text, "rb"):
             return text
@@ -91,15 +82,15 @@ def _one_of(words: Iterable[str]) -> Callable[[str], str]:
     return parse
 
 
-BOOL: Final = OptionType(parse_bool)
-INT: Final = OptionType(parse_int)
-NUMBER: Final = OptionType(float, lambda value: f"{value:g}")
-DURATION: Final = OptionType(_duration_of, format_duration)
-TEXT: Final = OptionType(str)
-ADDRESS: Final = OptionType(_address_of)
-FILE: Final = OptionType(_file_of)
-STRATEGY: Final = OptionType(_one_of(BACKOFF_STRATEGIES))
-TLS_VERSION: Final = OptionType(_one_of(TLS_VERSIONS))
+BOOL: Final = FlagType("", parse_bool)
+INT: Final = FlagType("", parse_int)
+NUMBER: Final = FlagType("", float, lambda value: f"{value:g}")
+DURATION: Final = FlagType("", _duration_of, format_duration)
+TEXT: Final = FlagType("", str)
+ADDRESS: Final = FlagType("", _address_of)
+FILE: Final = FlagType("", _file_of)
+STRATEGY: Final = FlagType("", _one_of(BACKOFF_STRATEGIES))
+TLS_VERSION: Final = FlagType("", _one_of(TLS_VERSIONS))
 
 
 class ClientOption(NamedTuple):
@@ -108,7 +99,7 @@ class ClientOption(NamedTuple):
     Without a setting the option is handled by ClientOptions, or has no effect.
     """
 
-    type: OptionType
+    type: FlagType
     least: int | None = None
     most: int | None = None
     setting: str = ""
@@ -200,11 +191,6 @@ class ClientOptions:
         if values.get("deflate") and values.get("snappy"):
             raise SettingError("cannot enable both deflate and snappy compression")
         return cls(values, user_agent)
-
-    @property
-    def max_attempts(self) -> int:
-        """Number of deliveries after which Go's client finishes a message without handling it; 0 for never."""
-        return int(self.values.get("max_attempts", MAX_ATTEMPTS))
 
     def producer_keywords(self) -> dict[str, Any]:
         """Return keywords of pyqd.client.aio.Producer. Raises: SettingError."""

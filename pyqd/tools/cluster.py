@@ -6,7 +6,6 @@ Source: docs/nsq/lookupd.md and docs/nsq/http-api.md.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.nsq_compat import https_port_in, status_line, unwrapped_answer
-from pyqd.primitives.peer_json import json_text
-from pyqd.tools.common import Fatal, HttpTimeouts, log
+from pyqd.tools.common import Fatal, HttpTimeoutFlags, log
 
 TIMEOUT_S: Final = 5.0
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -40,35 +38,29 @@ class Http:
     token: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, timeouts: HttpTimeouts, token: str | None = None) -> Http:
-        """Return requests with the timeouts of a command line."""
+    def of(cls, timeouts: HttpTimeoutFlags, token: str | None = None) -> Http:
         connect_ns, request_ns = timeouts.http_client_connect_timeout_ns, timeouts.http_client_request_timeout_ns
         return cls(connect_ns / SECOND_NS, request_ns / SECOND_NS, token)
 
     def get(self, address: str, path: str, **query: object) -> dict[str, Any]:
         """Return the JSON object of an answer. A port that wants HTTPS says which one to use. Raises: ClientError."""
-        reply = self._reply(address, path, query)
-        if reply.status == HTTPStatus.FORBIDDEN:
+        client, reply = self._ask(address, path, query)
+        port = https_port_in(reply.body) if reply.status == HTTPStatus.FORBIDDEN else 0
+        if port:
             host = address.rpartition("://")[2].rpartition(":")[0]
-            port = https_port_in(reply.body)
-            if not port:
-                raise LookupFailedError(f"{address}: {said(reply)}")
-            reply = self._reply(f"https://{host}:{port}", path, query)
+            client, reply = self._ask(f"https://{host}:{port}", path, query)
         if reply.status != HTTPStatus.OK:
             raise LookupFailedError(f"{address}: {said(reply)}")
-        try:
-            answer = json.loads(json_text(reply.body))
-        except ValueError as error:
-            raise ProtocolError(f"{address}: {path}: the answer is no JSON: {error}") from None
+        answer = client.parsed(path, reply)
         if not isinstance(answer, dict):
             raise ProtocolError(f"{address}: {path}: the answer is no object")
         return unwrapped_answer(answer)
 
-    def _reply(self, address: str, path: str, query: dict[str, object]) -> Reply:
+    def _ask(self, address: str, path: str, query: dict[str, object]) -> tuple[HttpClient, Reply]:
         with HttpClient(
             address, token=self.token, timeout_s=self.timeout_s, connect_timeout_s=self.connect_timeout_s
         ) as client:
-            return client.request("GET", path, query, retry=False)
+            return client, client.request("GET", path, query, retry=False)
 
     async def get_from_all(
         self, addresses: Sequence[str], path: str, **query: object

@@ -20,21 +20,23 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from pyqd import __version__
 from pyqd.client.errors import ClientError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goflags import (
-    BOOL,
     DURATION,
     EXIT_HELP,
     STRING,
     FlagError,
+    FlagType,
     HelpRequested,
-    declare,
+    declare_field,
     declared_flags,
     exit_with_mistake,
+    flag_name,
     parse,
     print_help,
     unexpected,
@@ -60,47 +62,41 @@ class StdoutClosedError(Exception):
     """The reader of standard output is gone."""
 
 
+# Tools have no configuration file.
+declare_flag: Final = partial(declare_field, key=None)
+
+
+def declare_repeated(text: str, kind: FlagType = STRING) -> Any:
+    """Return a field of options that carries a flag with several values."""
+    return declare_flag((), text if "(may be" in text else f"{text} (may be given multiple times)", kind=kind)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
     """Flags of every tool."""
 
-    version: bool = declare("version", BOOL, False, "print version string", key=None)
+    version: bool = declare_flag(False, "print version string")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpTimeouts:
+class HttpTimeoutFlags:
     """Flags for the timeouts of HTTP requests, in ns."""
 
-    http_client_connect_timeout_ns: int = declare(
-        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "timeout for HTTP connect", key=None
-    )
-    http_client_request_timeout_ns: int = declare(
-        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "timeout for HTTP request", key=None
-    )
+    http_client_connect_timeout_ns: int = declare_flag(2 * SECOND_NS, "timeout for HTTP connect", kind=DURATION)
+    http_client_request_timeout_ns: int = declare_flag(5 * SECOND_NS, "timeout for HTTP request", kind=DURATION)
+
+
+HTTP_TIMEOUTS: Final = ("http_client_connect_timeout_ns", "http_client_request_timeout_ns")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     """Flags for the brokers that a tool consumes from."""
 
-    nsqd_tcp_address: tuple[str, ...] = declare(
-        "nsqd-tcp-address", STRING, (), "nsqd TCP address (may be given multiple times)", key=None, repeatable=True
-    )
-    lookupd_http_address: tuple[str, ...] = declare(
-        "lookupd-http-address",
-        STRING,
-        (),
-        "lookupd HTTP address (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
-    consumer_opt: tuple[tuple[str, Any], ...] = declare(
-        "consumer-opt",
-        CLIENT_OPTION,
-        (),
-        "option of the consumer, as name,value (may be given multiple times)",
-        key=None,
-        repeatable=True,
+    nsqd_tcp_address: tuple[str, ...] = declare_repeated("nsqd TCP address")
+    lookupd_http_address: tuple[str, ...] = declare_repeated("lookupd HTTP address")
+    consumer_opt: tuple[tuple[str, Any], ...] = declare_repeated(
+        "option of the consumer, as name,value", kind=CLIENT_OPTION
     )
 
 
@@ -108,13 +104,8 @@ class Sources:
 class ProducerOpt:
     """Flag for options of producers."""
 
-    producer_opt: tuple[tuple[str, Any], ...] = declare(
-        "producer-opt",
-        CLIENT_OPTION,
-        (),
-        "option of the producer, as name,value (may be given multiple times)",
-        key=None,
-        repeatable=True,
+    producer_opt: tuple[tuple[str, Any], ...] = declare_repeated(
+        "option of the producer, as name,value", kind=CLIENT_OPTION
     )
 
 
@@ -126,6 +117,14 @@ def require_one_kind(
         raise Fatal(f"{nsqd_flag} or --lookupd-http-address required{end}")
     if nsqd and lookupd:
         raise Fatal(f"use {nsqd_flag} or --lookupd-http-address not both{end}")
+
+
+def require_positive(options: object, *attributes: str) -> None:
+    """Check that flags with numbers are above 0, if they are given. Raises: Fatal."""
+    for attribute in attributes:
+        value = getattr(options, attribute)
+        if value is not None and value <= 0:
+            raise Fatal(f"--{flag_name(attribute)} should be positive")
 
 
 def user_agent(tool: str) -> str:
@@ -247,7 +246,6 @@ class ClientLog(logging.Handler):
     """Handler for the log of pyqd.client, in the form of Go's client: date, time, level, text."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text = f"{text}: {record.exc_info[1]!r}"
@@ -296,7 +294,6 @@ class Stdout:
 
 
 async def wait_writable(descriptor: int) -> None:
-    """Wait until a descriptor takes data."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if poll.poll(0):
@@ -311,7 +308,6 @@ async def wait_writable(descriptor: int) -> None:
 
 
 def set_done(future: asyncio.Future[None]) -> None:
-    """End the wait for a future."""
     if not future.done():
         future.set_result(None)
 

@@ -83,7 +83,6 @@ class Tasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None], messages: Sequence[Message]) -> None:
-        """Begin work, which answers messages."""
         task = asyncio.create_task(work)
         self._tasks[task] = messages
         task.add_done_callback(self._ended)
@@ -96,7 +95,6 @@ class Tasks:
             self._consumer.stop()
 
     async def fewer_than(self, count: int) -> None:
-        """Wait until there are fewer tasks."""
         while len(self._tasks) >= count:
             self._has_ended.clear()
             await self._has_ended.wait()

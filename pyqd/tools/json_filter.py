@@ -89,7 +89,6 @@ class JsonFilter:
 
     @property
     def is_active(self) -> bool:
-        """True if there is something to filter."""
         return bool(self._field or self._kept)
 
     def apply(self, body: bytes) -> tuple[Verdict, bytes]:

@@ -33,12 +33,10 @@ def lines_for(color: str, print_topic: bool) -> LinesOf:
 
 
 def plain_lines(_topic: str, bodies: Sequence[bytes]) -> bytes:
-    """Return each body and a line end."""
     return b"".join([body + b"\n" for body in bodies])
 
 
 def topic_lines(topic: str, bodies: Sequence[bytes]) -> bytes:
-    """Return each body and a line end behind the topic's name."""
     start = f"{topic}{SEPARATOR}".encode()
     return b"".join([start + body + b"\n" for body in bodies])
 
@@ -72,7 +70,6 @@ class TerminalLines:
 
 
 def is_json(body: bytes) -> bool:
-    """Return whether a body is a JSON object or array."""
     if not body.lstrip().startswith((b"{", b"[")):
         return False
     try:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from pyqd.primitives.goflags import exit_with_mistake, suggestion
 from pyqd.tools.bench.loads import Bench, StoppedError
 from pyqd.tools.bench.options import AllOptions, Common, ConsumeOptions, LatencyOptions, PublishOptions
-from pyqd.tools.bench.summary import Figures
+from pyqd.tools.bench.summary import BenchFigures
 from pyqd.tools.bench.target import TOOL, probe
 from pyqd.tools.bench.topic import prepare
 from pyqd.tools.common import EXIT_FATAL, EXIT_OK, Stdout, ToolOptions, log, refuse_arguments, run_tool
@@ -29,7 +29,7 @@ class Command(NamedTuple):
     """A command: its flags, its load, and a sentence for --help."""
 
     options: type[Common]
-    load: Callable[[Bench, Any], Awaitable[Figures]]
+    load: Callable[[Bench, Any], Awaitable[BenchFigures]]
     help: str
 
 
@@ -43,7 +43,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Put load on a broker. Returns: the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
@@ -62,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    """Run one of the commands. Returns: the exit code."""
     command = COMMANDS[name]
 
     async def run(options: Common) -> int:

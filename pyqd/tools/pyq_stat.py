@@ -17,9 +17,22 @@ from typing import Any, Final
 
 from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.goflags import DURATION, INT, STRING, declare
+from pyqd.primitives.goflags import DURATION, INT
 from pyqd.tools.cluster import Http
-from pyqd.tools.common import EXIT_OK, Fatal, HttpTimeouts, Stdout, ToolOptions, require_one_kind, run_tool, stop_on
+from pyqd.tools.common import (
+    EXIT_OK,
+    HTTP_TIMEOUTS,
+    Fatal,
+    HttpTimeoutFlags,
+    Stdout,
+    ToolOptions,
+    declare_flag,
+    declare_repeated,
+    require_one_kind,
+    require_positive,
+    run_tool,
+    stop_on,
+)
 
 TOOL: Final = "pyq_stat"
 SYNOPSIS: Final = "Prints rates, depths and counters of one channel, over all brokers that have the topic."
@@ -31,44 +44,25 @@ HEADER: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(HttpTimeouts, ToolOptions):
+class StatOptions(HttpTimeoutFlags, ToolOptions):
     """Flags of pyq_stat."""
 
-    topic: str = declare("topic", STRING, "", "NSQ topic", key=None)
-    channel: str = declare("channel", STRING, "", "NSQ channel", key=None)
-    interval_ns: int = declare("interval", DURATION, 2 * SECOND_NS, "time between two lines", key=None)
-    count: int | None = declare("count", INT, None, "number of lines; without it there is no end", key=None)
-    nsqd_http_address: tuple[str, ...] = declare(
-        "nsqd-http-address", STRING, (), "nsqd HTTP address (may be given multiple times)", key=None, repeatable=True
-    )
-    lookupd_http_address: tuple[str, ...] = declare(
-        "lookupd-http-address",
-        STRING,
-        (),
-        "lookupd HTTP address (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
+    topic: str = declare_flag("", "NSQ topic")
+    channel: str = declare_flag("", "NSQ channel")
+    interval_ns: int = declare_flag(2 * SECOND_NS, "time between two lines", kind=DURATION)
+    count: int | None = declare_flag(None, "number of lines; without it there is no end", kind=INT)
+    nsqd_http_address: tuple[str, ...] = declare_repeated("nsqd HTTP address")
+    lookupd_http_address: tuple[str, ...] = declare_repeated("lookupd HTTP address")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print lines. Returns: the exit code."""
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, StatOptions, argv, run, SYNOPSIS)
 
 
-def check(options: Options) -> None:
-    """Raise Fatal for a mistake in the options."""
+def check(options: StatOptions) -> None:
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
-    positive = {
-        "interval": options.interval_ns,
-        "http-client-connect-timeout": options.http_client_connect_timeout_ns,
-        "http-client-request-timeout": options.http_client_request_timeout_ns,
-        "count": 1 if options.count is None else options.count,
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise Fatal(f"--{name} should be positive")
+    require_positive(options, "interval_ns", *HTTP_TIMEOUTS, "count")
     require_one_kind(options.nsqd_http_address, options.lookupd_http_address, "--nsqd-http-address")
     for flag, addresses in (("nsqd", options.nsqd_http_address), ("lookupd", options.lookupd_http_address)):
         if any("://" in address for address in addresses):
@@ -76,7 +70,7 @@ def check(options: Options) -> None:
 
 
 @dataclass(frozen=True)
-class Totals:
+class ChannelTotals:
     """Numbers of a channel, summed over brokers. The names are those of /stats."""
 
     depth: int = 0
@@ -88,25 +82,23 @@ class Totals:
     message_count: int = 0
     client_count: int = 0
 
-    def plus(self, channel: Mapping[str, Any]) -> Totals:
-        """Return the sum with the channel of one more broker."""
+    def plus(self, channel: Mapping[str, Any]) -> ChannelTotals:
         names = (field.name for field in dataclasses.fields(self))
-        return Totals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
+        return ChannelTotals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
 
 
-def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> Totals | None:
+def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> ChannelTotals | None:
     """Return the numbers of a channel in answers to /stats; None if no broker has it."""
     totals = None
     for answer in answers:
         for each in answer.get("topics") or ():
             for found in each.get("channels") or ():
                 if (each.get("topic_name"), found.get("channel_name")) == (topic, channel):
-                    totals = (totals or Totals()).plus(found)
+                    totals = (totals or ChannelTotals()).plus(found)
     return totals
 
 
-def line_of(now: Totals, before: Totals, interval_s: float) -> str:
-    """Return the line for two polls."""
+def line_of(now: ChannelTotals, before: ChannelTotals, interval_s: float) -> str:
     received = now.message_count - before.message_count
     sent = received - (now.depth - before.depth)
     return (
@@ -120,11 +112,11 @@ def line_of(now: Totals, before: Totals, interval_s: float) -> str:
 class Poll:
     """Asks the brokers for the numbers of the channel."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StatOptions) -> None:
         self._options = options
         self._http = Http.of(options)
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> ChannelTotals:
         """Return the numbers now. Raises: Fatal if one of the brokers or lookup daemons gives no answer."""
         options = self._options
         brokers, subject = await self._brokers()
@@ -168,11 +160,11 @@ def require_answers(subject: str, program: str, answers: Collection[object], err
         raise Fatal(f"ERROR: failed to get {subject} - {text}")
 
 
-async def print_lines(options: Options) -> None:
+async def print_lines(options: StatOptions) -> None:
     """Print a line per interval, and the header from time to time. The first poll has no line."""
     stdout, poll = Stdout(), Poll(options)
     interval_s = options.interval_ns / SECOND_NS
-    before: Totals | None = None
+    before: ChannelTotals | None = None
     for number in count():
         now = await poll.totals()
         text = HEADER if number % HEADER_EVERY == 0 else ""
@@ -185,7 +177,7 @@ async def print_lines(options: Options) -> None:
         await asyncio.sleep(interval_s)
 
 
-async def run(options: Options) -> int:
+async def run(options: StatOptions) -> int:
     """Print lines until there are enough, or until a signal. Returns: the exit code."""
     check(options)
     task = asyncio.create_task(print_lines(options))

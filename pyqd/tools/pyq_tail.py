@@ -19,7 +19,7 @@ from typing import Any, Final
 from pyqd.client.aio import Consumer, Message
 from pyqd.client.errors import ClosedError
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare
+from pyqd.primitives.goflags import DURATION
 from pyqd.tools.cluster import Http, TopicPattern, new_topics
 from pyqd.tools.common import (
     EXIT_OK,
@@ -28,11 +28,15 @@ from pyqd.tools.common import (
     Stdout,
     ToolOptions,
     client_options,
+    declare_flag,
+    declare_repeated,
     log,
     require_one_kind,
+    require_positive,
     run_tool,
     stop_on,
 )
+from pyqd.tools.intake import consumer_of
 from pyqd.tools.message_lines import COLORS, lines_for
 
 TOOL: Final = "pyq_tail"
@@ -42,53 +46,34 @@ END_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Sources, ToolOptions):
+class TailOptions(Sources, ToolOptions):
     """Flags of pyq_tail."""
 
-    topic: tuple[str, ...] = declare(
-        "topic", STRING, (), "NSQ topic (may be given multiple times)", key=None, repeatable=True
+    topic: tuple[str, ...] = declare_repeated("NSQ topic")
+    topic_pattern: tuple[str, ...] = declare_repeated(
+        "regular expression: follow all topics of the lookup daemons with a part that matches"
     )
-    topic_pattern: tuple[str, ...] = declare(
-        "topic-pattern",
-        STRING,
-        (),
-        "regular expression: follow all topics of the lookup daemons with a part that matches "
-        "(may be given multiple times)",
-        key=None,
-        repeatable=True,
+    topic_refresh_ns: int = declare_flag(
+        10 * SECOND_NS, "time between two looks for new topics that match", kind=DURATION
     )
-    topic_refresh_ns: int = declare(
-        "topic-refresh", DURATION, 10 * SECOND_NS, "time between two looks for new topics that match", key=None
-    )
-    channel: str = declare("channel", STRING, "", "NSQ channel; by default a new one, tail<number>#ephemeral", key=None)
-    max_in_flight: int = declare(
-        "max-in-flight", INT, 200, "max number of messages to allow in flight, for each topic", key=None
-    )
-    n: int = declare("n", INT, 0, "number of messages of one topic after which to end; 0 for no end", key=None)
-    print_topic: bool = declare("print-topic", BOOL, False, "print the name of the topic before each message", key=None)
-    color: str = declare(
-        "color",
-        STRING,
-        "auto",
-        "auto: colour JSON and escape control characters on a terminal; always; never",
-        key=None,
-    )
+    channel: str = declare_flag("", "NSQ channel; by default a new one, tail<number>#ephemeral")
+    max_in_flight: int = declare_flag(200, "max number of messages to allow in flight, for each topic")
+    n: int = declare_flag(0, "number of messages of one topic after which to end; 0 for no end")
+    print_topic: bool = declare_flag(False, "print the name of the topic before each message")
+    color: str = declare_flag("auto", "auto: colour JSON and escape control characters on a terminal; always; never")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print messages. Returns: the exit code."""
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, TailOptions, argv, run, SYNOPSIS)
 
 
-def check(options: Options) -> None:
-    """Raise Fatal for a mistake in the options."""
+def check(options: TailOptions) -> None:
     require_one_kind(options.nsqd_tcp_address, options.lookupd_http_address)
     if not options.topic and not options.topic_pattern:
         raise Fatal("--topic required")
     if options.topic_pattern and not options.lookupd_http_address:
         raise Fatal("--lookupd-http-address must be specified with --topic-pattern")
-    if options.topic_refresh_ns <= 0:
-        raise Fatal("--topic-refresh should be positive")
+    require_positive(options, "topic_refresh_ns")
     if options.max_in_flight < 0:
         raise Fatal(f"invalid max_in_flight ! {options.max_in_flight} < 0")
     if options.color not in COLORS:
@@ -98,10 +83,10 @@ def check(options: Options) -> None:
 class Tail:
     """Consumers of all topics. ended: set when enough messages are printed, after an error, and by a signal."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: TailOptions) -> None:
         self.ended = asyncio.Event()
         self._options = options
-        self._keywords = client_options(TOOL, options.consumer_opt).consumer_keywords()
+        self._client_options = client_options(TOOL, options.consumer_opt)
         self._channel = options.channel or f"tail{random.randrange(999999):06d}#ephemeral"
         # Topics have no more than they are asked for.
         self._limit = min(options.n, options.max_in_flight) if options.n > 0 else options.max_in_flight
@@ -122,26 +107,16 @@ class Tail:
 
     async def _discover(self) -> None:
         options = self._options
-        http = Http(token=self._keywords.get("lookupd_token"))
+        http = Http(token=self._client_options.consumer_keywords().get("lookupd_token"))
         refresh_s = options.topic_refresh_ns / SECOND_NS
         async for topic in new_topics(http, options.lookupd_http_address, self._patterns, refresh_s):
             if topic not in self._consumers:
                 await self._follow(topic)
 
     async def _follow(self, topic: str) -> None:
-        options = self._options
         log(f"Adding consumer for topic: {topic}")
-        consumer = Consumer(
-            topic,
-            self._channel,
-            nsqd=options.nsqd_tcp_address,
-            lookupd=options.lookupd_http_address,
-            max_in_flight=max(self._limit, 1),
-            **self._keywords,
-        )
+        consumer = consumer_of(self._options, self._client_options, topic, self._channel, self._limit)
         self._consumers[topic] = consumer
-        if self._limit == 0:
-            consumer.pause()
         await consumer.connect()
         self._printing.append(self._begin(self._print(consumer)))
 
@@ -188,7 +163,7 @@ class Tail:
                 raise result
 
 
-async def run(options: Options) -> int:
+async def run(options: TailOptions) -> int:
     """Print messages until enough are printed, or until a signal. Returns: the exit code."""
     check(options)
     tail = Tail(options)

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from pyqd.client.aio import Consumer
 from pyqd.client.errors import ClientError
 from pyqd.primitives import loglines
 from pyqd.primitives.durations import SECOND_NS
@@ -31,10 +30,11 @@ from pyqd.tools.common import (
     run_tool,
     stop_on,
 )
-from pyqd.tools.to_file.disk import StorageError, make_parent
+from pyqd.tools.intake import consumer_of
+from pyqd.tools.to_file.disk import FileStorageError, make_parent
 from pyqd.tools.to_file.naming import FileNames, NameFormatError, host_of
-from pyqd.tools.to_file.options import Options
-from pyqd.tools.to_file.output import Output
+from pyqd.tools.to_file.options import ToFileOptions
+from pyqd.tools.to_file.output import FileOutput
 from pyqd.tools.to_file.places import Places
 from pyqd.tools.to_file.recorder import Recorder
 from pyqd.tools.to_file.topic_log import TopicLog
@@ -53,9 +53,9 @@ logger = logging.getLogger("pyqd.tools.to_file")
 class ToFile:
     """All topics of one process."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ToFileOptions) -> None:
         self._options = options
-        self._keywords = client_options(NAME, options.consumer_opt).consumer_keywords()
+        self._client_options = client_options(NAME, options.consumer_opt)
         self._pattern = TopicPattern(options.topic_pattern)
         self._host = host_of(options.host_identifier, socket.gethostname())
         self._executor = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix=NAME)
@@ -107,7 +107,7 @@ class ToFile:
 
     async def _discover(self) -> None:
         options = self._options
-        http = Http.of(options, self._keywords.get("lookupd_token"))
+        http = Http.of(options, self._client_options.consumer_keywords().get("lookupd_token"))
         refresh_s = options.topic_refresh_ns / SECOND_NS
         async for topic in new_topics(http, options.lookupd_http_address, [self._pattern], refresh_s):
             self._add(topic)
@@ -136,15 +136,8 @@ class ToFile:
         )
         subject = f"[{topic}/{options.channel}]"
         places = Places(names, encoding, options.final_dir, options.working_dir, subject)
-        recorder = Recorder(Output(places, options.limits()), subject, skips_empty_files=options.skip_empty_files)
-        consumer = Consumer(
-            topic,
-            options.channel,
-            nsqd=options.nsqd_tcp_address,
-            lookupd=options.lookupd_http_address,
-            max_in_flight=options.max_in_flight,
-            **self._keywords,
-        )
+        recorder = Recorder(FileOutput(places, options.limits()), subject, skips_empty_files=options.skip_empty_files)
+        consumer = consumer_of(options, self._client_options, topic, options.channel, options.max_in_flight)
         return TopicLog(consumer, recorder, self._executor, places.recover, options.sync_interval_ns / SECOND_NS)
 
     def _reap(self) -> bool:
@@ -154,7 +147,7 @@ class ToFile:
             del self._logs[task]
             subject = f"[{task.get_name()}/{self._options.channel}]"
             error = task.exception()
-            if isinstance(error, StorageError):
+            if isinstance(error, FileStorageError):
                 logger.critical("%s %s; its messages are not finished", subject, error)
                 is_fine = False
             elif isinstance(error, ClientError):
@@ -182,13 +175,13 @@ def check_directory(path: str) -> None:
     """Check that files can be created in a directory, before a message is taken. Raises: Fatal."""
     try:
         make_parent(os.path.join(path, "file"))
-    except StorageError as error:
+    except FileStorageError as error:
         raise Fatal(str(error)) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise Fatal(f"cannot create files in directory {path}: no permission, or the file system is read-only")
 
 
-async def run(options: Options) -> int:
+async def run(options: ToFileOptions) -> int:
     """Run the tool. Returns: the exit code. Raises: Fatal."""
     options.check()
     loglines.configure(options.log_prefix, options.level())
@@ -197,8 +190,7 @@ async def run(options: Options) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; return its exit code."""
-    return run_tool(NAME, Options, argv, run, SYNOPSIS, on_arguments=refuse_arguments)
+    return run_tool(NAME, ToFileOptions, argv, run, SYNOPSIS, on_arguments=refuse_arguments)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pyqd.tools.common import EXIT_OK, client_options, log, run_tool
 from pyqd.tools.intake import Tasks, consume, consumer_of, without_spent
 from pyqd.tools.to_http.connection import Connections
 from pyqd.tools.to_http.delivery import Delivery, Retries
-from pyqd.tools.to_http.options import Options
+from pyqd.tools.to_http.options import ToHttpOptions
 from pyqd.tools.to_http.sender import DeliveryError, Sender
 
 TOOL: Final = "pyq_to_http"
@@ -29,14 +29,13 @@ server took it, and comes again later if none did.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send messages. Returns: the exit code."""
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, ToHttpOptions, argv, run, SYNOPSIS)
 
 
 class ToHttp:
     """Sends the messages of one topic, up to n at a time."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ToHttpOptions) -> None:
         self._options = options
         self._consumer_options = client_options(TOOL, options.consumer_opt)
         self._connections = Connections(options.connect_timeout_s)
@@ -69,7 +68,6 @@ class ToHttp:
         await tasks.end()
 
     async def _send(self, message: Message) -> None:
-        """Send a message, and answer it."""
         if self._options.sample < 1.0 and random.random() > self._options.sample:
             message.finish()
             return
@@ -83,7 +81,7 @@ class ToHttp:
             message.finish()
 
 
-async def run(options: Options) -> int:
+async def run(options: ToHttpOptions) -> int:
     """Run the tool. Returns: the exit code. Raises: Fatal, ClientError."""
     options.check()
     await ToHttp(options).run()

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 from pyqd.client.aio import Consumer, Producer
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, RefusedError
 from pyqd.client.message import Message
-from pyqd.primitives.goflags import INT, STRING, declare
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.tools.common import (
     EXIT_OK,
@@ -26,6 +25,8 @@ from pyqd.tools.common import (
     Sources,
     ToolOptions,
     client_options,
+    declare_flag,
+    declare_repeated,
     log,
     require_one_kind,
     run_tool,
@@ -48,51 +49,23 @@ BATCH_CODES: Final = ("E_BAD_BODY", "E_BAD_MESSAGE")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ProducerOpt, Sources, ToolOptions):
+class ToNsqOptions(ProducerOpt, Sources, ToolOptions):
     """Flags of pyq_to_nsq."""
 
-    topic: tuple[str, ...] = declare(
-        "topic", STRING, (), "topic to consume (may be given multiple times)", key=None, repeatable=True
+    topic: tuple[str, ...] = declare_repeated("topic to consume")
+    channel: str = declare_flag("nsq_to_nsq", "channel to consume")
+    destination_nsqd_tcp_address: tuple[str, ...] = declare_repeated(
+        "nsqd TCP address to publish to (may be given multiple times: each message goes to one of them)"
     )
-    channel: str = declare("channel", STRING, "nsq_to_nsq", "channel to consume", key=None)
-    destination_nsqd_tcp_address: tuple[str, ...] = declare(
-        "destination-nsqd-tcp-address",
-        STRING,
-        (),
-        "nsqd TCP address to publish to (may be given multiple times: each message goes to one of them)",
-        key=None,
-        repeatable=True,
+    destination_topic: str = declare_flag("", "topic to publish to, by default that of the message")
+    max_in_flight: int = declare_flag(200, "max number of messages to allow in flight, for each topic")
+    mode: str = declare_flag("hostpool", "choice of the destination: round-robin, hostpool, epsilon-greedy")
+    require_json_field: str = declare_flag("", "for JSON messages: only pass messages that contain this field")
+    require_json_value: str = declare_flag(
+        "", "for JSON messages: only pass messages in which the required field has this value"
     )
-    destination_topic: str = declare(
-        "destination-topic", STRING, "", "topic to publish to, by default that of the message", key=None
-    )
-    max_in_flight: int = declare(
-        "max-in-flight", INT, 200, "max number of messages to allow in flight, for each topic", key=None
-    )
-    mode: str = declare(
-        "mode", STRING, "hostpool", "choice of the destination: round-robin, hostpool, epsilon-greedy", key=None
-    )
-    require_json_field: str = declare(
-        "require-json-field", STRING, "", "for JSON messages: only pass messages that contain this field", key=None
-    )
-    require_json_value: str = declare(
-        "require-json-value",
-        STRING,
-        "",
-        "for JSON messages: only pass messages in which the required field has this value",
-        key=None,
-    )
-    whitelist_json_field: tuple[str, ...] = declare(
-        "whitelist-json-field",
-        STRING,
-        (),
-        "for JSON messages: pass this field, and no others (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
-    status_every: int = declare(
-        "status-every", INT, 250, "number of messages between two status lines; 0 for none", key=None
-    )
+    whitelist_json_field: tuple[str, ...] = declare_repeated("for JSON messages: pass this field, and no others")
+    status_every: int = declare_flag(250, "number of messages between two status lines; 0 for none")
 
     def check(self) -> None:
         """Check all flags. Raises: Fatal."""
@@ -110,11 +83,10 @@ class Options(ProducerOpt, Sources, ToolOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pass messages on. Returns: the exit code."""
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, ToNsqOptions, argv, run, SYNOPSIS)
 
 
-class Outgoing(NamedTuple):
+class ForwardedMessage(NamedTuple):
     """Message, and the body to publish for it."""
 
     message: Message
@@ -124,7 +96,7 @@ class Outgoing(NamedTuple):
 class Forwarder:
     """Publishes messages to destinations, and answers them to their consumers."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ToNsqOptions) -> None:
         self._options = options
         addresses = options.destination_nsqd_tcp_address
         keywords = client_options(TOOL, options.producer_opt).producer_keywords()
@@ -158,14 +130,13 @@ class Forwarder:
         await tasks.end()
 
     async def _forward(self, consumer: Consumer, messages: list[Message]) -> None:
-        """Pass messages on, and answer them."""
         messages = without_spent(consumer, messages, self._consumer_options)
         outgoing = (
             self._filtered(messages)
             if self._filter.is_active
-            else [Outgoing(message, message.body) for message in messages]
+            else [ForwardedMessage(message, message.body) for message in messages]
         )
-        shares: list[list[Outgoing]] = [[] for _ in self._producers]
+        shares: list[list[ForwardedMessage]] = [[] for _ in self._producers]
         now_s = time.monotonic()
         if len(shares) == 1:
             shares[0] = outgoing
@@ -177,9 +148,9 @@ class Forwarder:
         ]
         await asyncio.gather(*publishing)
 
-    def _filtered(self, messages: Sequence[Message]) -> list[Outgoing]:
+    def _filtered(self, messages: Sequence[Message]) -> list[ForwardedMessage]:
         """Return the messages that pass the filter, and answer the others."""
-        passed: list[Outgoing] = []
+        passed: list[ForwardedMessage] = []
         for message in messages:
             try:
                 verdict, body = self._filter.apply(message.body)
@@ -188,7 +159,7 @@ class Forwarder:
                 message.finish()
                 continue
             if verdict is Verdict.PASS:
-                passed.append(Outgoing(message, body))
+                passed.append(ForwardedMessage(message, body))
             elif verdict is Verdict.DROP:
                 message.finish()
             else:
@@ -196,7 +167,7 @@ class Forwarder:
                 message.requeue()
         return passed
 
-    async def _publish(self, consumer: Consumer, target: int, batch: Sequence[Outgoing]) -> None:
+    async def _publish(self, consumer: Consumer, target: int, batch: Sequence[ForwardedMessage]) -> None:
         """Publish messages to a destination; finish or requeue them."""
         began_s = time.monotonic()
         error = await self._error_of(target, self._options.destination_topic or consumer.topic, batch)
@@ -219,7 +190,7 @@ class Forwarder:
         self._status[target].note(now_s - began_s, len(batch))
         self._all_status.note(now_s - began_s, len(batch))
 
-    async def _error_of(self, target: int, topic: str, batch: Sequence[Outgoing]) -> ClientError | None:
+    async def _error_of(self, target: int, topic: str, batch: Sequence[ForwardedMessage]) -> ClientError | None:
         """Publish messages to a destination; return the error."""
         producer = self._producers[target]
         publishing: Coroutine[Any, Any, object] = (
@@ -235,7 +206,6 @@ class Forwarder:
 
 
 def is_connected(producer: Producer) -> bool:
-    """Return whether a producer has a connection to its broker."""
     return any(broker["connected"] for broker in producer.stats()["brokers"].values())
 
 
@@ -253,7 +223,7 @@ async def if_connected(producer: Producer, publishing: Coroutine[Any, Any, objec
     raise NotConnectedError(f"no connection: {'; '.join(reasons)}")
 
 
-def batches_of(share: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+def batches_of(share: Sequence[ForwardedMessage]) -> Iterator[Sequence[ForwardedMessage]]:
     """Yield messages in batches that brokers take."""
     start = size_bytes = 0
     for index, each in enumerate(share):
@@ -265,7 +235,7 @@ def batches_of(share: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
         yield share[start:]
 
 
-async def run(options: Options) -> int:
+async def run(options: ToNsqOptions) -> int:
     """Run the tool. Returns: the exit code. Raises: Fatal, ClientError."""
     options.check()
     await Forwarder(options).run()

@@ -51,7 +51,6 @@ class StatusLines:
 
 
 def percentile(percent: float, ordered: list[float]) -> float:
-    """Return a percentile of ordered values."""
     return ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered) + 0.5))]
 
 

@@ -91,7 +91,6 @@ class HostPool:
         return 0
 
     def note(self, target: int, now_s: float, took_s: float | None) -> None:
-        """Note a success or a failure."""
         host = self.hosts[target]
         if took_s is not None:
             host.is_dead = False
@@ -128,7 +127,6 @@ class EpsilonGreedy(HostPool):
         return chosen
 
     def note(self, target: int, now_s: float, took_s: float | None) -> None:
-        """Note a response time or a failure."""
         super().note(target, now_s, took_s)
         if took_s is not None:
             self._move_to(now_s)

@@ -21,13 +21,14 @@ from typing import Final
 from pyqd.client.aio import Producer
 from pyqd.client.core.commands import check_topic
 from pyqd.client.errors import ClientError, TooBigError
-from pyqd.primitives.goflags import INT, STRING, declare
 from pyqd.tools.common import (
     EXIT_OK,
     Fatal,
     ProducerOpt,
     ToolOptions,
     client_options,
+    declare_flag,
+    declare_repeated,
     log,
     run_tool,
     set_done,
@@ -47,28 +48,22 @@ FLUSH_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ProducerOpt, ToolOptions):
+class ToPyqOptions(ProducerOpt, ToolOptions):
     """Flags of to_pyq."""
 
-    topic: str = declare("topic", STRING, "", "topic to publish to", key=None)
-    delimiter: str = declare("delimiter", STRING, "\n", "byte at the end of each record of stdin", key=None)
-    rate: int = declare("rate", INT, 0, "most messages per second; 0 for no limit", key=None)
-    nsqd_tcp_address: tuple[str, ...] = declare(
-        "nsqd-tcp-address",
-        STRING,
-        (),
-        "destination nsqd TCP address (may be given multiple times: each gets every message)",
-        key=None,
-        repeatable=True,
+    topic: str = declare_flag("", "topic to publish to")
+    delimiter: str = declare_flag("\n", "byte at the end of each record of stdin")
+    rate: int = declare_flag(0, "most messages per second; 0 for no limit")
+    nsqd_tcp_address: tuple[str, ...] = declare_repeated(
+        "destination nsqd TCP address (may be given multiple times: each gets every message)"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Publish standard input. Returns: the exit code."""
-    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+    return run_tool(TOOL, ToPyqOptions, argv, run, SYNOPSIS)
 
 
-def check(options: Options) -> bytes:
+def check(options: ToPyqOptions) -> bytes:
     """Return the delimiter. Raises: Fatal for a mistake in the options, InvalidNameError for the topic."""
     if not options.topic:
         raise Fatal("--topic required")
@@ -173,7 +168,7 @@ class Credit:
             await asyncio.sleep((1 - self._count) / self._rate)
 
 
-class Publisher:
+class RecordPublisher:
     """Publishes batches of records to all brokers, many at a time. on_failure: called at the first error."""
 
     def __init__(self, topic: str, producers: Sequence[Producer], on_failure: Callable[[], object]) -> None:
@@ -225,7 +220,7 @@ class Publisher:
         return len(self._tasks)
 
 
-async def pump(options: Options, delimiter: bytes, publish: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
+async def pump(options: ToPyqOptions, delimiter: bytes, publish: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
     """Publish the records of standard input. Raises: Fatal, NotConnectedError."""
     stdin, records = Stdin(), Records(delimiter)
     credit = Credit(options.rate) if options.rate >= 1 else None
@@ -240,7 +235,7 @@ async def pump(options: Options, delimiter: bytes, publish: Callable[[Sequence[b
             found = found[count:]
 
 
-async def run(options: Options) -> int:
+async def run(options: ToPyqOptions) -> int:
     """Publish until the end of standard input, or until a signal. Returns: the exit code."""
     delimiter = check(options)
     keywords = client_options(TOOL, options.producer_opt).producer_keywords()
@@ -258,7 +253,7 @@ async def run(options: Options) -> int:
             if task is not None:
                 task.cancel()
 
-        publisher = Publisher(options.topic, producers, cancel)
+        publisher = RecordPublisher(options.topic, producers, cancel)
         with stop_on(signal.SIGINT, signal.SIGTERM, on_signal=cancel) as stopped:
             task = asyncio.create_task(pump(options, delimiter, publisher.publish))
             with contextlib.suppress(asyncio.CancelledError):

@@ -30,7 +30,8 @@ def pages() -> list[Path]:
 
 def flags_of(tool: str) -> tuple[Flag, ...]:
     """Return the flags of a tool by name."""
-    options = importlib.import_module(f"pyqd.tools.{tool}").Options
+    found = vars(importlib.import_module(f"pyqd.tools.{tool}")).items()
+    options = next(value for name, value in found if name.endswith("Options") and name != "ToolOptions")
     return tuple(sorted(declared_flags(options), key=lambda flag: flag.name))
 
 

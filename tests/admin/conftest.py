@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from tests.support.needs import skip_outside_ci
 from tests.support.preloaded import Process, program_environment, spawn
@@ -273,9 +273,9 @@ def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
 @pytest.fixture(scope="module")
 def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("access") / "users.toml"
-    add_user(path, "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
-    add_user(path, "otto", PASSWORDS["otto"], Role.OPERATE, ("orders*",))
-    add_user(path, "vera", PASSWORDS["vera"], Role.VIEW, ("*",))
+    add_user(path, "ada", PASSWORDS["ada"], UserRole.ADMIN, ("*",))
+    add_user(path, "otto", PASSWORDS["otto"], UserRole.OPERATE, ("orders*",))
+    add_user(path, "vera", PASSWORDS["vera"], UserRole.VIEW, ("*",))
     return path
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from pyqd.admin.app import new_app
 from pyqd.admin.options import AdminOptions
@@ -63,9 +63,7 @@ def make_site() -> Iterator[Callable[..., Site]]:
 
         yield make
         for site in made:
-            site.notifier.close()
-            site.upstream.close()
-            site.poller.cluster.upstream.close()
+            site.close()
 
 
 @pytest.mark.parametrize("base", ["", "/nsq admin", "/a/ü b"])
@@ -92,7 +90,7 @@ def test_links_of_ephemeral_names_lead_to_their_pages(make_site: Callable[..., S
 def test_a_login_that_begins_at_an_ephemeral_name_ends_there(
     make_site: Callable[..., Site], tmp_path: Path, base: str
 ) -> None:
-    add_user(tmp_path / "users", "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
+    add_user(tmp_path / "users", "ada", PASSWORDS["ada"], UserRole.ADMIN, ("*",))
     site = make_site(base or "/", users_file=str(tmp_path / "users"))
     client = new_app(site).test_client()
     login = client.get(f"{base}{PAGE}?sort=depth")
@@ -109,7 +107,7 @@ def test_a_login_that_begins_at_an_ephemeral_name_ends_there(
 def test_a_proxy_that_strips_the_base_path_is_told_so(
     make_site: Callable[..., Site], tmp_path: Path, has_login: bool
 ) -> None:
-    add_user(tmp_path / "users", "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
+    add_user(tmp_path / "users", "ada", PASSWORDS["ada"], UserRole.ADMIN, ("*",))
     client = new_app(make_site("/nsq/admin", users_file=str(tmp_path / "users") if has_login else "")).test_client()
     for path in ("/", "/login", "/topics", "/nsq/administration"):
         answer = client.get(path, headers={"Accept": "text/html"})

@@ -12,8 +12,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from pyqd.admin.app import new_app
-from pyqd.admin.audit import audit_logger
 from pyqd.admin.cluster import Cluster
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import Upstream, UpstreamError
@@ -80,9 +80,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     audit_logger.addHandler(handler)
     yield found
     audit_logger.removeHandler(handler)
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 Change = Callable[[Fleet], list[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyqd.admin.cluster import Node
+from pyqd.admin.cluster import ClusterNode
 from pyqd.admin.durability import ABSENT_POLLS, DurabilityReader
 from pyqd.admin.upstream import Upstream
 from tests.admin.conftest import Admin, World
@@ -27,7 +27,7 @@ def test_a_broker_without_the_call_is_asked_now_and_then(world: World) -> None:
     upstream = Upstream()
     # A lookup daemon answers an unknown path as an nsqd does.
     host, _, port = world.lookupd.partition(":")
-    nodes = [Node("other", host, 0, int(port), "1.3.0")]
+    nodes = [ClusterNode("other", host, 0, int(port), "1.3.0")]
     try:
         reader = DurabilityReader(upstream)
         for _ in range(3):

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, Answer, World
 from tests.admin.test_access import Browser
@@ -32,7 +32,7 @@ def admin(
 ) -> Admin:
     """A web admin with an issuer, and with a user of its own who is an administrator."""
     users = tmp_path_factory.mktemp("oidc") / "users"
-    add_user(users, "ada", "correct horse", Role.ADMIN, ("*",))
+    add_user(users, "ada", "correct horse", UserRole.ADMIN, ("*",))
     return start_admin(
         "pyqadmin",
         f"--lookupd-http-address={world.lookupd}",

@@ -11,10 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
-from tests.admin.test_dead_letters import kill
 from tests.admin.test_stories import ID, fill
 from tests.admin.visits import PHONE, POLLED_WITHIN_MS, WAIT_MS, Visit, keep_picture
 from tests.support.http_stub import Answer, http_stub, json_answer
@@ -242,26 +241,29 @@ def test_brokers_that_stop_answering_are_told_without_a_reload(
 
 
 def test_a_channel_is_paused_and_emptied_by_its_buttons(visit: Callable[..., Visit], world: World) -> None:
-    page = visit().open(f"/topics/{TOPIC}/audit")
+    world.publish("full", {0: 5, 1: 5}, channel="audit")
+    page = visit().open("/topics/full/audit")
     dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Pause").click()
     with page.expect_navigation():
         dialog.get_by_role("button", name="Do it").click()
     expect(page.get_by_role("status")).to_have_text("Done.")
-    assert [(broker.channel(TOPIC, "audit") or {})["paused"] for broker in world.brokers] == [True, True]
+    assert [(broker.channel("full", "audit") or {})["paused"] for broker in world.brokers] == [True, True]
     page.get_by_role("button", name="Unpause").click()
     with page.expect_navigation():
         dialog.get_by_role("button", name="Do it").click()
     expect(page.locator("h1 .tag")).to_have_count(0)
-    assert [(broker.channel(TOPIC, "audit") or {})["paused"] for broker in world.brokers] == [False, False]
+    assert [(broker.channel("full", "audit") or {})["paused"] for broker in world.brokers] == [False, False]
     page.get_by_role("button", name="Empty").click()
     expect(dialog).to_contain_text("Empty channel audit?")
+    expect(dialog).to_contain_text("Its 10 messages are lost.")
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
     page.get_by_role("button", name="Empty").click()
     with page.expect_navigation():
         dialog.get_by_role("button", name="Do it").click()
     expect(page.get_by_role("status")).to_have_text("Done.")
+    assert [(broker.channel("full", "audit") or {})["depth"] for broker in world.brokers] == [0, 0]
 
 
 def test_a_topic_is_created_and_deleted(visit: Callable[..., Visit], world: World) -> None:
@@ -317,20 +319,6 @@ def test_topics_are_filtered_by_url(visit: Callable[..., Visit], world: World) -
         world.brokers[0].http("POST", "/topic/delete", topic=name)
 
 
-def test_topics_are_searched_sorted_and_paged_by_url(visit: Callable[..., Visit], world: World) -> None:
-    for number in range(30):
-        world.brokers[0].http("POST", "/topic/create", topic=f"many_{number:02d}")
-    each = visit()
-    page = each.open("/?q=many_&size=25&sort=-topic")
-    expect(page.locator("tbody tr")).to_have_count(25, timeout=WAIT_MS)
-    expect(page.locator("tbody th").first).to_have_text("many_29")
-    page.get_by_role("link", name="Next").click()
-    page.wait_for_url("**page=2**")
-    expect(page.locator("tbody tr")).to_have_count(5)
-    for number in range(30):
-        world.brokers[0].http("POST", "/topic/delete", topic=f"many_{number:02d}")
-
-
 def test_theme_and_language_are_kept(visit: Callable[..., Visit]) -> None:
     page = visit(color_scheme="light").open("/nodes")
     page.get_by_role("button", name="Dark or light").click()
@@ -380,19 +368,6 @@ def test_all_messages_of_a_page_are_chosen_by_one_box(
     world.brokers[0].wait_for_channel("chosen", "c", deferred_count=5)
 
 
-def test_how_many_a_filter_matches_is_told_before_they_are_cancelled(
-    visit: Callable[..., Visit], world: World, pyqd_only: None
-) -> None:
-    world.publish("culled", {0: 12}, channel="c")
-    page = visit().open("/topics/culled/c/messages?text=body%201")
-    page.get_by_label("all that match").check()
-    page.get_by_role("button", name="Cancel messages").click()
-    expect(page.get_by_text("Cancel 3 messages of culled/c?")).to_be_visible()
-    page.get_by_role("button", name="Cancel messages").click()
-    expect(page.get_by_role("status")).to_have_text("done: 3")
-    world.brokers[0].wait_for_channel("culled", "c", depth=9)
-
-
 def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(
     visit: Callable[..., Visit], world: World, pyqd_only: None
 ) -> None:
@@ -410,18 +385,6 @@ def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(
     expect(page.locator("tbody")).to_contain_text("50 % of the topic")
 
 
-def test_a_dead_letter_returns(visit: Callable[..., Visit], world: World, pyqd_only: None) -> None:
-    kill(world, "mourned", b"poison", b"gold")
-    page = visit().open("/topics/mourned/c/messages?state=dead_letter")
-    row = page.get_by_role("row").filter(has_text="gold")
-    row.get_by_role("checkbox").check()
-    with page.expect_navigation():
-        page.get_by_role("button", name="Return to mourned").click()
-    expect(page.get_by_role("status")).to_have_text("returned: 1")
-    expect(page.locator("tbody tr")).to_have_count(1)
-    world.brokers[0].wait_for_channel("mourned", "c", depth=1)
-
-
 def test_features_of_pyqd_are_offered_only_where_they_are(visit: Callable[..., Visit], world: World) -> None:
     page = visit().open("/durability")
     expect(page.locator("tbody tr").first).to_be_visible()
@@ -433,20 +396,11 @@ def test_features_of_pyqd_are_offered_only_where_they_are(visit: Callable[..., V
     expect(page.get_by_text("does not have this call")).to_have_count(2 if world.is_reference else 0)
 
 
-def test_a_message_is_published_by_the_form(visit: Callable[..., Visit], world: World) -> None:
-    world.publish("written", {1: 0}, channel="c")
-    page = visit().open("/topics/written/-/publish")
-    page.get_by_label("Body").fill("hello")
-    page.get_by_role("button", name="Publish").click()
-    expect(page.get_by_role("status")).to_have_text("Published.")
-    world.brokers[1].wait_for_channel("written", "c", depth=1)
-
-
 def test_a_viewer_logs_in_and_gets_no_buttons(
     chromium: Browser, world: World, load: None, start_admin: Callable[..., Admin], tmp_path: Path
 ) -> None:
     path = tmp_path / "users"
-    add_user(path, "vera", "only looking", Role.VIEW, ("*",))
+    add_user(path, "vera", "only looking", UserRole.VIEW, ("*",))
     admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
     visit = Visit(chromium, admin)
     page = visit.open(f"/topics/{TOPIC}")
@@ -478,59 +432,6 @@ def test_a_channel_is_deleted_and_a_topic_hidden_by_buttons(visit: Callable[...,
         dialog.get_by_role("button", name="Do it").click()
     expect(page.get_by_role("status")).to_have_text("Done.")
     assert (world.brokers[0].topic("retired") is None, world.brokers[1].topic("retired")) == (False, None)
-
-
-def test_a_channel_is_emptied_in_the_broker(visit: Callable[..., Visit], world: World) -> None:
-    world.publish("full", {0: 5, 1: 5}, channel="c")
-    page = visit().open("/topics/full/c")
-    page.get_by_role("button", name="Empty").click()
-    expect(page.get_by_role("dialog")).to_contain_text("Its 10 messages are lost.")
-    with page.expect_navigation():
-        page.get_by_role("dialog").get_by_role("button", name="Do it").click()
-    assert [(broker.channel("full", "c") or {})["depth"] for broker in world.brokers] == [0, 0]
-
-
-def test_a_seek_is_previewed_and_done(visit: Callable[..., Visit], world: World, pyqd_only: None) -> None:
-    world.publish("rewound", {0: 4}, channel="c")
-    with Client(world.brokers[0].tcp_address) as client:
-        client.sub("rewound", "c", rdy_count=4)
-        for message in client.read_messages(4):
-            client.fin(message)
-        world.brokers[0].wait_for_channel("rewound", "c", depth=0, in_flight_count=0)
-    page = visit().open("/topics/rewound/c")
-    page.get_by_role("link", name="Seek").click()
-    page.get_by_label("To", exact=True).fill("earliest")
-    page.get_by_role("button", name="Preview").click()
-    expect(page.locator("tbody td").nth(2)).to_have_text("4")
-    with page.expect_navigation():
-        page.get_by_role("button", name="Seek").click()
-    expect(page.get_by_role("status")).to_have_text("Done.")
-    world.brokers[0].wait_for_channel("rewound", "c", depth=4)
-
-
-def test_limits_and_the_due_time_of_a_message_are_changed(
-    visit: Callable[..., Visit], world: World, pyqd_only: None
-) -> None:
-    world.publish("limited", {0: 1}, channel="c")
-    page = visit().open("/topics/limited/c/limits")
-    page.get_by_label("Attempts").fill("7")
-    page.get_by_label("Dead-letter topic").fill("limited.dead")
-    page.get_by_role("button", name="Change").click()
-    page.get_by_role("button", name="Change").click()
-    expect(page.get_by_role("status")).to_have_text("Done.")
-    assert world.brokers[0].http("GET", "/channel/limits", topic="limited", channel="c").json()["max_attempts"] == 7
-    page.goto(page.url.replace("limits", "messages"))
-    page.locator("tbody input[type=checkbox]").check()
-    page.get_by_label("in seconds").fill("600")
-    page.get_by_role("button", name="Reschedule").click()
-    expect(page.get_by_role("status")).to_have_text("done: 1")
-    world.brokers[0].wait_for_channel("limited", "c", deferred_count=1)
-    page.get_by_label("State").select_option("deferred")
-    page.get_by_role("button", name="Show").click()
-    page.locator("tbody input[type=checkbox]").check()
-    page.get_by_role("button", name="Deliver now").click()
-    expect(page.get_by_role("status")).to_have_text("done: 1")
-    world.brokers[0].wait_for_channel("limited", "c", deferred_count=0, depth=1)
 
 
 def test_a_form_of_a_foreign_page_changes_nothing(chromium: Browser, admin: Admin, world: World) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pyqd.admin.cluster import Cluster
-from pyqd.admin.poller import INTERVAL_S, Poller
+from pyqd.admin.poller import INTERVAL_S, ClusterPoller
 from pyqd.admin.upstream import Upstream
-from tests.support.http_stub import Answer, Handler, HttpStub, http_stub, json_answer
+from tests.support.http_stub import Answer, HttpStub, http_stub, json_answer, lookup_answers
 
 GOOD = {"topics": [{"topic_name": "t", "depth": 1, "channels": []}]}
 ABSENT = json_answer({"message": "NOT_FOUND"}, 404)
@@ -24,26 +24,13 @@ def broker(stats: Any) -> AbstractContextManager[HttpStub]:
     return http_stub(lambda path, _query: json_answer(stats) if path == "/stats" else ABSENT)
 
 
-def lookup_daemon(*addresses: str) -> Handler:
-    """Return the answers of a lookup daemon that knows these brokers."""
-
-    def row(address: str) -> dict[str, Any]:
-        host, _, port = address.rpartition(":")
-        return {"broadcast_address": host, "hostname": "h", "http_port": int(port), "tcp_port": int(port)}
-
-    def answer(path: str, _query: dict[str, str]) -> Answer:
-        return json_answer({"topics": ["t"]} if path == "/topics" else {"producers": [row(each) for each in addresses]})
-
-    return answer
-
-
 @contextmanager
-def poller_of(*brokers: str, others: tuple[str, ...] = (), **options: Any) -> Iterator[Poller]:
+def poller_of(*brokers: str, others: tuple[str, ...] = (), **options: Any) -> Iterator[ClusterPoller]:
     """Make a poller of brokers that a lookup daemon knows. others: more lookup daemons. options: of the `Upstream`."""
     upstream = Upstream(**options)
     try:
-        with http_stub(lookup_daemon(*brokers)) as lookupd:
-            yield Poller(Cluster(upstream, (lookupd.address, *others)))
+        with http_stub(lookup_answers({"t": list(brokers)})) as lookupd:
+            yield ClusterPoller(Cluster(upstream, (lookupd.address, *others)))
     finally:
         upstream.close()
 

@@ -10,7 +10,7 @@ import pytest
 from flask import Flask
 from werkzeug.routing import Rule
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.routes import API, OPEN, ROLES
 from pyqd.admin.access.users import add_user
 from pyqd.admin.app import new_app
@@ -42,13 +42,15 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     """The application with all of its routes, in front of a broker that does not answer."""
     directory = tmp_path_factory.mktemp("routes")
     users = directory / "users"
-    for name, role, topics in (("vera", Role.VIEW, "*"), ("otto", Role.ADMIN, "orders*"), ("ada", Role.ADMIN, "*")):
+    for name, role, topics in (
+        ("vera", UserRole.VIEW, "*"),
+        ("otto", UserRole.ADMIN, "orders*"),
+        ("ada", UserRole.ADMIN, "*"),
+    ):
         add_user(users, name, "long enough", role, (topics,))
     site = Site(options(users, directory))
     yield new_app(site)
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 def options(users: Path, directory: Path) -> AdminOptions:
@@ -101,7 +103,7 @@ def test_each_change_has_a_role_of_its_own(app: Flask) -> None:
 def test_each_change_needs_a_role_in_every_mode_of_access(tmp_path: Path, name: str, base_path: str) -> None:
     given: dict[str, Any] = {"admin_user": ("ada",)}
     if name == "users":
-        add_user(tmp_path / "users", "vera", "long enough", Role.VIEW, ("*",))
+        add_user(tmp_path / "users", "vera", "long enough", UserRole.VIEW, ("*",))
         given = {"users_file": str(tmp_path / "users")}
     elif name == "issuer":
         given = {"oidc_issuer": "http://127.0.0.1:1", "oidc_client_id": "pyqadmin", "oidc_role": ("a=view",)}
@@ -113,14 +115,12 @@ def test_each_change_needs_a_role_in_every_mode_of_access(tmp_path: Path, name: 
         with client.session_transaction() as session:
             session["csrf"] = TOKEN
             if name == "issuer":
-                session.update(user="vera", until=2**40, grant=[int(Role.VIEW), ["*"]])
+                session.update(user="vera", until=2**40, grant=[int(UserRole.VIEW), ["*"]])
         data = {**FIELDS, "csrf": TOKEN} if method == "POST" else b'["127.0.0.1:2"]'
         answer = client.open(path, method=method, headers=headers, data=data)
         assert answer.status_code == 403, (rule, method)
     assert site.cluster.lookupds == ("127.0.0.1:1",)
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 def test_each_change_needs_more_than_the_role_of_a_viewer(app: Flask) -> None:
@@ -170,8 +170,7 @@ def test_passwords_in_urls_of_options_are_hidden(app: Flask) -> None:
     site = Site(AdminOptions(nsqd_http_address=("127.0.0.1:1",), graphite_url="http://me:secret@graphite:80/x"))
     answer = new_app(site).test_client().get("/config/graphite_url")
     assert answer.text == "http://me:***@graphite:80/x"
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
+    site.close()
 
 
 def test_an_unknown_path_is_a_page_for_browsers_only(app: Flask) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from pyqd.admin.app import new_app
 from pyqd.admin.options import AdminOptions
-from pyqd.admin.registered import problem_of
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import UpstreamError
+from pyqd.admin.upstream import UpstreamError, problem_of
 from tests.admin.conftest import Admin
 from tests.support.certificates import Certificates
 from tests.support.http_stub import Answer, HttpStub, http_stub, json_answer, lookup_answers
@@ -43,12 +42,6 @@ def made(**options: object) -> Site:
     return Site(AdminOptions(**options))  # type: ignore[arg-type]
 
 
-def close(site: Site) -> None:
-    site.notifier.close()
-    site.upstream.close()
-    site.poller.cluster.upstream.close()
-
-
 def test_a_broker_that_only_a_lookup_daemon_names_gets_no_token(stranger: HttpStub, token_file: str) -> None:
     with http_stub(lookup_answers({"t": [stranger.address]})) as lookupd:
         site = made(lookupd_http_address=(lookupd.address,), http_client_token_file=token_file)
@@ -56,7 +49,7 @@ def test_a_broker_that_only_a_lookup_daemon_names_gets_no_token(stranger: HttpSt
         assert set(stranger.tokens) == {None}
         assert BEARER in lookupd.tokens
         assert f"{stranger.address} was asked without the token: no --trusted-broker names it" in str(found.failures)
-        close(site)
+        site.close()
 
 
 def test_a_broker_of_a_lookup_daemon_gets_the_token_if_it_is_named(stranger: HttpStub, token_file: str) -> None:
@@ -69,7 +62,7 @@ def test_a_broker_of_a_lookup_daemon_gets_the_token_if_it_is_named(stranger: Htt
             site.poller.poll()
             assert (BEARER in stranger.tokens) is has_token, entry
             assert bool(site.poller.cluster.upstream.withheld(stranger.address)) is not has_token
-            close(site)
+            site.close()
 
 
 def test_a_lookup_daemon_that_is_set_later_gets_no_token(token_file: str) -> None:
@@ -78,7 +71,7 @@ def test_a_lookup_daemon_that_is_set_later_gets_no_token(token_file: str) -> Non
         site.change_lookupds((second.address,))
         site.cluster.topics()
         assert set(second.tokens) == {None}
-        close(site)
+        site.close()
 
 
 def test_a_token_does_not_go_in_clear_if_a_flag_of_tls_is_given(
@@ -92,7 +85,7 @@ def test_a_token_does_not_go_in_clear_if_a_flag_of_tls_is_given(
     with pytest.raises(UpstreamError, match="it is not asked over HTTPS, and flags of TLS are given"):
         site.cluster.nodes()
     assert set(stranger.tokens) == {None}
-    close(site)
+    site.close()
 
 
 @pytest.mark.slow
@@ -168,7 +161,7 @@ def test_a_registered_name_of_this_machine_is_not_asked_unless_a_lookup_daemon_i
             with pytest.raises(UpstreamError, match=said):
                 site.upstream.get(address, "/stats")
             assert bool(stranger.requests) is is_asked
-            close(site)
+            site.close()
 
 
 def test_a_registered_text_that_is_no_address_is_a_failure_of_that_broker(stranger: HttpStub, token_file: str) -> None:
@@ -182,7 +175,7 @@ def test_a_registered_text_that_is_no_address_is_a_failure_of_that_broker(strang
             assert client.get(path).status_code == (502 if path == "/topics/t" else 200), path
         assert client.post("/api/topics/t", json={"action": "pause"}).status_code == 200
         assert client.get("/topics/t/c/messages?node=a+b/c?d:4151").status_code == 502
-        close(site)
+        site.close()
 
 
 def test_the_password_of_graphite_does_not_follow_a_redirect() -> None:
@@ -192,4 +185,4 @@ def test_the_password_of_graphite_does_not_follow_a_redirect() -> None:
             site = made(nsqd_http_address=("127.0.0.1:1",), graphite_url=f"http://me:secret@{graphite.address}")
             assert site.ask_graphite("/render")[0] == 200
             assert (graphite.tokens, other.tokens) == (["Basic bWU6c2VjcmV0"], [None])
-            close(site)
+            site.close()

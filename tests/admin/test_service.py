@@ -186,18 +186,6 @@ class TestNotifications:
         assert {"timestamp", "via"} <= first.keys()
         assert (second["action"], "user" in second, "node" in second) == ("delete_channel", False, False)
 
-    def test_an_endpoint_that_cannot_be_reached_is_an_error_in_the_log(
-        self, world: World, start_admin: Callable[..., Admin], topic: str
-    ) -> None:
-        world.publish(topic, {0: 0})
-        url = f"http://127.0.0.1:{free_port()}/"
-        admin = start_admin(
-            "pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={url}"
-        )
-        assert admin.send("POST", f"/api/topics/{topic}", {"action": "pause"}).status == 200
-        wait_until(lambda: "failed to send a notification" in admin.log.read_text(), "the error")
-        assert admin.ask("GET", "/ping").status == 200
-
     def test_a_host_name_that_cannot_exist_leaves_the_pages_of_the_other_brokers(
         self, world: World, start_admin: Callable[..., Admin], topic: str
     ) -> None:
@@ -209,16 +197,18 @@ class TestNotifications:
             assert admin.get(f"/api/topics/{topic}")["message_count"] == 3
             assert "Traceback" not in admin.log.read_text()
 
-    def test_an_answer_that_is_not_http_does_not_keep_later_notifications_back(
-        self, world: World, start_admin: Callable[..., Admin], babbler: str, topic: str
+    @pytest.mark.parametrize("kind", ["not HTTP", "unreachable"])
+    def test_a_failure_is_an_error_in_the_log_and_keeps_no_later_notification_back(
+        self, world: World, start_admin: Callable[..., Admin], babbler: str, topic: str, kind: str
     ) -> None:
         world.publish(topic, {0: 0})
-        admin = start_admin(
-            "pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={babbler}"
-        )
+        url = babbler if kind == "not HTTP" else f"http://127.0.0.1:{free_port()}/"
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={url}")
+        admin = start_admin("pyqadmin", *flags)
         for action in ("pause", "unpause"):
             assert admin.send("POST", f"/api/topics/{topic}", {"action": action}).status == 200
         wait_until(lambda: admin.log.read_text().count("failed to send a notification") == 2, "both errors")
+        assert admin.ask("GET", "/ping").status == 200
 
 
 class TestGraphite:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from pyqd.admin.pages.settings import byte_count
 from tests.admin.conftest import Admin, World
@@ -70,7 +70,7 @@ def test_only_an_administrator_changes_settings(
 ) -> None:
     world.publish(topic, {0: 0}, channel="c")
     users = tmp_path / "users"
-    add_user(users, "otto", "battery staple", Role.OPERATE, ("*",))
+    add_user(users, "otto", "battery staple", UserRole.OPERATE, ("*",))
     admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users}")
     for path in (f"/topics/{topic}/-/settings", f"/topics/{topic}/c/limits"):
         shown = admin.ask("GET", path, headers=basic("otto", "battery staple"))

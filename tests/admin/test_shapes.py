@@ -142,9 +142,7 @@ def test_no_page_fails_for_an_odd_answer(odd: tuple[OddBroker, HttpStub], path: 
                 # The other broker's part of the page stands.
                 if page in ("/durability", "/topics/t/-/settings"):
                     assert (found.status_code, good.address in found.text) == (200, True), (page, answer)
-        site.notifier.close()
-        site.upstream.close()
-        site.poller.cluster.upstream.close()
+        site.close()
 
 
 @pytest.mark.parametrize("text", ["1" * 30, "-" + "1" * 30, "NaN", "Infinity", "1e400", "18446744073709551616"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from pyqd.admin.pages.stories import LIMIT
 from pyqd.trace.database import Database
@@ -66,8 +66,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stories") / "users"
-    add_user(path, "ada", "correct horse", Role.VIEW, ("*",))
-    add_user(path, "otto", "battery staple", Role.VIEW, ("held*",))
+    add_user(path, "ada", "correct horse", UserRole.VIEW, ("*",))
+    add_user(path, "otto", "battery staple", UserRole.VIEW, ("held*",))
     return path
 
 

@@ -7,19 +7,19 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from flask import Flask
 
-from pyqd.admin.pages.tables import Column, Filter, Table, table_of
+from pyqd.admin.pages.tables import Filter, PageColumn, PageTable, table_of
 
 ROWS = list(range(60))
-COLUMNS = (Column("number", "Number", lambda row: row, is_number=True),)
+COLUMNS = (PageColumn("number", "Number", lambda row: row, is_number=True),)
 FILTERS = (Filter("even", "Even", lambda row: row % 2 == 0), Filter("huge", "Huge", lambda row: row > 1000))
 
 
-def table(query: str) -> Table:
+def table(query: str) -> PageTable:
     with Flask(__name__).test_request_context(f"/rows{query}"):
         return table_of(ROWS, COLUMNS, text_of=str, sort="number", filters=FILTERS)
 
 
-def counts(found: Table) -> dict[str, int]:
+def counts(found: PageTable) -> dict[str, int]:
     return {each.name: count for each, count in found.filters}
 
 

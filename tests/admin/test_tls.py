@@ -15,7 +15,6 @@ import pytest
 from tests.admin.conftest import Admin, World
 from tests.admin.test_service import refused
 from tests.support.certificates import Certificate, Certificates, certify
-from tests.support.http_stub import http_stub, json_answer
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
 # Each test starts web admins or brokers of its own.
@@ -94,16 +93,3 @@ def test_brokers_that_require_tls_are_asked_over_https(
         assert (answer.status, "certificate" in answer.message) == (502, True)
     finally:
         broker.stop()
-
-
-def test_brokers_get_the_token_of_the_file(start_admin: Callable[..., Admin], tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("secret-of-the-brokers\n")
-    with http_stub(lambda _path, _query: json_answer({"version": "1.3.0", "http_port": 1, "topics": []})) as broker:
-        admin = start_admin("pyqadmin", f"--nsqd-http-address={broker.address}", f"--http-client-token-file={file}")
-        assert admin.get("/api/nodes")["message"] == ""
-        with_token = [token for (path, _query), token in zip(broker.requests, broker.tokens, strict=False) if token]
-        assert set(with_token) == {"Bearer secret-of-the-brokers"}
-        assert {path for (path, _query), token in zip(broker.requests, broker.tokens, strict=False) if not token} == {
-            "/ping"
-        }

@@ -1,7 +1,6 @@
 """Comparison of a server's counts with the published messages."""
 
 import threading
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,10 +10,10 @@ import pytest
 pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import accounts, runner
-from bench.accounts import Account
-from bench.server import Server, ServerError, Target, running
+from bench.server import RunError, Server, Target, running
 from bench.setting import Cores, Setting
 from bench.workloads import Workload, find
+from pyqd.client.http import HttpClient
 from pyqd.hot.tools.loadgen import Load
 from pyqd.tools.bench.connections import Connections, Handshake, create_channel
 from tests.bench.brokers import broker
@@ -50,52 +49,46 @@ def publish(server: Server, messages: int, defer_ms: int = 0) -> None:
         assert load.run(20.0).confirmed == messages
 
 
-def post(server: Server, path: str) -> None:
-    host, port = server.http_address
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}{path}", method="POST"), timeout=10).close()
-
-
-def counts(account: Account) -> tuple[int, int, bool]:
-    return account.losses, account.duplicates, bool(account.problem)
-
-
 def test_the_messages_of_a_topic_are_compared_with_those_published(server: Server) -> None:
     publish(server, 10)
-    assert accounts.of_publication(server, TOPIC, 10) == Account()
-    assert counts(accounts.of_publication(server, TOPIC, 11)) == (1, 0, True)
-    assert counts(accounts.of_publication(server, TOPIC, 9)) == (0, 1, True)
+    accounts.require_published(server, TOPIC, 10)
+    with pytest.raises(RunError, match="1 lost, 0 twice"):
+        accounts.require_published(server, TOPIC, 11)
+    with pytest.raises(RunError, match="0 lost, 1 twice"):
+        accounts.require_published(server, TOPIC, 9)
 
 
 def test_counted_messages_that_were_dropped_are_lost(server: Server) -> None:
     publish(server, 10)
-    post(server, f"/topic/empty?topic={TOPIC}")
-    account = accounts.of_publication(server, TOPIC, 10)
-    assert counts(account) == (10, 0, True)
-    assert account.problem.startswith("10 lost, 0 twice: of 10 answered OK the server counts 10 and keeps 0")
+    server.post("/topic/empty", topic=TOPIC)
+    with pytest.raises(RunError, match="10 lost, 0 twice: of 10 answered OK the server counts 10 and keeps 0"):
+        accounts.require_published(server, TOPIC, 10)
 
 
 def test_a_topic_that_the_server_does_not_know_has_lost_everything(server: Server) -> None:
-    assert counts(accounts.of_publication(server, TOPIC, 3)) == (3, 0, True)
+    with pytest.raises(RunError, match="3 lost, 0 twice"):
+        accounts.require_published(server, TOPIC, 3)
 
 
 def test_messages_that_were_to_be_deferred_and_are_not_count_as_lost(server: Server) -> None:
     create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
     publish(server, 2, defer_ms=600_000)
-    assert accounts.of_publication(server, TOPIC, 2, deferred=True) == Account()
-    assert accounts.of_publication(server, TOPIC, 2) == Account()
+    accounts.require_published(server, TOPIC, 2, deferred=True)
+    accounts.require_published(server, TOPIC, 2)
     publish(server, 1)
-    assert counts(accounts.of_publication(server, TOPIC, 3, deferred=True)) == (1, 0, True)
+    with pytest.raises(RunError, match="1 lost, 0 twice"):
+        accounts.require_published(server, TOPIC, 3, deferred=True)
 
 
-def test_messages_that_remain_after_all_were_consumed_are_duplicates(server: Server) -> None:
+def test_messages_that_remain_after_all_were_consumed_are_an_error(server: Server) -> None:
     create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
     publish(server, 2)
-    account = accounts.of_consumption(server, TOPIC, 2)
-    assert counts(account) == (0, 2, True)
-    assert account.problem.startswith("2 left when each message had come once")
-    post(server, f"/channel/empty?topic={TOPIC}&channel=c")
-    assert accounts.of_consumption(server, TOPIC, 2) == Account()
-    assert accounts.of_consumption(server, TOPIC, 3).problem == "of 3 published the server counts 2"
+    with pytest.raises(RunError, match="2 are left when each message had come once"):
+        accounts.require_consumed(server, TOPIC, 2)
+    server.post("/channel/empty", topic=TOPIC, channel="c")
+    accounts.require_consumed(server, TOPIC, 2)
+    with pytest.raises(RunError, match="of 3 published the server counts 2"):
+        accounts.require_consumed(server, TOPIC, 3)
 
 
 def small(name: str) -> Workload:
@@ -106,47 +99,43 @@ def small(name: str) -> Workload:
 def test_a_server_that_answers_ok_and_drops_the_messages_fails_the_run(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = accounts.of_publication
+    require = accounts.require_published
 
-    def drop(server: Server, topic: str, messages: int, *, deferred: bool = False) -> Account:
-        post(server, f"/topic/delete?topic={topic}")
-        return ask(server, topic, messages, deferred=deferred)
+    def drop(server: Server, topic: str, messages: int, *, deferred: bool = False) -> None:
+        server.post("/topic/delete", topic=topic)
+        require(server, topic, messages, deferred=deferred)
 
-    monkeypatch.setattr(accounts, "of_publication", drop)
-    result = runner.run_once(small(name), target, SETTING)
-    assert (result.losses, result.duplicates) == (result.messages, 0)
-    assert f"{result.messages} lost, 0 twice" in result.problem
+    monkeypatch.setattr(accounts, "require_published", drop)
+    with pytest.raises(RunError, match=f"{small(name).messages} lost, 0 twice"):
+        runner.run_once(small(name), target, SETTING)
 
 
 @pytest.mark.parametrize("name", ["consume-4", "consume-snappy", "e2e", "fanout-16"])
 def test_a_message_that_lies_in_the_queue_behind_the_last_one_fails_the_run(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = accounts.of_consumption
+    require = accounts.require_consumed
 
-    def double(server: Server, topic: str, messages: int) -> Account:
+    def double(server: Server, topic: str, messages: int) -> None:
         publish(server, 1)
-        return ask(server, topic, messages)
+        require(server, topic, messages)
 
-    monkeypatch.setattr(accounts, "of_consumption", double)
+    monkeypatch.setattr(accounts, "require_consumed", double)
     workload = small(name)
-    result = runner.run_once(workload, target, SETTING)
-    assert (result.losses, result.duplicates) == (0, workload.channels)
-    assert f"0 lost, {workload.channels} twice" in result.problem
-    assert f"of {workload.messages} published the server counts {workload.messages + 1}" in result.problem
+    text = (
+        f"of {workload.messages} published the server counts {workload.messages + 1}, and {workload.channels} are left"
+    )
+    with pytest.raises(RunError, match=text):
+        runner.run_once(workload, target, SETTING)
 
 
 def test_a_server_without_statistics_of_kept_messages_fails_the_run() -> None:
     silent = replace(Target.parse("sink"), program="pyqd")
-    result = runner.run_once(small("mpub"), silent, SETTING)
-    assert result.problem.startswith("ServerError: /stats is not answered: ")
-
-
-def test_losses_and_duplicates_are_figures_and_a_sink_has_no_duplicates_of_a_publication(target: Target) -> None:
-    for name in ("mpub", "e2e"):
-        figures = runner.run_once(small(name), target, SETTING).figures
-        assert (figures["lost_count"], figures["twice_count"]) == (0, 0)
-    assert "twice_count" not in runner.run_once(small("mpub"), Target.parse("sink"), SETTING).figures
+    with running(silent) as server:
+        silent_client = HttpClient(f"127.0.0.1:{server.http_address[1]}", timeout_s=0.2, retry_timeout_s=0.0)
+        server.http = lambda: silent_client  # type: ignore[method-assign]
+        with pytest.raises(RunError, match="/stats is not answered"):
+            accounts.read_stock(server, TOPIC)
 
 
 def test_figures_that_are_still_changing_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +145,10 @@ def test_figures_that_are_still_changing_are_waited_for(monkeypatch: pytest.Monk
     answers = iter([stock(1), stock(2), stock(3)])
     monkeypatch.setattr(accounts, "read_stock", lambda server, topic: next(answers))
     with running(Target.parse("sink")) as server:
-        assert accounts.of_publication(server, TOPIC, 3) == Account()
+        accounts.require_published(server, TOPIC, 3)
 
 
-@pytest.mark.parametrize("answer", [b"OK", b"[]", b"{}", b'{"topics": [{"topic_name": "bench"}]}'])
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"topics": [{"topic_name": "bench"}]}'])
 def test_an_answer_without_statistics_is_an_error(answer: bytes) -> None:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -173,6 +162,6 @@ def test_an_answer_without_statistics_is_an_error(answer: bytes) -> None:
     with HTTPServer(("127.0.0.1", 0), Answer) as http, running(Target.parse("sink")) as server:
         thread = threading.Thread(target=http.handle_request)
         thread.start()
-        with pytest.raises(ServerError, match="does not tell of the topic"):
+        with pytest.raises(RunError, match="does not tell of the topic"):
             accounts.read_stock(replace(server, http_address=("127.0.0.1", http.server_port)), TOPIC)
         thread.join()

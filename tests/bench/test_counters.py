@@ -44,9 +44,9 @@ def test_a_counter_that_wrote_nothing_is_named(tmp_path: Path, monkeypatch: pyte
 
 def test_programs_that_are_absent_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CounterError, match=r"perf is not installed .* valgrind is not installed"):
+    with pytest.raises(CounterError, match="valgrind is not installed"):
         find_instruction_counter()
-    with pytest.raises(CounterError, match=r"perf is not installed .* strace is not installed"):
+    with pytest.raises(CounterError, match="strace is not installed"):
         find_call_counter()
 
 

@@ -13,12 +13,10 @@ import pytest
 
 pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
-from bench.cli import IN_MEMORY
 from bench.cost import Spent, count_run, find, of_one_more, time_run
 from bench.counters import Counter, CounterError, find_call_counter
-from bench.procfs import read_file_system
 from bench.server import Target
-from bench.setting import Cores, Setting
+from bench.setting import IN_MEMORY, Cores, Setting, read_file_system
 from bench.workloads import Workload
 
 # Runs of a benchmark. A busy machine takes much longer than the few seconds of two of them.

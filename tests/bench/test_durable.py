@@ -1,6 +1,5 @@
 """Tiny runs of the durable benchmark against real servers: measuring works, and an early OK is found."""
 
-import json
 import os
 import shutil
 import socket
@@ -10,142 +9,95 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bench.durable_load", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
-from bench import cli, durable, durable_servers
-from bench.durable import ROWS, Durable, Row
-from bench.durable_load import DurableLoad
-from bench.durable_protocols import Client, Nats, Nsq, ProtocolError
-from bench.durable_servers import Broker
-from bench.server import Target
+from bench import brokers, durable
+from bench.brokers import PROTOCOLS, Client, Nats, Nsq
+from bench.durable import ROWS, Asker, DurableLoad, Row
+from bench.server import Figures, RunError, Target
 from bench.setting import Cores, Setting
-from pyqd.hot.tools.loadgen import LoadError
-from tests.bench.brokers import broker as target_of
 
 SETTING = Setting(cores=Cores())
-SECONDS = 0.05
-# Long enough for an answer within it on a busy machine.
-MEASURED_S = 0.3
-SMALL_BATCHES = replace(ROWS[4], batch=5, outstanding=2)
-IN_TURN = replace(ROWS[-1], topics=3, outstanding=5)
+SMALL_BATCHES = replace(ROWS["batches"], batch=5, outstanding=2)
+IN_TURN = replace(ROWS["in-turn"], topics=3, outstanding=5)
 FRAME_OK = b"\0\0\0\x06\0\0\0\0OK"
 HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
 # Paths of the distribution's packages; NATS has no package.
 PROGRAMS = {"redis": "redis-server", "beanstalkd": "beanstalkd", "nats": "nats-server"}
 
 
-def named(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str) -> Broker:
+@pytest.fixture(params=["pyqd", *PROGRAMS])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Target:
     """Return a server; skip the test when its program is not there."""
-    if name not in PROGRAMS:
-        return durable_servers.of_target(target_of(request, name))
-    variable = name.upper()
-    found = shutil.which(os.environ.get(variable) or PROGRAMS[name])
-    if found is None:
-        pytest.skip(f"no {PROGRAMS[name]}: {variable} may name one")
-    monkeypatch.setenv(variable, found)
-    made = durable_servers.of_environment(name)
-    assert made is not None
-    return made
-
-
-@pytest.fixture(params=["pyqd", "redis", "beanstalkd", "nats"])
-def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Broker:
-    return named(request, monkeypatch, request.param)
+    name = request.param
+    for other in PROGRAMS:
+        monkeypatch.delenv(other.upper(), raising=False)
+    if name in PROGRAMS:
+        found = shutil.which(os.environ.get(name.upper()) or PROGRAMS[name])
+        if found is None:
+            pytest.skip(f"no {PROGRAMS[name]}: {name.upper()} may name one")
+        monkeypatch.setenv(name.upper(), found)
+    return brokers.find_brokers()[-1]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable, "WARM_S", 0.0)
     monkeypatch.setattr(durable, "WARM_BYTES", 1 << 20)
-
-
-def needs_strace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("no strace")
+    # Long enough for an answer within it on a busy machine.
+    monkeypatch.setattr(durable, "MEASURED_S", 0.3)
+    monkeypatch.setattr(durable, "TRACED_S", 0.3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [ROWS[0], SMALL_BATCHES, IN_TURN], ids=lambda row: str(row.name))
-def test_a_row_is_measured(server: Broker, row: Row) -> None:
-    figures = durable.measure(server, row, SETTING, MEASURED_S)
+@pytest.mark.parametrize("row", [ROWS["1x1"], SMALL_BATCHES, IN_TURN], ids=["1x1", "batches", "in-turn"])
+def test_a_row_is_measured(server: Target, row: Row) -> None:
+    figures = durable.measure(server, row, SETTING)
     assert figures["rate_per_s"] > 0
-    assert 0 < figures["p50_us"] <= figures["p99_us"]
+    assert 0 < figures["answer_p50_us"] <= figures["answer_p99_us"]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
 @pytest.mark.parametrize(
-    "row", [replace(ROWS[1], connections=2, topics=2), SMALL_BATCHES, IN_TURN], ids=["1x64", "batches", "in-turn"]
+    "row", [replace(ROWS["1x64"], connections=2, topics=2), SMALL_BATCHES, IN_TURN], ids=["1x64", "batches", "in-turn"]
 )
-def test_no_ok_is_early_and_each_is_seen(server: Broker, row: Row) -> None:
-    needs_strace()
-    verdict = durable.verify(server, row, SETTING, SECONDS)
-    assert verdict.violations == []
-    assert verdict.proven > 0
+def test_no_ok_is_early_each_is_seen_and_flushes_are_counted(server: Target, row: Row) -> None:
+    figures = durable.trace(server, row, SETTING)
+    assert figures["traced_oks"] > 0
+    assert figures["flushes_per_message"] > 0
 
 
 @pytest.mark.slow
-def test_flushes_are_counted(server: Broker) -> None:
-    needs_strace()
-    assert durable.count_flushes(server, ROWS[0], SETTING, MEASURED_S)["flushes_per_message"] >= 1
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+def test_an_ok_that_does_not_wait_for_the_disk_is_an_error() -> None:
+    with pytest.raises(RunError, match=r"early OKs: OK .* no flush begun after its request was received"):
+        durable.trace(Target.parse("pyqd"), ROWS["1x64"], SETTING)
 
 
-@pytest.mark.slow
-def test_an_ok_that_does_not_wait_for_the_disk_is_found(request: pytest.FixtureRequest) -> None:
-    needs_strace()
-    pyqd = durable_servers.of_target(target_of(request, "pyqd"))
-    careless = replace(pyqd, arguments=durable_servers.nsq_arguments())
-    verdict = durable.verify(careless, ROWS[1], SETTING, SECONDS)
-    assert verdict.violations
-    assert "no flush begun after its request was received" in verdict.violations[0].text
-
-
-@pytest.mark.parametrize("kind", [durable.APPEND, durable.OVERWRITE])
-def test_the_bare_disk_is_measured(kind: str, tmp_path: Path) -> None:
-    figures = durable.measure_disk(kind, replace(SETTING, data_root=tmp_path), SECONDS)
+def test_the_bare_disk_is_measured(tmp_path: Path) -> None:
+    figures = durable.measure_disk(replace(SETTING, data_root=tmp_path))
     assert figures["rate_per_s"] > 0
-    assert figures["p50_us"] <= figures["p99_us"]
+    assert figures["answer_p50_us"] <= figures["answer_p99_us"]
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_page_and_every_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sink = replace(durable_servers.of_target(Target.parse("sink")), setting="keeps nothing")
-    monkeypatch.setattr(durable, "choose_brokers", lambda others: [sink])
-    monkeypatch.setattr(durable, "pin_generator", lambda cores: None)
-    small = ["--repeat=2", f"--seconds={SECONDS}", "--row=1x1", "--row=batches", "--unpinned"]
-    assert cli.main(["--durable", *small, f"--results={tmp_path}"]) == 0
-    [page] = tmp_path.glob("durable-*.md")
-    assert "| load | figure | sink | bare append | bare overwrite |" in page.read_text()
-    assert "1 connection, 4 batches of 200 outstanding | messages/s |" in page.read_text()
-    document = json.loads(page.with_suffix(".json").read_text())
-    runs = [(each["row"], each["server"], len(each["figures"])) for each in document["runs"]]
-    assert runs == [("1x1", "sink", 2), ("1x1", "bare append", 2), ("1x1", "bare overwrite", 2), ("batches", "sink", 2)]
-    assert "1 connection, 1 outstanding" in capsys.readouterr().out
+def test_each_contender_of_a_row_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[str] = []
 
+    def trace(target: Target, _row: Row, _setting: Setting) -> Figures:
+        traced.append(target.name)
+        return {"traced_oks": 1.0}
 
-@pytest.mark.slow
-def test_a_failed_run_is_reported_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
-    sink = durable_servers.of_target(Target.parse("sink"))
-    broken = replace(sink, name="broken", command=("false",))
-    series = Durable([broken, sink], [ROWS[1]], SETTING)
-    series.measure(1, SECONDS)
-    assert series.cell(ROWS[1], "broken", "rate_per_s", 0) == "-"
-    assert series.cell(ROWS[1], "sink", "rate_per_s", 0) != "-"
-    [failure] = series.failures
-    assert failure.startswith("1x64 broken, run 1 of 1: ServerError")
-    assert f"FAILED {failure}" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_an_early_ok_fails_the_command(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    needs_strace()
-    pyqd = durable_servers.of_target(target_of(request, "pyqd"))
-    careless = replace(pyqd, arguments=durable_servers.nsq_arguments())
-    monkeypatch.setattr(durable, "choose_brokers", lambda others: [careless])
-    monkeypatch.setattr(durable, "pin_generator", lambda cores: None)
-    monkeypatch.setattr(durable, "TRACED_S", SECONDS)
-    assert cli.main(["--durable", "--verify", "--row=1x64", "--unpinned"]) == 1
+    monkeypatch.setattr(durable, "trace", trace)
+    monkeypatch.setattr(durable, "find_brokers", lambda: [Target.parse("sink")])
+    monkeypatch.setattr("shutil.which", lambda _: "strace")
+    study = durable.study(SETTING, 1.0)
+    assert study.contenders == ["sink", durable.DISK]
+    assert "traced_oks" in study.run("1x1", "sink")
+    assert "traced_oks" not in study.run("1x1", "sink")
+    assert traced == ["sink"]
+    assert not study.can("50x1", durable.DISK)
 
 
 def test_brokers_without_a_program_are_left_out(
@@ -153,84 +105,82 @@ def test_brokers_without_a_program_are_left_out(
 ) -> None:
     for variable in ("REDIS", "BEANSTALKD", "NATS"):
         monkeypatch.delenv(variable, raising=False)
-    assert [each.name for each in durable.choose_brokers([])] == ["pyqd"]
+    assert [each.name for each in brokers.find_brokers()] == ["pyqd"]
     assert "redis is left out: REDIS does not name a program" in capsys.readouterr().out
     monkeypatch.setenv("NATS", "/no/such/program")
     with pytest.raises(ValueError, match="NATS: no such program: /no/such/program"):
-        durable.choose_brokers([])
+        brokers.find_brokers()
 
 
-def test_small_rows_keep_their_kind() -> None:
-    assert [(row.small().connections, row.small().topics) for row in ROWS] == [
-        (1, 1),
-        (1, 1),
-        (4, 1),
-        (4, 1),
-        (1, 1),
-        (4, 4),
-        (1, 100),
-    ]
-    assert [client.topics for client in ROWS[5].small().clients()] == [("t000",), ("t001",), ("t002",), ("t003",)]
+def test_connections_share_the_topics_or_cycle_through_them() -> None:
+    shared = [client.topics for client in replace(ROWS["topics"], connections=3, topics=2).clients()]
+    assert shared == [("t000",), ("t001",), ("t000",)]
+    assert [client.topics for client in replace(ROWS["in-turn"], topics=2).clients()] == [("t000", "t001")]
+
+
+def load_on(connection: socket.socket, name: str, row: Row) -> DurableLoad:
+    connection.setblocking(False)
+    return DurableLoad(row, [Asker(PROTOCOLS[name], row, connection, row.clients()[0])])
 
 
 @pytest.mark.parametrize(
-    ("answers", "lines"),
+    ("name", "answer"),
     [
-        (b"\0\0\0\x0f\0\0\0\x01E_PUB_FAILED", ()),
-        (b"-ERR no\r\n", (b"$", b"")),
-        (b"OUT_OF_MEMORY\r\n", (b"INSERTED ",)),
-        (b'MSG i 1 9\r\n{"error":', (b"MSG ", b'{"stream":')),
-        (b"PING\r\n-ERR\r\n", (b"MSG ", b'{"stream":')),
+        ("pyqd", b"\0\0\0\x0f\0\0\0\x01E_PUB_FAILED"),
+        ("redis", b"-ERR no\r\n"),
+        ("beanstalkd", b"OUT_OF_MEMORY\r\n"),
+        ("nats", b'MSG i 1 9\r\n{"error":'),
+        ("nats", b"PING\r\n-ERR\r\n"),
     ],
 )
-def test_an_answer_that_is_no_ok_ends_a_load(answers: bytes, lines: tuple[bytes, ...]) -> None:
+def test_an_answer_that_is_no_ok_ends_a_load(name: str, answer: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(answers)
-        load = DurableLoad([ours.fileno()], [[b"request"]], outstanding=1, lines=lines)
-        with pytest.raises(LoadError, match="an answer that is no OK"):
-            load.run(seconds=5)
+        theirs.sendall(answer)
+        with pytest.raises(RunError, match="an answer that is no OK"):
+            load_on(ours, name, ROWS["1x1"]).run(seconds=5)
 
 
-def answer_in_pieces(peer: socket.socket, answer: bytes, received: list[bytes]) -> None:
-    """Answer each request of 4 bytes, a byte at a time, until the other side hangs up."""
-    while request := peer.recv(4, socket.MSG_WAITALL):
+def answer_in_pieces(peer: socket.socket, size: int, answer: bytes, received: list[bytes]) -> None:
+    """Answer each request, a byte at a time, until the other side hangs up."""
+    while request := peer.recv(size, socket.MSG_WAITALL):
         received.append(request)
         for index in range(len(answer)):
             peer.sendall(answer[index : index + 1])
 
 
 @pytest.mark.parametrize(
-    ("answer", "lines", "answers"),
+    ("name", "answer", "batch"),
     [
-        (FRAME_OK, (), 1),
-        (HEARTBEAT + FRAME_OK, (), 1),
-        (b"$15\r\n1700000000000-0\r\n", (b"$", b""), 1),
-        (b"INSERTED 1\r\nINSERTED 2\r\n", (b"INSERTED ",), 2),
-        (b'PING\r\nMSG i 1 9\r\n{"stream":"t","seq":1}\r\n', (b"MSG ", b'{"stream":'), 1),
+        ("pyqd", FRAME_OK, 1),
+        ("pyqd", HEARTBEAT + FRAME_OK, 5),
+        ("redis", b"$15\r\n1700000000000-0\r\n", 1),
+        ("beanstalkd", b"INSERTED 1\r\nINSERTED 2\r\n", 2),
+        ("nats", b'PING\r\nMSG i 1 9\r\n{"stream":"t","seq":1}\r\n', 1),
     ],
 )
-def test_answers_count_whatever_pieces_they_come_in(answer: bytes, lines: tuple[bytes, ...], answers: int) -> None:
+def test_answers_count_whatever_pieces_they_come_in(name: str, answer: bytes, batch: int) -> None:
     ours, theirs = socket.socketpair()
+    row = Row("", 1, 3, batch=batch)
     received: list[bytes] = []
-    thread = threading.Thread(target=answer_in_pieces, args=(theirs, answer, received))
+    request = PROTOCOLS[name].request("t000", durable.BODY, batch, Client(0, ("t000",)))
+    thread = threading.Thread(target=answer_in_pieces, args=(theirs, len(request), answer, received))
     with theirs:
         with ours:
             thread.start()
-            load = DurableLoad([ours.fileno()], [[b"abcd", b"efgh"]], outstanding=3, answers=answers, lines=lines)
-            report = load.run(seconds=0.05)
+            load = load_on(ours, name, row)
+            figures = load.run(seconds=0.2)
         thread.join()
-    assert report.answered == answers * len(received) > 0
-    assert received == ([b"abcd", b"efgh"] * len(received))[: len(received)]
-    assert report.latency.count <= len(received)
-    assert 0 < report.latency.p50_ns <= report.latency.max_ns
+    assert load.answered == len(received) > 0
+    assert set(received) == {request}
+    assert 0 < figures["answer_p50_us"] <= figures["answer_max_us"]
 
 
 def test_a_connection_that_is_closed_ends_a_load() -> None:
     ours, theirs = socket.socketpair()
-    theirs.close()
-    with ours, pytest.raises(LoadError, match="closed a connection"):
-        DurableLoad([ours.fileno()], [[b"abcd"]], outstanding=1).run(seconds=5)
+    theirs.shutdown(socket.SHUT_WR)
+    with ours, theirs, pytest.raises(RunError, match="closed a connection"):
+        load_on(ours, "pyqd", ROWS["1x1"]).run(seconds=5)
 
 
 def test_a_stream_that_cannot_be_created_is_reported() -> None:
@@ -246,7 +196,7 @@ def test_a_stream_that_cannot_be_created_is_reported() -> None:
 
         thread = threading.Thread(target=refuse)
         thread.start()
-        with pytest.raises(ProtocolError, match="no stream for t000"):
+        with pytest.raises(RunError, match="no stream for t000"):
             Nats().prepare(listener.getsockname()[:2], ["t000"])
         thread.join()
 
@@ -255,4 +205,3 @@ def test_a_batch_of_nsq_has_one_answer_and_one_size() -> None:
     client = Client(0, ("t000",))
     request = Nsq().request("t000", b"body", 3, client)
     assert request == b"MPUB t000\n" + b"\0\0\0\x1c" + b"\0\0\0\x03" + b"\0\0\0\x04body" * 3
-    assert Nsq().answers(3) == 1

@@ -67,7 +67,13 @@ def lookup_answers(producers_of: dict[str, list[str]]) -> Handler:
 
     def row(address: str) -> dict[str, object]:
         host, _, port = address.rpartition(":")
-        return {"broadcast_address": host, "hostname": "h", "http_port": int(port), "tcp_port": 1, "version": "1.3.0"}
+        return {
+            "broadcast_address": host,
+            "hostname": "h",
+            "http_port": int(port),
+            "tcp_port": int(port),
+            "version": "1.3.0",
+        }
 
     def answer(path: str, query: dict[str, str]) -> Answer:
         if path == "/lookup":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import re
 import signal
 import subprocess
 import threading
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.tools.pyq_stat import Totals, line_of, totals_of
+from pyqd.tools.pyq_stat import ChannelTotals, line_of, totals_of
 from tests.support.certificates import Certificates
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.nsq import Client
@@ -42,42 +41,6 @@ def channel(broker, topic) -> Iterator[Client]:
         client.req(first, 60_000)
         broker.wait_for_channel(topic, "c", in_flight_count=1, deferred_count=1, requeue_count=1)
         yield client
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        ((NSQD,), "--topic and --channel are required"),
-        (("--topic=t", NSQD), "--topic and --channel are required"),
-        ((*NAMES, "--interval=0s", NSQD), "--interval should be positive"),
-        ((*NAMES, "--count=0", NSQD), "--count should be positive"),
-        ((*NAMES, "--http-client-connect-timeout=0s", NSQD), "--http-client-connect-timeout should be positive"),
-        ((*NAMES, "--http-client-request-timeout=-1s", NSQD), "--http-client-request-timeout should be positive"),
-        (NAMES, "--nsqd-http-address or --lookupd-http-address required"),
-        ((*NAMES, NSQD, LOOKUPD), "use --nsqd-http-address or --lookupd-http-address not both"),
-        (
-            (*NAMES, "--nsqd-http-address=http://127.0.0.1:1"),
-            "--nsqd-http-address error - address should not contain scheme",
-        ),
-        (
-            (*NAMES, "--lookupd-http-address=https://127.0.0.1:1"),
-            "--lookupd-http-address error - address should not contain scheme",
-        ),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-@pytest.mark.parametrize("arguments", [("--count=x",), ("--interval=1",), ("--bogus",)])
-def test_a_mistake_in_the_syntax_exits_with_2(run, arguments) -> None:
-    assert run(TOOL, *arguments).code == 2
-
-
-def test_it_prints_its_version(run) -> None:
-    assert re.fullmatch(rb"(pyq|nsq)_stat v[0-9.]+\n", run(TOOL, "--version").out)
 
 
 @pytest.mark.slow
@@ -226,21 +189,21 @@ def test_numbers_of_several_brokers_are_added() -> None:
         answer(depth=4, client_count=1),
         {"topics": None},
     ]
-    assert totals_of(answers, "t", "c") == Totals(depth=7, message_count=5, client_count=1)
+    assert totals_of(answers, "t", "c") == ChannelTotals(depth=7, message_count=5, client_count=1)
     assert totals_of(answers, "t", "e") is None
 
 
 @pytest.mark.parametrize(
     ("before", "rates"),
     [
-        (Totals(depth=0, message_count=0), "     50      45"),
-        (Totals(depth=12, message_count=99), "      0       1"),
+        (ChannelTotals(depth=0, message_count=0), "     50      45"),
+        (ChannelTotals(depth=12, message_count=99), "      0       1"),
         # A broker that was restarted counts from the beginning.
-        (Totals(depth=0, message_count=103), "     -1      -6"),
+        (ChannelTotals(depth=0, message_count=103), "     -1      -6"),
     ],
 )
 def test_rates_are_messages_per_second_without_fractions(before, rates) -> None:
-    now = Totals(depth=10, backend_depth=4, message_count=100)
+    now = ChannelTotals(depth=10, backend_depth=4, message_count=100)
     assert line_of(now, before, 2.0).startswith(f"{rates} |      10       6       4     0     0 |")
 
 

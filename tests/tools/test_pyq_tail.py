@@ -32,43 +32,9 @@ def settled(broker, topic, channel, **fields):
     broker.wait_for_channel(topic, channel, **{"depth": 0, "in_flight_count": 0, **fields})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--topic=t",), "--nsqd-tcp-address or --lookupd-http-address required"),
-        (("--topic=t", NSQD, LOOKUPD), "use --nsqd-tcp-address or --lookupd-http-address not both"),
-        ((NSQD,), "--topic required"),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
 @pytest.mark.parametrize("arguments", [("--topic=bad topic",), ("--topic=t", "--channel=bad channel")])
 def test_a_name_that_is_not_valid_exits_with_1(run, arguments) -> None:
     assert run(TOOL, *arguments, NSQD).code == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--bogus",), "flag provided but not defined: -bogus"),
-        (("-n", "x"), 'invalid value "x" for flag -n: '),
-        (("--print-topic=x",), 'invalid boolean value "x" for -print-topic: '),
-        (("--consumer-opt=sample_rate,100",), "invalid sample_rate ! 100 > 99"),
-    ],
-)
-def test_a_mistake_in_the_syntax_exits_with_2(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert result.code == 2
-    assert mistake in result.err
-
-
-def test_it_prints_its_version(run) -> None:
-    result = run(TOOL, "--version")
-    assert result.code == 0
-    assert re.fullmatch(rb"(pyq|nsq)_tail v[0-9.]+\n", result.out)
 
 
 def test_each_message_is_a_line_and_is_finished(start, broker, address, topic, publish) -> None:

@@ -19,7 +19,7 @@ import pytest
 from pyqd.tools import pyq_to_file
 from pyqd.tools.common import Fatal
 from pyqd.tools.pyq_to_file import ToFile
-from pyqd.tools.to_file.options import Options
+from pyqd.tools.to_file.options import ToFileOptions
 from tests.support import small_disk
 from tests.support.http_stub import http_stub
 from tests.support.server import free_port, wait_until
@@ -66,48 +66,6 @@ def finished(broker, topic):
     # nsqd makes a channel before it moves the messages of the topic to it.
     count = broker.topic(topic)["message_count"]
     broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, message_count=count)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--topic=t", "x", "y"), "unknown arguments: [x y]"),
-        (("--topic=t", "--log-level=loud", NSQD), "--log-level is invalid"),
-        (("--topic=t", "--channel=", NSQD), "--channel is required"),
-        (
-            ("--topic=t", NSQD, "--http-client-connect-timeout=0"),
-            "--http-client-connect-timeout should be positive",
-        ),
-        (("--topic=t",), "--nsqd-tcp-address or --lookupd-http-address required."),
-        (("--topic=t", NSQD, LOOKUPD), "use --nsqd-tcp-address or --lookupd-http-address not both"),
-        (("--topic=t", NSQD, "--gzip-level=0"), "invalid --gzip-level value (0), should be 1-9"),
-        ((NSQD,), "--topic or --topic-pattern required"),
-        ((NSQD, "--topic-pattern=."), "--lookupd-http-address must be specified when no --topic specified"),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--bogus",), "flag provided but not defined: -bogus"),
-        (("--gzip=x",), 'invalid boolean value "x" for -gzip: '),
-    ],
-)
-def test_a_mistake_in_the_syntax_exits_with_2(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert result.code == 2
-    assert mistake in result.err
-
-
-def test_it_prints_its_version(run) -> None:
-    result = run(TOOL, "--version")
-    assert result.code == 0
-    assert re.fullmatch(rb"(pyq|nsq)_to_file v[0-9.]+\n", result.out)
 
 
 class TestFiles:
@@ -175,17 +133,6 @@ class TestFiles:
             f"{topic}.{HOST}-000001.x.log.gz": b"one\ntwo\n"
         }
 
-    def test_a_file_that_is_large_enough_is_rotated(self, to_file, publish, broker, topic, out) -> None:
-        publish(*[b"%04d" % number for number in range(5)])
-        running = to_file("--rotate-size=9")
-        wait_until(lambda: len(files(out)) == 3, "three files")
-        assert running.stop().code == 0
-        assert files(out) == {
-            f"{topic}.{HOST}-000000.x.log": b"0000\n0001\n",
-            f"{topic}.{HOST}-000001.x.log": b"0002\n0003\n",
-            f"{topic}.{HOST}-000002.x.log": b"0004\n",
-        }
-
     def test_a_file_that_is_old_enough_is_rotated(self, to_file, publish, broker, topic, out) -> None:
         publish(b"one")
         running = to_file("--rotate-interval=300ms", "--sync-interval=50ms", "--skip-empty-files")
@@ -195,23 +142,6 @@ class TestFiles:
         finished(broker, topic)
         assert running.stop().code == 0
         assert files(out) == {f"{topic}.{HOST}-000000.x.log": b"one\n", f"{topic}.{HOST}-000001.x.log": b"two\n"}
-
-    def test_an_interval_without_messages_makes_an_empty_file(self, to_file, topic, out) -> None:
-        running = to_file("--sync-interval=50ms")
-        wait_until(lambda: len(files(out)) == 1, "an empty file")
-        assert running.stop().code == 0
-        assert files(out) == {f"{topic}.{HOST}.x.log": b""}
-
-    def test_finished_files_are_moved_from_the_work_directory(
-        self, to_file, publish, broker, topic, out, tmp_path
-    ) -> None:
-        work = tmp_path / "work"
-        publish(b"one")
-        running = to_file(f"--work-dir={work}")
-        finished(broker, topic)
-        assert (files(work), files(out)) == ({f"{topic}.{HOST}-000000.x.log": b"one\n"}, {})
-        assert running.stop().code == 0
-        assert (files(work), files(out)) == ({}, {f"{topic}.{HOST}-000000.x.log": b"one\n"})
 
     def test_sighup_closes_the_file_and_the_next_message_opens_one(self, to_file, publish, broker, topic, out) -> None:
         running = to_file("--rotate-size=1000000")
@@ -412,6 +342,6 @@ def test_an_error_in_the_search_for_topics_ends_the_tool(monkeypatch, out) -> No
         yield ""
 
     monkeypatch.setattr(pyq_to_file, "new_topics", fail)
-    options = Options(topic_pattern=".", lookupd_http_address=("127.0.0.1:1",), output_dir=str(out))
+    options = ToFileOptions(topic_pattern=".", lookupd_http_address=("127.0.0.1:1",), output_dir=str(out))
     with pytest.raises(Fatal, match="no more topics"):
         asyncio.run(asyncio.wait_for(ToFile(options).run(), 5))

@@ -36,48 +36,6 @@ def to_http(start, address, topic):
     return lambda *arguments: start(TOOL, *base, *arguments)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        ((NSQD, POST), "--topic and --channel are required"),
-        (("--topic=t", "--channel=", NSQD, POST), "--topic and --channel are required"),
-        (("--topic=t", NSQD, POST, "--header=no"), "--header value format should be 'key=value'"),
-        (("--topic=t", NSQD, POST, "--header=X:"), "--header value format should be 'key=value'"),
-        (("--topic=t", NSQD, GET, "--content-type=a/b"), "--content-type only used with --post"),
-        (("--topic=t", NSQD, POST, "--content-type="), "--content-type requires a value when used"),
-        (("--topic=t", POST), "--nsqd-tcp-address or --lookupd-http-address required"),
-        (("--topic=t", NSQD, LOOKUPD), "use --nsqd-tcp-address or --lookupd-http-address not both"),
-        (("--topic=t", NSQD), "--get or --post required"),
-        (("--topic=t", NSQD, GET, POST), "use --get or --post not both"),
-        (("--topic=t", NSQD, "--get=http://h/"), "invalid GET address - must be a printf string"),
-        (("--topic=t", NSQD, POST, "--sample=1.5"), "ERROR: --sample must be between 0.0 and 1.0"),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-def test_a_mistake_in_the_syntax_exits_with_2(run) -> None:
-    result = run(TOOL, "--sample=x")
-    assert result.code == 2
-    assert 'invalid value "x" for flag -sample: parse error' in result.err
-
-
-def test_it_prints_its_version(run) -> None:
-    result = run(TOOL, "--version")
-    assert result.code == 0
-    assert re.fullmatch(rb"(pyq|nsq)_to_http v[0-9.]+\n", result.out)
-
-
-def test_a_broker_that_cannot_be_reached_ends_it_with_1(run, topic) -> None:
-    port = free_port()
-    result = run(TOOL, f"--topic={topic}", f"--nsqd-tcp-address=127.0.0.1:{port}", POST)
-    assert result.code == 1
-    assert f"127.0.0.1:{port}" in result.mistake()
-
-
 class TestRequests:
     def test_a_message_is_posted(self, to_http, publish, broker, topic, target) -> None:
         bodies = [b"one", b"\x00\xff", b"a\r\n\r\nb", b"x" * 100_000]

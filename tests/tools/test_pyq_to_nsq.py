@@ -46,44 +46,6 @@ def forward(start, address, topic):
     return start_it
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        ((NSQD, DESTINATION), "--topic and --channel are required"),
-        (("--topic=t", "--channel=", NSQD, DESTINATION), "--topic and --channel are required"),
-        (("--topic=bad topic", NSQD, DESTINATION), "--topic is invalid"),
-        (("--topic=t", "--destination-topic=a b", NSQD, DESTINATION), "--destination-topic is invalid"),
-        (("--topic=t", "--channel=a b", NSQD, DESTINATION), "--channel is invalid"),
-        (("--topic=t", DESTINATION), "--nsqd-tcp-address or --lookupd-http-address required"),
-        (("--topic=t", NSQD, LOOKUPD), "use --nsqd-tcp-address or --lookupd-http-address not both"),
-        (("--topic=t", NSQD), "--destination-nsqd-tcp-address required"),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-def test_a_mistake_in_the_syntax_exits_with_2(run) -> None:
-    result = run(TOOL, "--status-every=x")
-    assert result.code == 2
-    assert 'invalid value "x" for flag -status-every: ' in result.err
-
-
-def test_it_prints_its_version(run) -> None:
-    result = run(TOOL, "--version")
-    assert result.code == 0
-    assert re.fullmatch(rb"(pyq|nsq)_to_nsq v[0-9.]+\n", result.out)
-
-
-def test_a_broker_that_cannot_be_reached_ends_it_with_1(run, topic) -> None:
-    port = free_port()
-    result = run(TOOL, f"--topic={topic}", f"--nsqd-tcp-address=127.0.0.1:{port}", DESTINATION)
-    assert result.code == 1
-    assert f"127.0.0.1:{port}" in result.mistake()
-
-
 def test_messages_keep_their_topic_and_are_finished(forward, publish, broker, second, topic) -> None:
     bodies = [b"%d" % number for number in range(1000)] + [b"\x00\xff\n"]
     publish(*bodies)

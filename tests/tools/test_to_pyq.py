@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.publish_broker import ERROR, OK, RESPONSE, Publish, frame, ok, publish_brokers
-from tests.support.server import free_port, wait_until
+from tests.support.server import wait_until
 from tests.support.tools import Tools, bodies_of, tools_environment
 
 # Each test takes long, by itself or with the programs that it starts.
@@ -20,37 +20,6 @@ pytestmark = pytest.mark.slow
 
 TOOL = "to_pyq"
 BROKER = "--nsqd-tcp-address=127.0.0.1:1"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        ((BROKER,), "--topic required"),
-        (("--topic=t", "--delimiter=ab", BROKER), "--delimiter must be a single byte"),
-        (("--topic=t", "--delimiter=", BROKER), "--delimiter must be a single byte"),
-        (("--topic=t", "--delimiter=ä", BROKER), "--delimiter must be a single byte"),
-        (("--topic=t",), "--nsqd-tcp-address required"),
-    ],
-)
-def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        (("--bogus",), "flag provided but not defined: -bogus"),
-        (("--rate=x",), 'invalid value "x" for flag -rate: '),
-        (("--topic",), "flag needs an argument: -topic"),
-        (("--producer-opt=bogus,1",), 'invalid value "bogus,1" for flag -producer-opt: invalid option bogus'),
-        (("--producer-opt=deflate_level,0",), "invalid deflate_level ! 0 < 1"),
-    ],
-)
-def test_a_mistake_in_the_syntax_exits_with_2(run, arguments, mistake) -> None:
-    result = run(TOOL, *arguments)
-    assert result.code == 2
-    assert mistake in result.err
 
 
 def test_records_become_messages_in_order_without_the_empty_ones(run, broker, address, topic) -> None:
@@ -95,14 +64,6 @@ def test_a_signal_ends_it_with_0(start, broker, address, topic, number) -> None:
     broker.wait_for_topic(topic, message_count=1)
     assert running.stop(number).code == 0
     assert bodies_of(broker, topic, 1) == [b"one"]
-
-
-def test_a_broker_that_cannot_be_reached_ends_it_with_1(run, topic) -> None:
-    port = free_port()
-    result = run(TOOL, f"--topic={topic}", f"--nsqd-tcp-address=127.0.0.1:{port}", stdin=b"one\n")
-    assert result.code == 1
-    assert f"127.0.0.1:{port}" in result.mistake()
-    assert "refused" in result.mistake()
 
 
 def test_the_first_message_that_a_broker_refuses_ends_it_with_1(run, broker, address, topic) -> None:

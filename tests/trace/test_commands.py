@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.tools.ctl.output import Output
+from pyqd.tools.ctl.output import CommandOutput
 from pyqd.tools.pyq_trace import main
 from pyqd.tools.trace import reading
 from pyqd.trace.database import Database
@@ -145,7 +145,7 @@ def test_show_follow_prints_each_event_once_if_two_brokers_have_the_id(
         sqlite.write(node, logs[name].decoded(node.position))
         return stories_of(sqlite, ID)
 
-    assert reading._follow_story(Output(True), ask) == 0
+    assert reading._follow_story(CommandOutput(True), ask) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["nsqd"], line["event"]) for line in lines] == [
         ("one:4151", "sent"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user, entries_of, remove_user
 
 EXIT_ERROR: Final = 1
@@ -21,7 +21,9 @@ def user_command(argv: Sequence[str]) -> int:
     path = Path(arguments.users_file)
     try:
         if arguments.verb == "add":
-            add_user(path, arguments.name, read_password(), Role.parse(arguments.role), tuple(arguments.topic or "*"))
+            add_user(
+                path, arguments.name, read_password(), UserRole.parse(arguments.role), tuple(arguments.topic or "*")
+            )
         elif arguments.verb == "remove":
             remove_user(path, arguments.name)
         else:
@@ -34,7 +36,6 @@ def user_command(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     whole = argparse.ArgumentParser(
         "pyqadmin user", description="Users of the web admin. A running one sees changes at once."
     )

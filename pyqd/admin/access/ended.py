@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from pathlib import Path
 from threading import Lock
 from typing import Final
+
+from pyqd.primitives.private_files import replace_private
 
 SUFFIX: Final = ".ended"
 
@@ -49,17 +50,8 @@ class EndedSessions:
                 return
             text = "".join(f"{each} {end_s:.0f}\n" for each, end_s in self._until.items())
             try:
-                self._write(self._path, text)
+                replace_private(self._path, text)
             except OSError as error:
                 logger.error(
                     "cannot write %s: %s; a copy of the cookie counts again after a restart", self._path, error
                 )
-
-    def _write(self, path: Path, text: str) -> None:
-        new = path.with_name(f"{path.name}.new")
-        descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(new, path)

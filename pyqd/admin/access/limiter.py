@@ -62,7 +62,6 @@ class LoginLimiter:
         return turn_s - now_s
 
     def failed(self, name: str, address: str) -> None:
-        """Count a failed attempt."""
         now_s = time.monotonic()
         with self._lock:
             for key, limit in keys_of(name, address):

@@ -15,8 +15,8 @@ from flask import Flask, flash, redirect, request, session, url_for
 from werkzeug.wrappers import Response
 
 from pyqd.admin.access.policy import Policy
-from pyqd.admin.access.roles import Role, User
-from pyqd.admin.audit import audit_logger
+from pyqd.admin.access.roles import User, UserRole
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.pages.language import translate as _
 from pyqd.primitives.errors import StartupError
@@ -27,13 +27,13 @@ NEXT: Final = "next"
 logger = logging.getLogger(__name__)
 
 
-def parse_rule(text: str) -> tuple[str, Role, tuple[str, ...]]:
+def parse_rule(text: str) -> tuple[str, UserRole, tuple[str, ...]]:
     """Return claim value, role and topic patterns of `VALUE=ROLE[:PATTERN,...]`. Raises: ValueError."""
     value, equals, rest = text.rpartition("=")
     role, _colon, patterns = rest.partition(":")
     if not equals or not value:
         raise ValueError(f"expected VALUE=ROLE or VALUE=ROLE:TOPIC,TOPIC, not {text!r}")
-    return value, Role.parse(role), tuple(patterns.split(",")) if patterns else ("*",)
+    return value, UserRole.parse(role), tuple(patterns.split(",")) if patterns else ("*",)
 
 
 def user_of_claims(options: AdminOptions, claims: Mapping[str, Any]) -> User | None:

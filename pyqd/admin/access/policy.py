@@ -20,9 +20,9 @@ from werkzeug.exceptions import TooManyRequests
 
 from pyqd.admin.access.ended import EndedSessions
 from pyqd.admin.access.limiter import WAIT_MAX_S, LoginLimiter
-from pyqd.admin.access.roles import EVERYBODY, NOBODY, Role, User
+from pyqd.admin.access.roles import EVERYBODY, NOBODY, User, UserRole
 from pyqd.admin.access.users import Users
-from pyqd.admin.audit import audit_logger
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.primitives.durations import SECOND_NS
 
@@ -54,8 +54,8 @@ class Policy:
             return self._session_user() or self._basic_user(request) or NOBODY
         name = request.headers.get(self.options.acl_http_header, "")
         if not self.options.admin_user:
-            return User(name, Role.ADMIN) if name else EVERYBODY
-        return User(name, Role.ADMIN if name in self.options.admin_user else Role.VIEW)
+            return User(name, UserRole.ADMIN) if name else EVERYBODY
+        return User(name, UserRole.ADMIN if name in self.options.admin_user else UserRole.VIEW)
 
     def knows_session(self) -> bool:
         """Return whether the cookie of the current request is that of a user, or no login is needed."""
@@ -116,7 +116,7 @@ class Policy:
             return None
         if GRANT in session and self.options.oidc_issuer:
             role, topics = session[GRANT]
-            return User(session[NAME], Role(role), tuple(topics))
+            return User(session[NAME], UserRole(role), tuple(topics))
         entry = self.users.entry(session.get(NAME, "")) if self.users is not None else None
         return entry.user if entry is not None and entry.stamp == session.get(STAMP) else None
 
@@ -131,7 +131,7 @@ def basic_credentials(request: Request) -> tuple[str, str]:
     if kind.lower() != "basic":
         return "", ""
     try:
-        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        name, _, password = base64.b64decode(value, validate=True).decode(errors="replace").partition(":")
     except ValueError:
         return "", ""
     return name, password

@@ -57,7 +57,6 @@ def client_of(environ: WSGIEnvironment, networks: Sequence[Network]) -> str:
 
 
 def is_in(networks: Sequence[Network], text: str) -> bool:
-    """Return whether a text is an address in one of the networks."""
     if not is_ip_address(text):
         return False
     ip = ipaddress.ip_address(text)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 
-class Role(enum.IntEnum):
+class UserRole(enum.IntEnum):
     """Role of a user. Each role includes the rights of the roles before it.
 
     VIEW: see numbers and messages. OPERATE: pause, unpause, empty, publish, change single messages. ADMIN: create,
@@ -20,7 +20,7 @@ class Role(enum.IntEnum):
     ADMIN = 3
 
     @classmethod
-    def parse(cls, text: str) -> Role:
+    def parse(cls, text: str) -> UserRole:
         """Return a role by its name. Raises: ValueError."""
         try:
             return cls[text.upper()]
@@ -33,18 +33,18 @@ class User:
     """A user with a role for topics. topics: patterns as in a shell, such as `orders*`. name: empty for nobody."""
 
     name: str
-    role: Role
+    role: UserRole
     topics: tuple[str, ...] = ("*",)
 
-    def may(self, role: Role, topic: str | None = None) -> bool:
+    def may(self, role: UserRole, topic: str | None = None) -> bool:
         """Return whether the user has a role for a topic. topic: None for an act on no topic, or on all topics.
 
         A user with a role for some topics only may see things that concern no topic, and may not change them.
         """
         if topic is None:
-            return self.role >= role and (role is Role.VIEW or "*" in self.topics)
+            return self.role >= role and (role is UserRole.VIEW or "*" in self.topics)
         return self.role >= role and any(fnmatchcase(topic, pattern) for pattern in self.topics)
 
 
-EVERYBODY: Final = User("", Role.ADMIN)
-NOBODY: Final = User("", Role.VIEW, ())
+EVERYBODY: Final = User("", UserRole.ADMIN)
+NOBODY: Final = User("", UserRole.VIEW, ())

@@ -10,12 +10,12 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin.access.oidc import NEXT
 from pyqd.admin.access.policy import Policy
-from pyqd.admin.access.roles import NOBODY, Role, User
-from pyqd.admin.addresses import address_here
-from pyqd.admin.audit import audit_logger
+from pyqd.admin.access.roles import NOBODY, User, UserRole
+from pyqd.admin.notifications import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
+from pyqd.admin.site import address_here
 from pyqd.primitives.sites import Sites
 
 # Endpoints that need no login.
@@ -35,21 +35,21 @@ API: Final = "nsqadmin_api"
 PING: Final = "ping"
 # The least role for each change, by method and path. A handler also checks the role for the topic that it changes.
 ROLES: Final = {
-    ("POST", "/api/topics"): Role.ADMIN,
-    ("POST", "/api/topics/<topic>"): Role.OPERATE,
-    ("DELETE", "/api/topics/<topic>"): Role.ADMIN,
-    ("POST", "/api/topics/<topic>/<channel>"): Role.OPERATE,
-    ("DELETE", "/api/topics/<topic>/<channel>"): Role.ADMIN,
-    ("DELETE", "/api/nodes/<node>"): Role.ADMIN,
-    ("PUT", "/config/<option>"): Role.ADMIN,
-    ("POST", "/do/<action>"): Role.OPERATE,
-    ("POST", "/do/create"): Role.ADMIN,
-    ("POST", "/topics/<topic>/<channel>/messages"): Role.OPERATE,
-    ("POST", "/topics/<topic>/<channel>/seek"): Role.OPERATE,
-    ("POST", "/topics/<topic>/<channel>/dead-letters"): Role.OPERATE,
-    ("POST", "/topics/<topic>/<channel>/limits"): Role.ADMIN,
-    ("POST", "/topics/<topic>/-/publish"): Role.OPERATE,
-    ("POST", "/topics/<topic>/-/settings"): Role.ADMIN,
+    ("POST", "/api/topics"): UserRole.ADMIN,
+    ("POST", "/api/topics/<topic>"): UserRole.OPERATE,
+    ("DELETE", "/api/topics/<topic>"): UserRole.ADMIN,
+    ("POST", "/api/topics/<topic>/<channel>"): UserRole.OPERATE,
+    ("DELETE", "/api/topics/<topic>/<channel>"): UserRole.ADMIN,
+    ("DELETE", "/api/nodes/<node>"): UserRole.ADMIN,
+    ("PUT", "/config/<option>"): UserRole.ADMIN,
+    ("POST", "/do/<action>"): UserRole.OPERATE,
+    ("POST", "/do/create"): UserRole.ADMIN,
+    ("POST", "/topics/<topic>/<channel>/messages"): UserRole.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/seek"): UserRole.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/dead-letters"): UserRole.OPERATE,
+    ("POST", "/topics/<topic>/<channel>/limits"): UserRole.ADMIN,
+    ("POST", "/topics/<topic>/-/publish"): UserRole.OPERATE,
+    ("POST", "/topics/<topic>/-/settings"): UserRole.ADMIN,
 }
 
 
@@ -86,7 +86,7 @@ def foreign_problem(sites: Sites, policy: Policy, request: Request) -> str:
 def may_change(user: User, method: str, path: str) -> bool:
     """Return whether a user may make a change. A route without an entry is for administrators of all topics."""
     role = ROLES.get((method, path))
-    return user.may(Role.ADMIN) if role is None else user.role >= role
+    return user.may(UserRole.ADMIN) if role is None else user.role >= role
 
 
 def guard(app: Flask, policy: Policy, base: str) -> None:
@@ -127,7 +127,6 @@ def without_login() -> AnyResponse:
 
 
 def access(policy: Policy) -> Blueprint:
-    """Return the routes of login and logout."""
     routes = Blueprint("access", __name__)
 
     def login() -> str:

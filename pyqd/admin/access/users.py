@@ -12,7 +12,6 @@ Source: docs/admin.md, "Access"; RFC 9106 for the hashes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -21,7 +20,6 @@ import logging
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -30,8 +28,9 @@ from typing import Any, Final
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from pyqd.admin.access.roles import Role, User
+from pyqd.admin.access.roles import User, UserRole
 from pyqd.primitives.errors import StartupError
+from pyqd.primitives.private_files import replace_private
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class UserEntry:
     """One user with the hash of the password."""
 
     user: User
@@ -65,20 +64,18 @@ class Users:
         self.path = Path(path)
         self._lock = Lock()
         self._seen: tuple[int, int] | None = None
-        self._entries: Mapping[str, Entry] = {}
+        self._entries: Mapping[str, UserEntry] = {}
         # Scripts send their password with each request: the second check of the same one is quick.
         self._key = os.urandom(32)
         self._proofs: dict[str, bytes] = {}
         self._no_user_hash = HASHER.hash(os.urandom(16).hex())
         self._load()
 
-    def entry(self, name: str) -> Entry | None:
-        """Return a user by name."""
+    def entry(self, name: str) -> UserEntry | None:
         self._reload()
         return self._entries.get(name)
 
-    def login(self, name: str, password: str) -> Entry | None:
-        """Return the user if the password is right."""
+    def login(self, name: str, password: str) -> UserEntry | None:
         entry = self.entry(name)
         proof = hmac.digest(self._key, f"{entry.password_hash if entry else ''}\0{password}".encode(), "sha256")
         if entry is not None and hmac.compare_digest(self._proofs.get(name, b""), proof):
@@ -113,7 +110,7 @@ class Users:
             self._seen = (found.st_mtime_ns, found.st_ino)
 
 
-def entries_of(text: str) -> dict[str, Entry]:
+def entries_of(text: str) -> dict[str, UserEntry]:
     """Return the users in the text of a file. Raises: ValueError."""
     found: dict[str, Any] = tomllib.loads(text)
     entries = {}
@@ -129,18 +126,18 @@ def entries_of(text: str) -> dict[str, Entry]:
         topics = fields.get("topics", ["*"])
         if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
             raise ValueError(f"topics of user {name} are no list of patterns")
-        entries[name] = Entry(User(name, Role.parse(str(fields.get("role", "view"))), tuple(topics)), password)
+        entries[name] = UserEntry(User(name, UserRole.parse(str(fields.get("role", "view"))), tuple(topics)), password)
     return entries
 
 
-def add_user(path: Path, name: str, password: str, role: Role, topics: tuple[str, ...]) -> None:
+def add_user(path: Path, name: str, password: str, role: UserRole, topics: tuple[str, ...]) -> None:
     """Add a user to a file, or replace one. Raises: ValueError, OSError."""
     if not name or not name.isprintable() or name != name.strip():
         raise ValueError(f"{name!r} is no name of a user")
     if len(password) < PASSWORD_MIN:
         raise ValueError(f"a password has at least {PASSWORD_MIN} characters")
     entries = entries_of(path.read_text("utf-8")) if path.exists() else {}
-    entries[name] = Entry(User(name, role, topics), HASHER.hash(password))
+    entries[name] = UserEntry(User(name, role, topics), HASHER.hash(password))
     write_users(path, entries)
 
 
@@ -153,7 +150,7 @@ def remove_user(path: Path, name: str) -> None:
     write_users(path, entries)
 
 
-def write_users(path: Path, entries: Mapping[str, Entry]) -> None:
+def write_users(path: Path, entries: Mapping[str, UserEntry]) -> None:
     """Replace the file in one step. Raises: OSError."""
     lines = []
     for name, entry in entries.items():
@@ -164,28 +161,10 @@ def write_users(path: Path, entries: Mapping[str, Entry]) -> None:
             f"topics = {toml(list(entry.user.topics))}",
             "",
         ]
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            keep_owner(path, descriptor)
-            file.write("\n".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_private(path, "\n".join(lines))
 
 
 def toml(value: str | list[str]) -> str:
     """Return a string or a list of strings in TOML."""
     # JSON is TOML, except its pairs of escapes for characters beyond 16 bits, and a bare DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def keep_owner(path: Path, descriptor: int) -> None:
-    """Give a new file to the owner of the file that it replaces: root may change the file of a running pyqadmin."""
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        found = path.stat()
-        os.fchown(descriptor, found.st_uid, found.st_gid)

@@ -11,12 +11,11 @@ from urllib.parse import urlencode
 from flask import Blueprint, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.health import mark
-from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, Messages, shown_as
+from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, MessageList, shown_as
 from pyqd.admin.notifications import failed
-from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.forms import check_token, flash_errors
+from pyqd.admin.pages.forms import SiteViews, blueprint, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.shapes import answer_of, check_shape, parse_answer
 from pyqd.admin.site import Site
@@ -43,30 +42,25 @@ RESULTS: Final = {
 
 
 def browser(site: Site) -> Blueprint:
-    """Return the routes."""
-    routes = Blueprint("browser", __name__)
     views = Browser(site)
-    place = "/topics/<topic>/<channel>"
-    routes.add_url_rule(f"{place}/messages", "messages", views.messages)
-    routes.add_url_rule(f"{place}/messages", "change", views.change, methods=["POST"])
-    routes.add_url_rule(f"{place}/seek", "seek", views.seek)
-    routes.add_url_rule(f"{place}/seek", "do_seek", views.do_seek, methods=["POST"])
-    routes.add_url_rule("/topics/<topic>/-/publish", "publish", views.publish)
-    routes.add_url_rule("/topics/<topic>/-/publish", "do_publish", views.do_publish, methods=["POST"])
-    routes.register_error_handler(UpstreamError, refused)
-    routes.register_error_handler(AbsentCallError, absent)
-    return routes
+    messages, seek, publish = (
+        "/topics/<topic>/<channel>/messages",
+        "/topics/<topic>/<channel>/seek",
+        "/topics/<topic>/-/publish",
+    )
+    return blueprint(
+        "browser",
+        {messages: views.messages, seek: views.seek, publish: views.publish},
+        {messages: views.change, seek: views.do_seek, publish: views.do_publish},
+    )
 
 
-class Browser:
+class Browser(SiteViews):
     """Views of single messages. The calls are pyqd's own: an nsqd answers them with NOT_FOUND."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
 
     def messages(self, topic: str, channel: str) -> str | Response:
         """Show messages in one state; dead letters have a page of their own."""
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         if request.args.get("state") == "dead_letter":
             fields: dict[str, Any] = {
                 name: request.args[name] for name in ("node", "body", "text") if request.args.get(name)
@@ -105,8 +99,7 @@ class Browser:
 
     def change(self, topic: str, channel: str) -> Response | str:
         """Change the chosen messages, or all that match the filter."""
-        check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         fields = request.form
         state, change = fields.get("state", ""), fields.get("change", "")
         if state not in STATES or change not in CHANGES:
@@ -143,7 +136,7 @@ class Browser:
 
     def change_each(
         self,
-        messages: Messages,
+        messages: MessageList,
         change: str,
         ids: Sequence[str],
         when: Mapping[str, str],
@@ -165,11 +158,11 @@ class Browser:
             flash_errors(failures)
         finally:
             text = f"{urlencode({**details, **counts})} {failed(failures)}".strip()
-            self.site.notifier.notify(f"{change}_messages", caller(self.site), **place, details=text)
+            self.site.notify(f"{change}_messages", **place, details=text)
         tell(counts)
 
     def publish(self, topic: str) -> str:
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         nodes = self.nodes(topic) or self.all_nodes()
         published = request.args.get("id", "")
         return render_template(
@@ -178,8 +171,7 @@ class Browser:
 
     def do_publish(self, topic: str) -> Response:
         """Publish one message, or one for each line."""
-        check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         node = named(request.form.get("node", ""), self.nodes(topic) or self.all_nodes())
         text = request.form.get("body", "").replace("\r\n", "\n")
         query = {"topic": topic}
@@ -195,11 +187,9 @@ class Browser:
             reply = self.site.upstream.send("POST", node, path, query, body)
         except UpstreamError as error:
             # A time-out does not tell whether the broker has taken it.
-            self.site.notifier.audit(
-                "publish", caller(self.site), **place, details=f"{urlencode(details)} {failed([error])}"
-            )
+            self.site.audit("publish", **place, details=f"{urlencode(details)} {failed([error])}")
             raise
-        self.site.notifier.notify("publish", caller(self.site), **place, details=urlencode(details))
+        self.site.notify("publish", **place, details=urlencode(details))
         flash(_("Published."), "good")
         # An nsqd does not tell it.
         found = reply.headers.get("x-nsq-message-id")
@@ -207,7 +197,7 @@ class Browser:
 
     def seek(self, topic: str, channel: str) -> str:
         """Show the form, and the effect of seeking to a given place, broker by broker."""
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         to = request.args.get("to", "").strip()
         previews = []
         for node in self.nodes(topic) if to else []:
@@ -225,8 +215,7 @@ class Browser:
         return render_template("seek.html", topic=topic, channel=channel, to=to, previews=previews)
 
     def do_seek(self, topic: str, channel: str) -> Response:
-        check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         to = request.form.get("to", "").strip()
         query = {"topic": topic, "channel": channel, "to": to}
         chosen_nodes = request.form.getlist("node")
@@ -240,7 +229,7 @@ class Browser:
 
     def seek_one(self, node: str, known: Sequence[str], query: Mapping[str, str], errors: list[str]) -> bool:
         """Move a channel at one broker, and log it at once. Returns: False after an error, which errors gets."""
-        user, details = caller(self.site), urlencode({"to": query["to"]})
+        details = urlencode({"to": query["to"]})
         place = {"topic": query["topic"], "channel": query["channel"], "node": node}
         try:
             named(node, known)
@@ -251,10 +240,10 @@ class Browser:
             self.site.upstream.post(node, "/channel/seek", query)
         except UpstreamError as error:
             # A time-out does not tell whether the broker has moved the channel.
-            self.site.notifier.audit("seek_channel", user, **place, details=f"{details} {failed([error])}")
+            self.site.audit("seek_channel", **place, details=f"{details} {failed([error])}")
             errors.append(str(error))
             return False
-        self.site.notifier.notify("seek_channel", user, **place, details=details)
+        self.site.notify("seek_channel", **place, details=details)
         return True
 
     def clients(self, node: str, topic: str, channel: str) -> list[tuple[str, str, int]]:
@@ -270,29 +259,14 @@ class Browser:
             ]
         return sorted(found, key=lambda each: (each[1], each[0]))
 
-    def of(self, node: str, topic: str, channel: str, state: str) -> Messages:
-        return Messages(self.site.upstream, node, topic, channel, state)
-
-    def nodes(self, topic: str) -> list[str]:
-        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
-        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)
+    def of(self, node: str, topic: str, channel: str, state: str) -> MessageList:
+        return MessageList(self.site.upstream, node, topic, channel, state)
 
     def all_nodes(self) -> list[str]:
         return sorted(node.http_address for node in self.site.cluster.nodes().value)
 
 
-def refused(error: UpstreamError) -> tuple[str, int]:
-    """Return the page with the refusal of a broker."""
-    return render_template("refused.html", error=str(error)), 502
-
-
-def absent(_error: AbsentCallError) -> str:
-    """Return the page for a call that the broker, an nsqd, does not have."""
-    return render_template("absent.html")
-
-
 def tell(counts: Mapping[str, int]) -> None:
-    """Tell on the next page how many messages have which result."""
     text = ", ".join(f"{_(RESULTS.get(status, status))}: {count:,}" for status, count in counts.items())
     flash(text, "good" if counts.keys() <= {"done", "returned"} else "warn")
 

@@ -8,37 +8,27 @@ from urllib.parse import urlencode
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
-from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.browser import FORMS, absent, chosen, named, refused, tell
-from pyqd.admin.pages.forms import check_token, flash_errors
+from pyqd.admin.pages.browser import FORMS, chosen, named, tell
+from pyqd.admin.pages.forms import SiteViews, blueprint, flash_errors
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import AbsentCallError, UpstreamError
+from pyqd.admin.upstream import UpstreamError
 
 
 def dead_letters(site: Site) -> Blueprint:
-    """Return the routes."""
-    routes = Blueprint("dead_letters", __name__)
     views = DeadLetterViews(site)
     path = "/topics/<topic>/<channel>/dead-letters"
-    routes.add_url_rule(path, "show", views.show)
-    routes.add_url_rule(path, "give_back", views.give_back, methods=["POST"])
-    routes.register_error_handler(UpstreamError, refused)
-    routes.register_error_handler(AbsentCallError, absent)
-    return routes
+    return blueprint("dead_letters", {path: views.show}, {path: views.give_back})
 
 
-class DeadLetterViews:
+class DeadLetterViews(SiteViews):
     """Views of dead letters. They are pyqd's own: an nsqd has none."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
     def show(self, topic: str, channel: str) -> str:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         fields = request.args
         nodes = self.nodes(topic)
         node = chosen(fields.get("node"), nodes)
@@ -46,7 +36,7 @@ class DeadLetterViews:
         place = letters.place()
         if place.target:
             # Dead letters are messages of their dead-letter topic.
-            self.site.require(Role.VIEW, place.target)
+            self.site.require(UserRole.VIEW, place.target)
         holder = place.chosen(fields.get("holder"))
         text = fields.get("text", "")
         return render_template(
@@ -72,15 +62,14 @@ class DeadLetterViews:
 
     def give_back(self, topic: str, channel: str) -> Response | str:
         """Return the chosen dead letters, or all that match the filter."""
-        check_token()
-        self.site.require(Role.OPERATE, topic)
+        self.site.require(UserRole.OPERATE, topic)
         fields = request.form
         node, text = named(fields.get("node", ""), self.nodes(topic)), fields.get("text", "")
         letters = self.of(node, topic, channel)
         holding = letters.holding()
         if holding is None:
             raise UpstreamError(f"{node}: the channel has no dead-letter topic any more")
-        self.site.require(Role.OPERATE, holding.target)
+        self.site.require(UserRole.OPERATE, holding.target)
         holder = fields.get("holder", "")
         if holder not in (holding.held_by or [""]):
             raise UpstreamError(f"{node}: topic {holding.target} has no channel {holder} any more")
@@ -100,9 +89,8 @@ class DeadLetterViews:
             flash(_("No message is chosen."), "warn")
         else:
             counts, errors = letters.give_back(holding.target, holder, rows)
-            self.site.notifier.notify(
+            self.site.notify(
                 "return_dead_letters",
-                caller(self.site),
                 topic=topic,
                 channel=channel,
                 node=node,
@@ -116,7 +104,3 @@ class DeadLetterViews:
 
     def of(self, node: str, topic: str, channel: str) -> DeadLetters:
         return DeadLetters(self.site.upstream, node, topic, channel)
-
-    def nodes(self, topic: str) -> list[str]:
-        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
-        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from flask import Blueprint, abort, flash, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
-from pyqd.admin import actions
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
+from pyqd.admin.actions import ACTIONS, perform
 from pyqd.admin.health import mark
-from pyqd.admin.notifications import failed
-from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import UpstreamError
+from pyqd.admin.upstream import AbsentCallError, UpstreamError
 from pyqd.primitives.names import is_valid_name_str
 
 TOKEN: Final = "csrf"
@@ -39,6 +37,8 @@ def csrf_token() -> str:
 
 def check_token() -> None:
     """Refuse a POST that does not come from a page of this session."""
+    if request.method != "POST":
+        return
     given, expected = request.form.get(TOKEN, ""), session.get(TOKEN, "") or secrets.token_urlsafe(24)
     # The function takes text in ASCII only.
     if not hmac.compare_digest(given.encode(), expected.encode()):
@@ -61,62 +61,75 @@ def place_url(topic: str, channel: str) -> str:
     return url_for("pages.channel", topic=topic, channel=channel) if channel else url_for("pages.topic", topic=topic)
 
 
-def forms(site: Site) -> Blueprint:
-    """Return the routes of the forms."""
-    routes = Blueprint("forms", __name__)
-    handlers = Forms(site)
-    routes.add_url_rule("/do/<action>", "do", handlers.do, methods=["POST"])
-    routes.add_url_rule("/do/create", "create", handlers.create, methods=["POST"])
+def blueprint(
+    name: str, gets: Mapping[str, Callable[..., Any]], posts: Mapping[str, Callable[..., Any]] | None = None
+) -> Blueprint:
+    """Return routes named like their views, which are given by path. A POST needs the token of the session.
+
+    A refusal of a broker has a page of its own.
+    """
+    routes = Blueprint(name, __name__)
+    for method, views in (("GET", gets), ("POST", posts or {})):
+        for path, view in views.items():
+            routes.add_url_rule(path, view.__name__, view, methods=[method])
+    routes.before_request(check_token)
+    routes.register_error_handler(UpstreamError, refused)
+    routes.register_error_handler(AbsentCallError, absent)
     return routes
 
 
-class Forms:
-    """Handlers of the forms."""
+def refused(error: UpstreamError) -> tuple[str, int]:
+    return render_template("refused.html", error=str(error)), 502
+
+
+def absent(_error: AbsentCallError) -> str:
+    return render_template("absent.html")
+
+
+class SiteViews:
+    """Views of one web admin."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
 
+    def nodes(self, topic: str) -> list[str]:
+        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
+        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)
+
+
+def forms(site: Site) -> Blueprint:
+    views = Forms(site)
+    return blueprint("forms", {}, {"/do/<action>": views.do, "/do/create": views.create})
+
+
+class Forms(SiteViews):
+    """Handlers of the forms."""
+
     def create(self) -> AnyResponse | str:
-        """Create a topic, and a channel."""
-        check_token()
         topic, channel = request.form.get("topic", "").strip(), request.form.get("channel", "").strip()
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name_str(name):
                 flash(_("Names have 1 to 64 letters, digits and .-_, and may end with #ephemeral."), "bad")
                 return redirect(url_for("pages.lookup"), 303)
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         if request.form.get("confirmed") != "yes":
             return confirmation("create", topic, channel)
-        failures = self.run(lambda: actions.create(self.site.cluster, topic, channel))
-        if failures is None:
-            self.log_failed("create_channel" if channel else "create_topic", topic, channel)
-        else:
-            self.tell("create_topic", topic, details=failed(failures))
-            if channel:
-                self.tell("create_channel", topic, channel, details=failed(failures))
+        self.run("create", topic, channel)
         return redirect(place_url(topic, channel), 303)
 
     def do(self, action: str) -> AnyResponse | str:
         """Change a topic or a channel; a tombstone also has a node."""
-        check_token()
-        if action not in (*actions.ACTIONS, "delete", "tombstone"):
+        if action not in (*ACTIONS, "delete", "tombstone"):
             abort(404)
         form = request.form
         topic, channel, node = form.get("topic", ""), form.get("channel", ""), form.get("node", "")
-        self.site.require(Role.OPERATE if action in actions.ACTIONS else Role.ADMIN, topic)
+        self.site.require(UserRole.OPERATE if action in ACTIONS else UserRole.ADMIN, topic)
         if action == "tombstone" and not self.site.is_broker(node):
             flash(_("There is no broker %(node)s.") % {"node": node}, "bad")
             return redirect(url_for("pages.topic", topic=topic), 303)
         if form.get("confirmed") != "yes":
             return confirmation(action, topic, channel, node)
-        failures = self.run(lambda: self.change(action, topic, channel, node))
-        kind = "channel" if channel else "topic"
-        name = "tombstone_topic_producer" if action == "tombstone" else f"{action}_{kind}"
-        # nsqadmin notifies these three actions even if no broker has done them.
-        if failures is not None or action in actions.ACTIONS:
-            self.tell(name, topic, channel, node, details="failed" if failures is None else failed(failures))
-        else:
-            self.log_failed(name, topic, channel, node)
+        self.run(action, topic, channel, node)
         if form.get("origin") == "lookup":
             return redirect(url_for("pages.lookup"), 303)
         if action == "tombstone":
@@ -125,35 +138,20 @@ class Forms:
             return redirect(url_for("pages.topic", topic=topic) if channel else url_for("pages.home"), 303)
         return redirect(place_url(topic, channel), 303)
 
-    def change(self, action: str, topic: str, channel: str, node: str) -> list[str]:
-        """Do an action. Returns: the failures of single members. Raises: UpstreamError."""
-        cluster = self.site.cluster
-        if action == "tombstone":
-            return actions.tombstone(cluster, topic, node)
-        if action == "delete":
-            return actions.delete_channel(cluster, topic, channel) if channel else actions.delete_topic(cluster, topic)
-        return actions.change(cluster, action, topic, channel)
-
-    def run(self, change: Callable[[], list[str]]) -> list[str] | None:
-        """Do a change, and tell the result on the next page. Returns: the failures; None if all of it has failed."""
+    def run(self, action: str, topic: str, channel: str, node: str = "") -> None:
+        """Do a change, and tell the result on the next page."""
         try:
-            failures = change()
+            failures = perform(self.site, action, topic, channel, node)
         except UpstreamError as error:
-            flash_errors([str(error)])
-            return None
-        flash_errors(failures)
-        if not failures:
-            flash(_("Done."), "good")
-        return failures
+            failures = [str(error)]
+        tell_failures(failures)
 
-    def tell(self, name: str, topic: str, channel: str = "", node: str = "", details: str = "") -> None:
-        """Log a change, and notify it."""
-        self.site.notifier.notify(name, caller(self.site), topic=topic, channel=channel, node=node, details=details)
 
-    def log_failed(self, name: str, topic: str, channel: str = "", node: str = "") -> None:
-        """Log a change that has failed, and may have taken effect at some members."""
-        user = caller(self.site)
-        self.site.notifier.audit(name, user, topic=topic, channel=channel, node=node, details="failed")
+def tell_failures(failures: Sequence[str]) -> None:
+    """Show on the next page which members have failed, or that a change is done."""
+    flash_errors(failures)
+    if not failures:
+        flash(_("Done."), "good")
 
 
 def confirmation(action: str, topic: str, channel: str, node: str = "") -> str:

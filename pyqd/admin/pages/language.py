@@ -21,7 +21,6 @@ NAMES: Final = {"en": "English", "zh": "中文"}
 
 
 def read_catalogues() -> dict[str, gettext.NullTranslations]:
-    """Return the catalogues by language."""
     found: dict[str, gettext.NullTranslations] = {DEFAULT: gettext.NullTranslations()}
     for path in sorted(DIRECTORY.glob("*.po")):
         with path.open("rb") as source:
@@ -54,7 +53,6 @@ def best_language() -> str:
 
 
 def translate(text: str) -> str:
-    """Return a text in the language of the current request."""
     return CATALOGUES[language()].gettext(text)
 
 

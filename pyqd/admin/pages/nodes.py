@@ -7,42 +7,45 @@ from typing import Final
 
 from flask import request
 
-from pyqd.admin.access.roles import Role
-from pyqd.admin.cluster import Node
+from pyqd.admin.access.roles import UserRole
+from pyqd.admin.cluster import ClusterNode
 from pyqd.admin.health import mark
-from pyqd.admin.pages import clients
-from pyqd.admin.pages.tables import Column, Filter, Table, sorted_by, table_of
+from pyqd.admin.pages.consumers import CLIENT_COLUMNS_OF_NODE, client_text
+from pyqd.admin.pages.tables import Filter, PageColumn, PageTable, sorted_by, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ProcessStats, TopicStats
 
 COLUMNS: Final = (
-    Column("hostname", "Host", lambda row: row.hostname),
-    Column("address", "Address", lambda row: row.http_address),
-    Column("tcp_port", "TCP", lambda row: row.tcp_port, is_number=True),
-    Column("http_port", "HTTP", lambda row: row.http_port, is_number=True),
-    Column("version", "Version", lambda row: row.version),
-    Column("region", "Region", lambda row: row.region),
-    Column("zone", "Zone", lambda row: row.zone),
-    Column("lookupds", "Lookup daemons", lambda row: len(row.remote_addresses or ()), is_number=True),
-    Column("topics", "Topics", lambda row: len(row.topics), is_number=True),
+    PageColumn("hostname", "Host", lambda row: row.hostname),
+    PageColumn("address", "Address", lambda row: row.http_address),
+    PageColumn("tcp_port", "TCP", lambda row: row.tcp_port, is_number=True),
+    PageColumn("http_port", "HTTP", lambda row: row.http_port, is_number=True),
+    PageColumn("version", "Version", lambda row: row.version),
+    PageColumn("region", "Region", lambda row: row.region),
+    PageColumn("zone", "Zone", lambda row: row.zone),
+    PageColumn("lookupds", "Lookup daemons", lambda row: len(row.remote_addresses or ()), is_number=True),
+    PageColumn("topics", "Topics", lambda row: len(row.topics), is_number=True),
+)
+TOPIC_DEPTH: Final = PageColumn(
+    "depth", "Depth", lambda row: row.waiting, is_number=True, help=mark("waiting in the topic and in its channels")
+)
+TOPIC_IN_FLIGHT: Final = PageColumn(
+    "in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True
+)
+TOPIC_DEFERRED: Final = PageColumn(
+    "deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True
 )
 TOPIC_COLUMNS: Final = (
-    Column("topic", "Topic and channel", lambda row: row.topic),
-    Column(
-        "depth",
-        "Depth",
-        lambda row: row.waiting,
-        is_number=True,
-        help=mark("waiting in the topic and in its channels"),
-    ),
-    Column("place", "Memory + disk", lambda row: row.whole("backend_depth"), is_number=True),
-    Column("in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True),
-    Column("deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True),
-    Column("requeued", "Requeued", lambda row: row.channel_sum("requeue_count"), is_number=True),
-    Column("timed_out", "Timed out", lambda row: row.channel_sum("timeout_count"), is_number=True),
-    Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
-    Column("rate", "Rate /s", None, is_number=True),
-    Column("clients", "Clients", lambda row: row.channel_sum("client_count"), is_number=True),
+    PageColumn("topic", "Topic and channel", lambda row: row.topic),
+    TOPIC_DEPTH,
+    PageColumn("place", "Memory + disk", lambda row: row.whole("backend_depth"), is_number=True),
+    TOPIC_IN_FLIGHT,
+    TOPIC_DEFERRED,
+    PageColumn("requeued", "Requeued", lambda row: row.channel_sum("requeue_count"), is_number=True),
+    PageColumn("timed_out", "Timed out", lambda row: row.channel_sum("timeout_count"), is_number=True),
+    PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
+    PageColumn("rate", "Rate /s", None, is_number=True),
+    PageColumn("clients", "Clients", lambda row: row.channel_sum("client_count"), is_number=True),
 )
 CLIENTS: Final = "clients"
 
@@ -68,7 +71,7 @@ class NodeViews:
         if found is None:
             return self.show("missing.html", node=node), 404
         stats = cluster.stats([found], clients=True)
-        topics = [topic for topic in stats.value.topics if self.site.may(Role.VIEW, topic.topic)]
+        topics = [topic for topic in stats.value.topics if self.site.may(UserRole.VIEW, topic.topic)]
         shows_clients = request.args.get("view") == CLIENTS
         return self.show(
             "node.html",
@@ -80,19 +83,18 @@ class NodeViews:
             shows_clients=shows_clients,
             table=clients_of(topics) if shows_clients else self._topics(node, topics),
             failures=nodes.failures + stats.failures,
-            hidden=[topic for topic, is_hidden in found.topics if is_hidden and self.site.may(Role.VIEW, topic)],
+            hidden=[topic for topic, is_hidden in found.topics if is_hidden and self.site.may(UserRole.VIEW, topic)],
             # The charts are of all topics.
             has_charts=self.site.sees_all(),
         )
 
-    def _topics(self, node: str, topics: Sequence[TopicStats]) -> Table:
+    def _topics(self, node: str, topics: Sequence[TopicStats]) -> PageTable:
         rates = self.site.poller.history.node_rates.get(node, {})
         columns = sorted_by(TOPIC_COLUMNS, "rate", lambda row: rates.get((row.topic,), 0.0))
         return table_of(topics, columns, text_of=topic_text, sort="topic")
 
 
 def filters_of(lookupds: Sequence[str]) -> list[Filter]:
-    """Return the filters of the list of brokers."""
     found = [
         Filter("older", "Older version", lambda row: row.out_of_date),
         Filter("tombstones", "With tombstones", lambda row: any(hidden for _topic, hidden in row.topics)),
@@ -105,18 +107,17 @@ def filters_of(lookupds: Sequence[str]) -> list[Filter]:
     return found
 
 
-def clients_of(topics: Sequence[TopicStats]) -> Table:
-    """Return the clients of all channels of one broker."""
+def clients_of(topics: Sequence[TopicStats]) -> PageTable:
     rows = [
         {**client, "topic": topic.topic, "channel": channel.channel}
         for topic in topics
         for channel in topic.channels
         for client in channel.clients
     ]
-    return table_of(rows, clients.COLUMNS_OF_NODE, text_of=clients.text_of, sort="channel")
+    return table_of(rows, CLIENT_COLUMNS_OF_NODE, text_of=client_text, sort="channel")
 
 
-def text_of(node: Node) -> str:
+def text_of(node: ClusterNode) -> str:
     """Return the text of a broker that a search looks at."""
     return f"{node.hostname} {node.http_address} {node.version} {node.region} {node.zone}"
 

@@ -12,11 +12,9 @@ from urllib.parse import urlencode
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.notifications import failed
-from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.browser import absent, refused
-from pyqd.admin.pages.forms import check_token, flash_errors
+from pyqd.admin.pages.forms import SiteViews, blueprint, tell_failures
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.shapes import ANY, NUMBER, OPTIONAL_NUMBER, OPTIONAL_TEXT, Shape, answer_of, check_shape
 from pyqd.admin.site import Site
@@ -44,37 +42,30 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def settings(site: Site) -> Blueprint:
-    """Return the routes."""
-    routes = Blueprint("settings", __name__)
-    views = Settings(site)
-    routes.add_url_rule("/topics/<topic>/<channel>/limits", "channel", views.channel)
-    routes.add_url_rule("/topics/<topic>/<channel>/limits", "set_channel", views.set_channel, methods=["POST"])
-    routes.add_url_rule("/topics/<topic>/-/settings", "topic", views.topic)
-    routes.add_url_rule("/topics/<topic>/-/settings", "set_topic", views.set_topic, methods=["POST"])
-    routes.register_error_handler(UpstreamError, refused)
-    routes.register_error_handler(AbsentCallError, absent)
-    return routes
+    views = SettingsViews(site)
+    channel, topic = "/topics/<topic>/<channel>/limits", "/topics/<topic>/-/settings"
+    return blueprint(
+        "settings",
+        {channel: views.channel, topic: views.topic},
+        {channel: views.set_channel, topic: views.set_topic},
+    )
 
 
-class Settings:
+class SettingsViews(SiteViews):
     """Views of settings. The calls are pyqd's own: an nsqd answers them with NOT_FOUND."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
     def channel(self, topic: str, channel: str) -> str:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         rows = self.of_nodes(topic, ("/channel/limits",), {"topic": topic, "channel": channel})
         return render_template("limits.html", topic=topic, channel=channel, rows=rows)
 
     def set_channel(self, topic: str, channel: str) -> Response | str:
         """Set limits of a channel at all brokers."""
-        check_token()
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         given = given_fields(LIMIT_FIELDS)
         if "dead_letter_topic" in given:
             # Messages will be published there.
-            self.site.require(Role.ADMIN, given["dead_letter_topic"])
+            self.site.require(UserRole.ADMIN, given["dead_letter_topic"])
         here = url_for("settings.channel", topic=topic, channel=channel)
         if not given:
             flash(_("No value is given."), "warn")
@@ -83,18 +74,17 @@ class Settings:
             return confirmation(f"{topic}/{channel}", given, {}, here)
         failures = self.change(topic, "/channel/limits", {"topic": topic, "channel": channel, **given})
         details = details_of(given, failures)
-        self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel, details=details)
+        self.site.notify("limit_channel", topic=topic, channel=channel, details=details)
         return redirect(here, 303)
 
     def topic(self, topic: str) -> str:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         paths = tuple(f"/topic/{name}" for name in TOPIC_FIELDS)
         return render_template("settings.html", topic=topic, rows=self.of_nodes(topic, paths, {"topic": topic}))
 
     def set_topic(self, topic: str) -> Response | str:
         """Set retention, quota or trace of a topic at all brokers."""
-        check_token()
-        self.site.require(Role.ADMIN, topic)
+        self.site.require(UserRole.ADMIN, topic)
         change = request.form.get("change", "")
         given = given_fields(TOPIC_FIELDS.get(change, ()))
         here = url_for("settings.topic", topic=topic)
@@ -106,7 +96,7 @@ class Settings:
             return confirmation(topic, given, {"change": change}, here)
         failures = self.change(topic, f"/topic/{change}", {"topic": topic, **query})
         details = details_of(query, failures)
-        self.site.notifier.notify(f"set_{change}", caller(self.site), topic=topic, details=details)
+        self.site.notify(f"set_{change}", topic=topic, details=details)
         return redirect(here, 303)
 
     def of_nodes(self, topic: str, paths: tuple[str, ...], query: Mapping[str, str]) -> list[tuple[str, Any, str]]:
@@ -133,14 +123,8 @@ class Settings:
     def change(self, topic: str, path: str, query: Mapping[str, str]) -> list[str]:
         """Send a change to all brokers of a topic, and tell the result on the next page. Returns: the failures."""
         failures = self.site.cluster.post_to(self.nodes(topic), path, query)
-        flash_errors(failures)
-        if not failures:
-            flash(_("Done."), "good")
+        tell_failures(failures)
         return failures
-
-    def nodes(self, topic: str) -> list[str]:
-        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
-        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)
 
 
 def details_of(given: Mapping[str, str], failures: list[str]) -> str:
@@ -149,7 +133,6 @@ def details_of(given: Mapping[str, str], failures: list[str]) -> str:
 
 
 def given_fields(names: tuple[str, ...]) -> dict[str, str]:
-    """Return the fields of the form that are not empty."""
     return {name: request.form[name].strip() for name in names if request.form.get(name, "").strip()}
 
 

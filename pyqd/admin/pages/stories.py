@@ -9,9 +9,10 @@ from typing import Final, TypeVar
 from flask import Blueprint, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from pyqd.admin.access.roles import Role
+from pyqd.admin.access.roles import UserRole
 from pyqd.admin.health import mark
 from pyqd.admin.pages.browser import MESSAGE_ID
+from pyqd.admin.pages.forms import blueprint
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.primitives.names import is_valid_name_str
@@ -80,10 +81,8 @@ def named(name: str) -> str:
 
 def stories(site: Site, url: str) -> Blueprint:
     """Return the routes. url: of the trace database. Raises: TraceError if it is no URL of a database."""
-    routes = Blueprint("stories", __name__)
     views = Stories(site, Database(url))
-    routes.add_url_rule("/messages", "search", views.search)
-    routes.add_url_rule("/messages/<message_id>", "story", views.story)
+    routes = blueprint("stories", {"/messages": views.search, "/messages/<message_id>": views.story})
     routes.register_error_handler(TraceError, views.unreadable)
     return routes
 
@@ -117,7 +116,7 @@ class Stories:
         # Databases refuse some other texts, such as those with NUL.
         can_exist = all(is_valid_name_str(name) for name in (topic, channel) if name)
         rows = self.read(lambda: newest(self.database, query)) if can_exist else []
-        found = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
+        found = [row for row in rows if self.site.may(UserRole.VIEW, row.topic)]
         return render_template(
             "stories.html",
             rows=found,
@@ -138,7 +137,7 @@ class Stories:
         """Return the topics of the cluster that the user may see: the newest messages of all may be of others only."""
         snapshot = self.site.poller.snapshot
         names = {*snapshot.topics, *snapshot.names}
-        return tuple(sorted(name for name in names if self.site.may(Role.VIEW, name)))
+        return tuple(sorted(name for name in names if self.site.may(UserRole.VIEW, name)))
 
     def read(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads the database. Other requests go on meanwhile."""
@@ -150,9 +149,8 @@ class Stories:
         """Show all that is known of the messages with an id."""
         can_exist = MESSAGE_ID.fullmatch(message_id) is not None
         stories = self.read(lambda: stories_of(self.database, message_id)) if can_exist else []
-        found = [story for story in stories if self.site.may(Role.VIEW, story.topic)]
+        found = [story for story in stories if self.site.may(UserRole.VIEW, story.topic)]
         return render_template("story.html", id=message_id, stories=found, named=named), 200 if found else 404
 
     def unreadable(self, error: TraceError) -> tuple[str, int]:
-        """Show why the database does not answer."""
         return render_template("refused.html", error=str(error)), 502

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from flask import request
 
-from pyqd.admin.addresses import path_here
+from pyqd.admin.site import path_here
 
 PAGE_SIZES: Final = (25, 50, 100, 500)
 PAGE_SIZE: Final = 50
@@ -17,7 +17,7 @@ LONG: Final = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Column:
+class PageColumn:
     """A column. name: in the URL. key: sorts rows; None if the column cannot sort. is_number: aligned to the right."""
 
     name: str
@@ -37,14 +37,14 @@ class Filter:
 
 
 @dataclasses.dataclass(slots=True)
-class Table:
+class PageTable:
     """One page of rows, and the values for the links around it.
 
     filters: each with the number of its rows among those that the search finds; found is the number of all of these.
     chosen: name of the filter in force, empty for none.
     """
 
-    columns: Sequence[Column]
+    columns: Sequence[PageColumn]
     rows: list[Any]
     total: int
     matching: int
@@ -63,7 +63,7 @@ class Table:
         """True if a reader may want to search the rows."""
         return self.total > LONG
 
-    def sort_url(self, column: Column) -> str:
+    def sort_url(self, column: PageColumn) -> str:
         """Return the link that sorts by a column; numbers begin with the greatest."""
         is_current = column.name == self.sort
         descending = not self.descending if is_current else column.is_number
@@ -73,11 +73,9 @@ class Table:
         return changed_url(page=str(page) if page > 1 else "")
 
     def filter_url(self, name: str) -> str:
-        """Return the link that shows the rows of a filter; an empty name shows all."""
         return changed_url(show=name, page="")
 
     def everything_url(self) -> str:
-        """Return the link without search and filter."""
         return changed_url(q="", show="", page="")
 
     def sizes(self) -> list[tuple[int, str]]:
@@ -89,12 +87,12 @@ class Table:
 
 def table_of(
     rows: Iterable[Any],
-    columns: Sequence[Column],
+    columns: Sequence[PageColumn],
     *,
     text_of: Callable[[Any], str],
     sort: str = "",
     filters: Sequence[Filter] = (),
-) -> Table:
+) -> PageTable:
     """Return the page of rows that the URL asks for.
 
     text_of: the text that is searched. sort: the default, `-name` for descending.
@@ -116,7 +114,7 @@ def table_of(
     page_count = max(1, -(-len(found) // size))
     page = min(max(1, number_of(request.args.get("page", ""), 1)), page_count)
     shown = found[(page - 1) * size : page * size]
-    return Table(
+    return PageTable(
         columns,
         shown,
         len(everything),
@@ -133,7 +131,7 @@ def table_of(
     )
 
 
-def sorted_by(columns: Iterable[Column], name: str, key: Callable[[Any], Any]) -> list[Column]:
+def sorted_by(columns: Iterable[PageColumn], name: str, key: Callable[[Any], Any]) -> list[PageColumn]:
     """Return columns, the named one with a key that is known only now."""
     return [dataclasses.replace(each, key=key) if each.name == name else each for each in columns]
 

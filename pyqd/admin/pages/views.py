@@ -9,20 +9,19 @@ from typing import Any
 
 from flask import Blueprint, Response, render_template
 
-from pyqd.admin.access.roles import Role
-from pyqd.admin.cluster import Node, Stats
+from pyqd.admin.access.roles import UserRole
+from pyqd.admin.cluster import ClusterNode, Stats
 from pyqd.admin.durability import full_in_s
-from pyqd.admin.health import Finding, findings_of, mark
-from pyqd.admin.pages import clients
-from pyqd.admin.pages.nodes import NodeViews
-from pyqd.admin.pages.tables import Column, Filter, sorted_by, table_of
+from pyqd.admin.health import Finding, findings_of
+from pyqd.admin.pages.consumers import CLIENT_COLUMNS, client_text
+from pyqd.admin.pages.nodes import TOPIC_DEFERRED, TOPIC_DEPTH, TOPIC_IN_FLIGHT, NodeViews
+from pyqd.admin.pages.tables import Filter, PageColumn, sorted_by, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ChannelStats, TopicStats
-from pyqd.admin.upstream import Found, UpstreamError
+from pyqd.admin.upstream import Collected, UpstreamError
 
 
 def pages(site: Site) -> Blueprint:
-    """Return the routes of the pages."""
     routes = Blueprint("pages", __name__)
     views = Views(site)
     nodes = NodeViews(site, views.show)
@@ -46,37 +45,31 @@ def pages(site: Site) -> Blueprint:
 
 
 TOPIC_COLUMNS = (
-    Column("topic", "Topic", lambda row: row.topic),
-    Column(
-        "depth",
-        "Depth",
-        lambda row: row.waiting,
-        is_number=True,
-        help=mark("waiting in the topic and in its channels"),
-    ),
-    Column("in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True),
-    Column("deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True),
-    Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
-    Column("rate", "Rate /s", None, is_number=True),
-    Column("hour", "Depth, last hour"),
-    Column("channels", "Channels", lambda row: len(row.channels), is_number=True),
-    Column("nodes", "Nodes", lambda row: len(row.nodes), is_number=True),
+    PageColumn("topic", "Topic", lambda row: row.topic),
+    TOPIC_DEPTH,
+    TOPIC_IN_FLIGHT,
+    TOPIC_DEFERRED,
+    PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
+    PageColumn("rate", "Rate /s", None, is_number=True),
+    PageColumn("hour", "Depth, last hour"),
+    PageColumn("channels", "Channels", lambda row: len(row.channels), is_number=True),
+    PageColumn("nodes", "Nodes", lambda row: len(row.nodes), is_number=True),
 )
 CHANNEL_COLUMNS = (
-    Column("channel", "Channel", lambda row: row.channel),
-    Column("depth", "Depth", lambda row: row.sums["depth"], is_number=True),
-    Column("place", "Memory + disk", lambda row: row.sums["backend_depth"], is_number=True),
-    Column("in_flight", "In flight", lambda row: row.sums["in_flight_count"], is_number=True),
-    Column("deferred", "Deferred", lambda row: row.sums["deferred_count"], is_number=True),
-    Column("requeued", "Requeued", lambda row: row.sums["requeue_count"], is_number=True),
-    Column("timed_out", "Timed out", lambda row: row.sums["timeout_count"], is_number=True),
-    Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
-    Column("rate", "Rate /s", None, is_number=True),
-    Column("hour", "Depth, last hour"),
-    Column("clients", "Clients", lambda row: row.sums["client_count"], is_number=True),
+    PageColumn("channel", "Channel", lambda row: row.channel),
+    PageColumn("depth", "Depth", lambda row: row.sums["depth"], is_number=True),
+    PageColumn("place", "Memory + disk", lambda row: row.sums["backend_depth"], is_number=True),
+    PageColumn("in_flight", "In flight", lambda row: row.sums["in_flight_count"], is_number=True),
+    PageColumn("deferred", "Deferred", lambda row: row.sums["deferred_count"], is_number=True),
+    PageColumn("requeued", "Requeued", lambda row: row.sums["requeue_count"], is_number=True),
+    PageColumn("timed_out", "Timed out", lambda row: row.sums["timeout_count"], is_number=True),
+    PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
+    PageColumn("rate", "Rate /s", None, is_number=True),
+    PageColumn("hour", "Depth, last hour"),
+    PageColumn("clients", "Clients", lambda row: row.sums["client_count"], is_number=True),
 )
 # Only of brokers that measure it.
-LATENCY_COLUMN = Column("latency", "Latency", is_number=True)
+LATENCY_COLUMN = PageColumn("latency", "Latency", is_number=True)
 TOPIC_FILTERS = (
     Filter("waiting", "With messages", lambda row: row.waiting > 0),
     Filter("paused", "Paused", lambda row: row.paused or any(each.paused for each in row.channels)),
@@ -102,7 +95,6 @@ class Views:
         self.site = site
 
     def show(self, template: str, **values: Any) -> str:
-        """Return a page."""
         snapshot = self.site.poller.snapshot
         return render_template(
             template,
@@ -116,7 +108,7 @@ class Views:
         snapshot = self.site.poller.snapshot
         rows = [*snapshot.topics.values()]
         rows += [TopicStats.total(name, []) for name in snapshot.names if name not in snapshot.topics]
-        rows = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
+        rows = [row for row in rows if self.site.may(UserRole.VIEW, row.topic)]
         table = table_of(
             rows,
             self._with_rate(TOPIC_COLUMNS),
@@ -129,7 +121,7 @@ class Views:
     home = streams
 
     def topic(self, topic: str) -> str | tuple[str, int]:
-        self.site.require(Role.VIEW, topic)
+        self.site.require(UserRole.VIEW, topic)
         producers = self._producers_of(topic)
         if producers is None:
             return self.show("missing.html", topic=topic), 404
@@ -152,13 +144,13 @@ class Views:
         )
 
     def channel(self, topic: str, channel: str) -> str | tuple[str, int]:
-        self.site.require(Role.VIEW, topic)
-        producers = self._producers_of(topic) or Found([], [])
+        self.site.require(UserRole.VIEW, topic)
+        producers = self._producers_of(topic) or Collected([], [])
         stats = self._stats(producers.value, topic, channel)
         found = next((each for each in stats.value.channels() if each.channel == channel), None)
         if found is None:
             return self.show("missing.html", topic=topic, channel=channel), 404
-        table = table_of(found.clients, clients.COLUMNS, text_of=clients.text_of, sort="node")
+        table = table_of(found.clients, CLIENT_COLUMNS, text_of=client_text, sort="node")
         failures = producers.failures + stats.failures
         return self.show(
             "channel.html",
@@ -177,13 +169,13 @@ class Views:
         nodes = self.site.poller.snapshot.nodes
         active = {topic for node in nodes for topic, is_hidden in node.topics if not is_hidden}
         found = self.site.cluster.inactive_topics(active)
-        inactive = {topic: channels for topic, channels in found.value.items() if self.site.may(Role.VIEW, topic)}
+        inactive = {topic: channels for topic, channels in found.value.items() if self.site.may(UserRole.VIEW, topic)}
         lookupds = self.site.cluster.lookupds
         return self.show("lookup.html", lookupds=lookupds, inactive=inactive, failures=found.failures)
 
     def counter(self) -> str:
         topics = self.site.poller.snapshot.topics.values()
-        visible = [topic for topic in topics if self.site.may(Role.VIEW, topic.topic)]
+        visible = [topic for topic in topics if self.site.may(UserRole.VIEW, topic.topic)]
         rates = self.site.poller.history.rates
         return self.show(
             "counter.html",
@@ -194,7 +186,9 @@ class Views:
         )
 
     def health(self) -> str:
-        findings = [each for each in findings_of(self.site) if not each.topic or self.site.may(Role.VIEW, each.topic)]
+        findings = [
+            each for each in findings_of(self.site) if not each.topic or self.site.may(UserRole.VIEW, each.topic)
+        ]
         if not self.site.sees_all():
             findings = [without_reason(each) for each in findings]
         return self.show("health.html", findings=findings[:FINDINGS_MAX], more=max(0, len(findings) - FINDINGS_MAX))
@@ -210,7 +204,7 @@ class Views:
             (state, found)
             for state, _ in rows
             for found in state.damaged_topics
-            if self.site.may(Role.VIEW, found["topic"])
+            if self.site.may(UserRole.VIEW, found["topic"])
         ]
         return self.show("durability.html", rows=rows, damaged=damaged, has_reasons=self.site.sees_all())
 
@@ -228,10 +222,9 @@ class Views:
         return Response(events(), content_type="text/event-stream", headers=headers)
 
     def unreachable(self, error: UpstreamError) -> tuple[str, int]:
-        """Show that no broker or lookup daemon answers."""
         return self.show("unreachable.html", error=str(error)), 502
 
-    def _producers_of(self, topic: str) -> Found | None:
+    def _producers_of(self, topic: str) -> Collected | None:
         """Return the brokers that have a topic; None if no broker and no lookup daemon knows it."""
         try:
             found = self.site.cluster.producers_of(topic)
@@ -241,10 +234,10 @@ class Views:
             return None
         return found if found.value or self.site.cluster.lookupds else None
 
-    def _stats(self, nodes: list[Node], topic: str, channel: str = "") -> Found:
+    def _stats(self, nodes: list[ClusterNode], topic: str, channel: str = "") -> Collected:
         """Return the numbers of a topic, or of one channel with its clients."""
         if not nodes:
-            return Found(Stats([]), [])
+            return Collected(Stats([]), [])
         return self.site.cluster.stats(nodes, topic, channel, clients=bool(channel))
 
     def _is_nsq(self, rows: Sequence[TopicStats] | Sequence[ChannelStats]) -> bool:
@@ -252,7 +245,7 @@ class Views:
         known = self.site.poller.snapshot.durability
         return bool(rows) and all(row.node in known and known[row.node].is_absent for row in rows)
 
-    def _with_rate(self, columns: tuple[Column, ...]) -> list[Column]:
+    def _with_rate(self, columns: tuple[PageColumn, ...]) -> list[PageColumn]:
         """Return columns whose rate sorts by the rates of the last poll."""
         rates = self.site.poller.history.rates
         return sorted_by(

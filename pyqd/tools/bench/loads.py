@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -14,11 +14,11 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.bench.options import ConsumeOptions, Consuming, LatencyOptions, PublishOptions
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import settled
-from pyqd.tools.bench.progress import Progress
-from pyqd.tools.bench.run import Course, Run, carry_out
-from pyqd.tools.bench.summary import Figures, busy_percent, cpu_between, warnings_of
-from pyqd.tools.bench.target import Target, with_remedy
-from pyqd.tools.bench.topic import Topic
+from pyqd.tools.bench.progress import LoadProgress
+from pyqd.tools.bench.run import Course, LoadRun, carry_out
+from pyqd.tools.bench.summary import BenchFigures, busy_percent, cpu_between, warnings_of
+from pyqd.tools.bench.target import BenchTarget, with_remedy
+from pyqd.tools.bench.topic import BenchTopic
 from pyqd.tools.common import Fatal
 
 RUNFOR_S: Final = 10.0
@@ -41,32 +41,26 @@ class StoppedError(Exception):
 class Bench:
     """A broker and a topic to measure with."""
 
-    target: Target
-    topic: Topic
+    target: BenchTarget
+    topic: BenchTopic
 
-    async def publish(self, options: PublishOptions) -> Figures:
+    async def publish(self, options: PublishOptions) -> BenchFigures:
         """Publish, and count the answers."""
         load = Load(messages=options.count or None, body_bytes=options.size)
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
-        progress = Progress("publishing", options.count, whole_s(course), options.size, options.quiet)
+        progress = LoadProgress("publishing", options.count, whole_s(course), options.size, options.quiet)
         with self.target.open(options.connections) as connections:
-            load.add_publishers(
-                connections.fds(),
-                topic=self.topic.name,
-                batch=options.batch_size,
-                outstanding=options.outstanding,
-                rate_per_s=options.rate,
-            )
-            run = Run(load, course, self.target.process, publishes=True, consumes=False)
+            self._add_publishers(load, connections.fds(), options)
+            run = LoadRun(load, course, self.target.process, publishes=True, consumes=False)
             await carry_out(run, progress, confirmed, course.stall_s)
         counts = load.counts()
-        settings = {"batch_size": options.batch_size, "outstanding": options.outstanding, "rate_per_s": options.rate}
+        settings = publishing_settings(options)
         latencies = {"answers": load.answers()}
         return self._figures(
             "publish", options, settings, run, confirmed, latencies, counts.sent - counts.confirmed, "answered"
         )
 
-    async def consume(self, options: ConsumeOptions) -> Figures:
+    async def consume(self, options: ConsumeOptions) -> BenchFigures:
         """Consume a new topic that is filled before, or a topic of the user."""
         self._check_rdy(options.rdy)
         is_new, channel = self.topic.is_new, self._channel(options)
@@ -76,10 +70,10 @@ class Bench:
         # Messages that others publish bear no numbers.
         load = Load(messages=messages or None, body_bytes=options.size, tallied=is_new)
         course = course_of(options, 0.0 if messages else RUNFOR_S)
-        progress = Progress("consuming", messages, whole_s(course), options.size, options.quiet)
+        progress = LoadProgress("consuming", messages, whole_s(course), options.size, options.quiet)
         with self.target.open(options.connections, self.topic.name, channel) as connections:
             load.add_consumers(connections.fds(), rdy=options.rdy)
-            run = Run(load, course, self.target.process, publishes=False, consumes=True)
+            run = LoadRun(load, course, self.target.process, publishes=False, consumes=True)
             source = "" if is_new else f"channel {channel} of topic {self.topic.name}"
             await carry_out(run, progress, received, course.stall_s, source)
         report = load.report()
@@ -95,8 +89,8 @@ class Bench:
         load = Load(messages=messages, body_bytes=options.size, tallied=False)
         with self.target.open(options.connections) as connections:
             load.add_publishers(connections.fds(), topic=self.topic.name, batch=batch, outstanding=STOCK_OUTSTANDING)
-            run = Run(load, Course(0.0, 0.0, options.timeout_s), None, publishes=True, consumes=False)
-            progress = Progress("filling the topic", messages, 0.0, options.size, options.quiet)
+            run = LoadRun(load, Course(0.0, 0.0, options.timeout_s), None, publishes=True, consumes=False)
+            progress = LoadProgress("filling the topic", messages, 0.0, options.size, options.quiet)
             await carry_out(run, progress, confirmed, options.timeout_s)
         if run.error:
             raise Fatal(f"cannot fill topic {self.topic.name}: {self.target.name}: {with_remedy(run.error)}")
@@ -105,7 +99,7 @@ class Bench:
         if self.target.process is not None:
             await settled(self.target.process, options.timeout_s)
 
-    async def latency(self, options: LatencyOptions) -> Figures:
+    async def latency(self, options: LatencyOptions) -> BenchFigures:
         """Publish at a rate and consume at once; latencies begin at the intended times."""
         self._check_rdy(options.rdy)
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
@@ -113,29 +107,17 @@ class Bench:
         batches = -(-int(options.rate * whole_s(course)) // options.batch_size)
         messages = options.count or max(1, batches) * options.batch_size
         load = Load(messages=messages, body_bytes=options.size)
-        progress = Progress("measuring", messages, whole_s(course), options.size, options.quiet)
+        progress = LoadProgress("measuring", messages, whole_s(course), options.size, options.quiet)
         with (
             self.target.open(options.connections, self.topic.name, channel) as consumers,
             self.target.open(options.connections) as publishers,
         ):
             load.add_consumers(consumers.fds(), rdy=options.rdy)
-            load.add_publishers(
-                publishers.fds(),
-                topic=self.topic.name,
-                batch=options.batch_size,
-                outstanding=options.outstanding,
-                rate_per_s=options.rate,
-            )
-            run = Run(load, course, self.target.process, publishes=True, consumes=True)
+            self._add_publishers(load, publishers.fds(), options)
+            run = LoadRun(load, course, self.target.process, publishes=True, consumes=True)
             await carry_out(run, progress, received, course.stall_s)
         report = load.report()
-        settings = {
-            "channel": channel,
-            "rdy": options.rdy,
-            "batch_size": options.batch_size,
-            "outstanding": options.outstanding,
-            "rate_per_s": options.rate,
-        }
+        settings = {"channel": channel, "rdy": options.rdy, **publishing_settings(options)}
         latencies = {"deliveries": load.deliveries(), "answers": load.answers(), "behind": load.behind()}
         missing = report.messages - report.unique
         figures = self._figures(
@@ -145,6 +127,10 @@ class Bench:
             return figures
         warning = f"{report.foreign:,} messages in the channel are not of this run; use a topic without other messages"
         return replace(figures, warnings=(*figures.warnings, warning))
+
+    def _add_publishers(self, load: Load, fds: Iterable[int], options: PublishOptions) -> None:
+        rates = {"outstanding": options.outstanding, "rate_per_s": options.rate}
+        load.add_publishers(fds, topic=self.topic.name, batch=options.batch_size, **rates)
 
     def _channel(self, options: Consuming) -> str:
         """Return the channel to consume. Raises: InvalidNameError."""
@@ -163,13 +149,13 @@ class Bench:
         command: str,
         options: PublishOptions | ConsumeOptions,
         settings: Mapping[str, object],
-        run: Run,
+        run: LoadRun,
         count: Callable[[LoadCounts], int],
         latencies: dict[str, LatencyHistogram],
         missing: int,
         verb: str,
         duplicates: int = 0,
-    ) -> Figures:
+    ) -> BenchFigures:
         """Return the figures of a run that has ended. missing: messages that were not `verb`."""
         begin, end = run.begin.counts, run.end.counts
         messages, seconds = count(end) - count(begin), end.elapsed_s - begin.elapsed_s
@@ -187,7 +173,7 @@ class Bench:
             "size_bytes": options.size,
         }
         rate = float(getattr(options, "rate", 0))
-        return Figures(
+        return BenchFigures(
             command=command,
             settings={**common, **settings},
             seconds=seconds,
@@ -202,6 +188,10 @@ class Bench:
             problems=tuple(problems),
             warnings=warnings_of(run, rate, messages / seconds if seconds else 0.0),
         )
+
+
+def publishing_settings(options: PublishOptions) -> dict[str, object]:
+    return {"batch_size": options.batch_size, "outstanding": options.outstanding, "rate_per_s": options.rate}
 
 
 def course_of(options: PublishOptions | ConsumeOptions, otherwise_s: float) -> Course:

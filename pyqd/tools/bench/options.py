@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from typing import Final
 
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
-from pyqd.tools.common import Fatal, ToolOptions
+from pyqd.primitives.goflags import DURATION, declared_flags
+from pyqd.tools.common import Fatal, ToolOptions, declare_flag
 
 SIZE_MIN: Final = 8
 SIZE_MAX: Final = 1 << 20
@@ -27,48 +27,38 @@ DEADLINE: Final = "%Y-%m-%d %H:%M:%S"
 class Common(ToolOptions):
     """Flags of every command."""
 
-    nsqd_tcp_address: str = declare(
-        "nsqd-tcp-address", STRING, "127.0.0.1:4150", "TCP address of nsqd or pyqd", key=None
-    )
-    nsqd_http_address: str = declare(
-        "nsqd-http-address",
-        STRING,
+    nsqd_tcp_address: str = declare_flag("127.0.0.1:4150", "TCP address of nsqd or pyqd")
+    nsqd_http_address: str = declare_flag(
         "",
         "its HTTP address, which is needed to delete the topic afterwards",
-        key=None,
         default_text="the host and the port after that of TCP",
     )
-    auth_secret: str = declare("auth-secret", STRING, "", "secret for AUTH, if the broker demands it", key=None)
-    topic: str = declare("topic", STRING, "", "topic to use", key=None, default_text="a new one, deleted afterwards")
-    keep_topic: bool = declare("keep-topic", BOOL, False, "leave the new topic", key=None)
-    delete_topic: bool = declare(
-        "delete-topic", BOOL, False, "delete the topic of --topic afterwards; only if it did not exist before", key=None
+    auth_secret: str = declare_flag("", "secret for AUTH, if the broker demands it")
+    topic: str = declare_flag("", "topic to use", default_text="a new one, deleted afterwards")
+    keep_topic: bool = declare_flag(False, "leave the new topic")
+    delete_topic: bool = declare_flag(False, "delete the topic of --topic afterwards; only if it did not exist before")
+    connections: int = declare_flag(
+        4, "number of connections; of latency: of publishers, and as many consumers", minimum=1, maximum=CONNECTIONS_MAX
     )
-    connections: int = declare(
-        "connections", INT, 4, "number of connections; of latency: of publishers, and as many consumers", key=None,
-        minimum=1, maximum=CONNECTIONS_MAX,
-    )  # fmt: skip
-    size: int = declare(
-        "size", INT, 200, "bytes of a message that is published", key=None, minimum=SIZE_MIN, maximum=SIZE_MAX
+    size: int = declare_flag(200, "bytes of a message that is published", minimum=SIZE_MIN, maximum=SIZE_MAX)
+    runfor_ns: int = declare_flag(
+        0, "duration of the measurement", kind=DURATION, minimum=0, default_text="10s without --count"
     )
-    runfor_ns: int = declare(
-        "runfor", DURATION, 0, "duration of the measurement", key=None, minimum=0, default_text="10s without --count"
+    count: int = declare_flag(
+        0,
+        "number of messages, with the warm-up; consume: 1000000 for a new topic",
+        minimum=0,
+        maximum=COUNT_MAX,
+        default_text="no limit",
     )
-    count: int = declare(
-        "count", INT, 0, "number of messages, with the warm-up; consume: 1000000 for a new topic", key=None,
-        minimum=0, maximum=COUNT_MAX, default_text="no limit",
-    )  # fmt: skip
-    warm_up_ns: int = declare("warm-up", DURATION, 0, "time before the measurement", key=None, minimum=0)
-    deadline: str = declare(
-        "deadline", STRING, "", 'time to begin at in UTC, as "2026-11-24 12:00:00"', key=None, default_text="at once"
+    warm_up_ns: int = declare_flag(0, "time before the measurement", kind=DURATION, minimum=0)
+    deadline: str = declare_flag("", 'time to begin at in UTC, as "2026-11-24 12:00:00"', default_text="at once")
+    timeout_ns: int = declare_flag(
+        10 * SECOND_NS, "limit for connecting, and for what is missing at the end", kind=DURATION, minimum=1
     )
-    timeout_ns: int = declare(
-        "timeout", DURATION, 10 * SECOND_NS, "limit for connecting, and for what is missing at the end", key=None,
-        minimum=1,
-    )  # fmt: skip
-    spin: bool = declare("spin", BOOL, False, "poll instead of sleeping; uses a whole core", key=None)
-    quiet: bool = declare("quiet", BOOL, False, "show no progress", key=None)
-    json: bool = declare("json", BOOL, False, "print the summary as one line of JSON", key=None)
+    spin: bool = declare_flag(False, "poll instead of sleeping; uses a whole core")
+    quiet: bool = declare_flag(False, "show no progress")
+    json: bool = declare_flag(False, "print the summary as one line of JSON")
     # Makes the name of an ephemeral channel unique.
     seed: str = field(default_factory=lambda: secrets.token_hex(4))
 
@@ -100,17 +90,17 @@ class Common(ToolOptions):
 class PublishOptions(Common):
     """Flags of `publish`."""
 
-    batch_size: int = declare(
-        "batch-size", INT, 200, "messages in a command: 1 for PUB, more for MPUB; of latency: 1", key=None, minimum=1
+    batch_size: int = declare_flag(200, "messages in a command: 1 for PUB, more for MPUB; of latency: 1", minimum=1)
+    outstanding: int = declare_flag(
+        4, "commands without an answer on a connection, at most; no limit with a rate", minimum=1
     )
-    outstanding: int = declare(
-        "outstanding", INT, 4, "commands without an answer on a connection, at most; no limit with a rate", key=None,
-        minimum=1,
-    )  # fmt: skip
-    rate: int = declare(
-        "rate", INT, 0, "messages per second over all connections, sent at their times whatever the broker does;"
-        " 0: as answers come; of latency: 1000", key=None, minimum=0, maximum=RATE_MAX,
-    )  # fmt: skip
+    rate: int = declare_flag(
+        0,
+        "messages per second over all connections, sent at their times whatever the broker does;"
+        " 0: as answers come; of latency: 1000",
+        minimum=0,
+        maximum=RATE_MAX,
+    )
 
     def check(self) -> None:
         """Check the values. Raises: Fatal."""
@@ -126,10 +116,8 @@ class PublishOptions(Common):
 class Consuming(Common):
     """Flags of commands that consume."""
 
-    channel: str = declare(
-        "channel", STRING, "", "channel to consume", key=None, default_text="a new one; ephemeral with --topic"
-    )
-    rdy: int = declare("rdy", INT, 2500, "RDY of each connection", key=None, minimum=1, maximum=RDY_MAX)
+    channel: str = declare_flag("", "channel to consume", default_text="a new one; ephemeral with --topic")
+    rdy: int = declare_flag(2500, "RDY of each connection", minimum=1, maximum=RDY_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +129,13 @@ class ConsumeOptions(Consuming):
 class LatencyOptions(Consuming, PublishOptions):
     """Flags of `latency`."""
 
-    batch_size: int = declare(
-        "batch-size", INT, 1, "messages in a command: 1 for PUB, more for MPUB", key=None, minimum=1
+    batch_size: int = declare_flag(1, "messages in a command: 1 for PUB, more for MPUB", minimum=1)
+    rate: int = declare_flag(
+        1000,
+        "messages per second over all connections, sent at their times whatever the broker does",
+        minimum=1,
+        maximum=RATE_MAX,
     )
-    rate: int = declare(
-        "rate", INT, 1000, "messages per second over all connections, sent at their times whatever the broker does",
-        key=None, minimum=1, maximum=RATE_MAX,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

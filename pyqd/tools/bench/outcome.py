@@ -67,18 +67,3 @@ class LoadReport:
     behind: Latency = field(default_factory=Latency)
     early: int = 0
     channels: tuple[ChannelCount, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DurableReport:
-    """Outcome of one `DurableLoad.run`.
-
-    measured: answers that came within the `seconds` of the measurement. answered: those of the whole load.
-    latency: from sending a request to its last answer. busy: share of the time that the generator worked, 0 to 1.
-    """
-
-    measured: int
-    seconds: float
-    latency: Latency
-    answered: int
-    busy: float

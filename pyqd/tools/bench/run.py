@@ -12,7 +12,7 @@ from typing import Final
 from pyqd.hot.tools.loadgen import Load, LoadError
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import CpuTime, read_cpu_time
-from pyqd.tools.bench.progress import Progress
+from pyqd.tools.bench.progress import LoadProgress
 from pyqd.tools.cluster import in_thread
 from pyqd.tools.common import stop_on
 
@@ -42,7 +42,7 @@ class Sample:
     cpu: CpuTime | None = None
 
 
-class Run:
+class LoadRun:
     """One load on its course. process: of the broker. After the run, `begin` and `end` enclose the measurement.
 
     error: of the broker or the connection, empty if there was none. is_interrupted: a signal ended the measurement.
@@ -123,7 +123,7 @@ class Run:
 
 
 async def carry_out(
-    run: Run, progress: Progress, done: Callable[[LoadCounts], int], stall_s: float = 0.0, source: str = ""
+    run: LoadRun, progress: LoadProgress, done: Callable[[LoadCounts], int], stall_s: float = 0.0, source: str = ""
 ) -> None:
     """Run a load to its end, with progress; SIGINT and SIGTERM end the measurement.
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pyqd.hot.tools.histogram import LatencyHistogram
 from pyqd.primitives.quantities import format_span
-from pyqd.tools.bench.run import Run
+from pyqd.tools.bench.run import LoadRun
 
 SHARES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("p99.99", 0.9999))
 # Above this share of its core the generator may be the limit.
@@ -18,7 +18,7 @@ RATE_SHARE: Final = 0.99
 
 
 @dataclass(frozen=True)
-class Figures:
+class BenchFigures:
     """Figures of a measurement. settings: of the command line. latencies: by name, in order.
 
     cpu_s: of the broker; None if it is not on this machine. unfinished: messages without answer, or not delivered.
@@ -57,7 +57,6 @@ class Figures:
         return (self.cpu_s or 0.0) * 1e9 / self.messages if self.messages else 0.0
 
     def to_json(self) -> str:
-        """Return one line with an object."""
         broker = None
         if self.cpu_s is not None:
             percent, message_ns = round(self.cpu_percent, 1), round(self.cpu_ns)
@@ -82,7 +81,6 @@ class Figures:
         )
 
     def to_text(self) -> str:
-        """Return lines for people."""
         ended = ", ended by a signal" if self.is_interrupted else ""
         rows = [
             ("messages", f"{self.messages:,} in {self.seconds:.2f} s{ended}"),
@@ -113,21 +111,19 @@ def quantiles(histogram: LatencyHistogram) -> dict[str, int]:
     return {"count": histogram.count, **{name.replace(".", "_"): value for name, value in shown(histogram)}}
 
 
-def cpu_between(run: Run) -> float | None:
-    """Return the CPU time of the broker during a measurement, in s."""
+def cpu_between(run: LoadRun) -> float | None:
     if run.begin.cpu is None or run.end.cpu is None:
         return None
     # Two roundings to ticks can leave less than nothing.
     return max(0.0, (run.end.cpu - run.begin.cpu).total_s)
 
 
-def busy_percent(run: Run) -> float:
-    """Return how much of its time the generator worked."""
+def busy_percent(run: LoadRun) -> float:
     seconds = run.end.counts.elapsed_s - run.begin.counts.elapsed_s
     return 100 * (run.end.counts.worked_s - run.begin.counts.worked_s) / seconds if seconds else 0.0
 
 
-def warnings_of(run: Run, rate: float, reached: float) -> tuple[str, ...]:
+def warnings_of(run: LoadRun, rate: float, reached: float) -> tuple[str, ...]:
     """Return the limits of a measurement's meaning, as texts. rate: wanted; 0: none. reached: messages per second."""
     found = []
     if rate and reached < RATE_SHARE * rate and not run.is_interrupted:

@@ -36,7 +36,7 @@ def with_remedy(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A broker. rdy_max: the highest RDY that it takes. process: its id, None if it is on another machine."""
 
     name: str
@@ -67,7 +67,7 @@ def identify() -> dict[str, Any]:
     }
 
 
-def probe(address: str, secret: str, timeout_s: float) -> Target:
+def probe(address: str, secret: str, timeout_s: float) -> BenchTarget:
     """Return the broker at an address. Raises: Fatal, with the remedy."""
     try:
         place = split_address(address)
@@ -86,7 +86,7 @@ def probe(address: str, secret: str, timeout_s: float) -> Target:
     if answer.get("auth_required") and not secret:
         raise Fatal(f"{address} demands authorization; give --auth-secret")
     name, rdy_max = str(answer.get("version", "unknown")), int(answer.get("max_rdy_count", 2500))
-    return Target(address, host_and_port, name, rdy_max, process, timeout_s, secret)
+    return BenchTarget(address, host_and_port, name, rdy_max, process, timeout_s, secret)
 
 
 def reason(address: str, error: Exception) -> str:

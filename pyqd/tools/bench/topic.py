@@ -11,7 +11,7 @@ from pyqd.client.core.commands import check_topic
 from pyqd.client.errors import ClientError
 from pyqd.client.http import HttpClient
 from pyqd.primitives.addresses import TcpAddress
-from pyqd.tools.bench.target import Target
+from pyqd.tools.bench.target import BenchTarget
 from pyqd.tools.common import Fatal, log
 
 TOKEN_VARIABLE: Final = "PYQD_TOKEN"
@@ -19,7 +19,7 @@ TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Topic:
+class BenchTopic:
     """A topic. http: deletes it at the end; None if it stays. is_new: it has a name that nobody else knows."""
 
     name: str
@@ -41,7 +41,7 @@ class Topic:
             log(f"WARNING: topic {self.name} is not deleted: {failure}; delete it with: pyqctl delete {self.name}")
 
 
-def prepare(target: Target, name: str, http_address: str, keeps: bool, deletes: bool) -> Topic:
+def prepare(target: BenchTarget, name: str, http_address: str, keeps: bool, deletes: bool) -> BenchTopic:
     """Return the topic for a measurement. name: of the user, may be empty. Raises: Fatal, InvalidNameError."""
     is_new = not name
     if name:
@@ -52,16 +52,16 @@ def prepare(target: Target, name: str, http_address: str, keeps: bool, deletes: 
         raise Fatal("--delete-topic needs --topic; a topic without a name is deleted by default")
     name = name or f"pyq_bench-{secrets.token_hex(4)}"
     if keeps or not (is_new or deletes):
-        return Topic(name, is_new, None)
+        return BenchTopic(name, is_new, None)
     http = reached(target, http_address, is_new)
     if exists(http, name):
         raise Fatal(
             f"topic {name} exists already, and pyq_bench deletes only topics that it makes; omit --delete-topic"
         )
-    return Topic(name, is_new, http)
+    return BenchTopic(name, is_new, http)
 
 
-def reached(target: Target, http_address: str, is_new: bool) -> HttpClient:
+def reached(target: BenchTarget, http_address: str, is_new: bool) -> HttpClient:
     """Return the client of the broker's HTTP API, which deletes topics. Raises: Fatal if it does not answer."""
     host, port = target.address
     address = http_address or str(TcpAddress(host, port + 1))

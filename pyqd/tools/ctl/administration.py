@@ -9,40 +9,29 @@ import click
 
 from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, SettingError
-from pyqd.tools.ctl import views
 from pyqd.tools.ctl.cluster import Answers, ask
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.counters import HELD, NodeStats, read_stats
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.frame import command, yes_option
-from pyqd.tools.ctl.nodes import Broker, Node
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import messages
-
-Row = dict[str, Any]
+from pyqd.tools.ctl.nodes import AskedBroker, AskedNode
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import Fitted, Row, messages_text, plain_columns
 
 DONE: Final = "done"
 NOT_FOUND: Final = "not found"
 FAILED: Final = "failed"
-COLUMNS: Final = (
-    ("Node", "node"),
-    ("Action", "action"),
-    ("Topic", "topic"),
-    ("Channel", "channel"),
-    ("State", "state"),
-)
+COLUMNS: Final = plain_columns(AskedNode="node", Action="action", Topic="topic", Channel="channel", State="state")
 
 topic_argument = click.argument("topic", shell_complete=complete_topics)
 channel_argument = click.argument("channel", required=False, shell_complete=complete_channels)
 
 
 def path_of(action: str, channel: str | None) -> str:
-    """Return the path of an action on a topic, or on a channel."""
     return f"/topic/{action}" if channel is None else f"/channel/{action}"
 
 
 def wire_of(action: str) -> str:
-    """Return the line of help for the calls of an action."""
     return (
         f"POST /topic/{action}?topic=, or POST /channel/{action}?topic=&channel= with CHANNEL, at each broker. With"
         " lookup daemons, GET /nodes at each of them, before."
@@ -57,7 +46,7 @@ def check_names(topic: str, channel: str | None) -> None:
 
 
 def change(
-    session: Session, nodes: Sequence[Node], action: str, topic: str, channel: str | None, **query: Any
+    session: CtlSession, nodes: Sequence[AskedNode], action: str, topic: str, channel: str | None, **query: Any
 ) -> list[Row]:
     """Carry out an action at each daemon. Returns: the rows of the results. Raises: NotFoundError if no daemon has it.
 
@@ -65,10 +54,10 @@ def change(
     """
     names: Row = {"topic": topic, "channel": channel}
 
-    def call(node: Node) -> Any:
+    def call(node: AskedNode) -> Any:
         return node.post(path_of(action, channel), topic=topic, channel=channel, **query)
 
-    found: Answers[Node, Any] = ask(nodes, call)
+    found: Answers[AskedNode, Any] = ask(nodes, call)
     absent = [failure for failure in found.failures if isinstance(failure.error, NotFoundError)]
     failed = [failure for failure in found.failures if not isinstance(failure.error, NotFoundError)]
     if absent and not found.answers and not failed:
@@ -89,9 +78,8 @@ def change(
     ]
 
 
-def show(session: Session, rows: list[Row]) -> None:
-    """Print the results of an action."""
-    session.output.show({"results": rows}, lambda: views.outcomes(COLUMNS, rows))
+def show(session: CtlSession, rows: list[Row]) -> None:
+    session.output.show({"results": rows}, lambda: Fitted(COLUMNS, rows))
 
 
 @command(
@@ -107,7 +95,7 @@ def show(session: Session, rows: list[Row]) -> None:
     " 2026-11-21T04:15:00Z, or -90m; not with nsqd",
 )
 @click.pass_obj
-def create(session: Session, topic: str, channel: str | None, start: str | None) -> None:
+def create(session: CtlSession, topic: str, channel: str | None, start: str | None) -> None:
     """Create a topic, or a channel and its topic, on all brokers.
 
     Existing ones stay as they are. Without --start, a channel gets the messages from now on; the first one of a topic
@@ -119,7 +107,7 @@ def create(session: Session, topic: str, channel: str | None, start: str | None)
     brokers = session.brokers(may_be_none=True)
     if start is not None:
         require_pyqd(session, brokers, "--start")
-    daemons: list[Node] = [*session.cluster.lookup_daemons()]
+    daemons: list[AskedNode] = [*session.cluster.lookup_daemons()]
     nodes = [*daemons, *brokers]
     rows = change(session, nodes, "create", topic, None)
     if channel is not None:
@@ -128,10 +116,10 @@ def create(session: Session, topic: str, channel: str | None, start: str | None)
     show(session, rows)
 
 
-def require_pyqd(session: Session, brokers: list[Broker], what: str) -> None:
+def require_pyqd(session: CtlSession, brokers: list[AskedBroker], what: str) -> None:
     """Check that no broker is nsqd, which ignores parameters that it does not know. Raises: ClientError."""
 
-    def probe(broker: Broker) -> None:
+    def probe(broker: AskedBroker) -> None:
         try:
             broker.get("/drain")
         except UnsupportedError:
@@ -146,7 +134,7 @@ def require_pyqd(session: Session, brokers: list[Broker], what: str) -> None:
 @topic_argument
 @channel_argument
 @click.pass_obj
-def pause(session: Session, topic: str, channel: str | None) -> None:
+def pause(session: CtlSession, topic: str, channel: str | None) -> None:
     """Pause a topic or a channel.
 
     A paused topic accepts messages and holds them; a paused channel delivers none.
@@ -159,7 +147,7 @@ def pause(session: Session, topic: str, channel: str | None) -> None:
 @topic_argument
 @channel_argument
 @click.pass_obj
-def unpause(session: Session, topic: str, channel: str | None) -> None:
+def unpause(session: CtlSession, topic: str, channel: str | None) -> None:
     """End the pause of a topic or a channel."""
     check_names(topic, channel)
     show(session, change(session, session.brokers(), "unpause", topic, channel))
@@ -170,7 +158,7 @@ def unpause(session: Session, topic: str, channel: str | None) -> None:
 @channel_argument
 @yes_option
 @click.pass_obj
-def empty(session: Session, topic: str, channel: str | None, yes: bool) -> None:
+def empty(session: CtlSession, topic: str, channel: str | None, yes: bool) -> None:
     """Drop the messages of a topic or a channel, after a question.
 
     Of a topic: those that no channel has received. Of a channel: queued, in-flight and deferred ones.
@@ -179,7 +167,7 @@ def empty(session: Session, topic: str, channel: str | None, yes: bool) -> None:
     brokers = session.brokers()
     if not yes:
         held = held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=channel is not None)
-        session.confirm(f"Drop {messages(held)} of {subject(topic, channel)}{places(brokers)}?", yes)
+        session.confirm(f"Drop {messages_text(held)} of {subject(topic, channel)}{places(brokers)}?", yes)
     show(session, change(session, brokers, "empty", topic, channel))
 
 
@@ -192,7 +180,7 @@ def empty(session: Session, topic: str, channel: str | None, yes: bool) -> None:
 @channel_argument
 @yes_option
 @click.pass_obj
-def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None:
+def delete(session: CtlSession, topic: str, channel: str | None, yes: bool) -> None:
     """Delete a topic with its channels, or a channel, and all their messages, after a question.
 
     Connections of their clients are closed. A client that connects again creates the topic or the channel again.
@@ -201,7 +189,7 @@ def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None
     brokers = session.brokers(may_be_none=True)
     if not yes:
         held = deleted_messages(session, brokers, topic, channel)
-        session.confirm(f"Delete {subject(topic, channel)} with {messages(held)}{places(brokers)}?", yes)
+        session.confirm(f"Delete {subject(topic, channel)} with {messages_text(held)}{places(brokers)}?", yes)
     registered = registrations_deleted(session, topic, channel)
     try:
         rows = change(session, brokers, "delete", topic, channel)
@@ -215,7 +203,7 @@ def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None
     show(session, [*registered, *rows])
 
 
-def deleted_messages(session: Session, brokers: list[Broker], topic: str, channel: str | None) -> int:
+def deleted_messages(session: CtlSession, brokers: list[AskedBroker], topic: str, channel: str | None) -> int:
     """Return the number of messages that a deletion drops. Raises: NotFoundError."""
     try:
         return held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=True)
@@ -226,11 +214,11 @@ def deleted_messages(session: Session, brokers: list[Broker], topic: str, channe
         return 0
 
 
-def registrations_deleted(session: Session, topic: str, channel: str | None) -> list[Row]:
+def registrations_deleted(session: CtlSession, topic: str, channel: str | None) -> list[Row]:
     """Delete a registration at the lookup daemons. Returns: the rows of the daemons that had it."""
     daemons = session.cluster.lookup_daemons()
 
-    def call(node: Node) -> bool:
+    def call(node: AskedNode) -> bool:
         names = node.get("/topics")["topics"] if channel is None else node.get("/channels", topic=topic)["channels"]
         if (topic if channel is None else channel) not in names:
             return False
@@ -243,7 +231,7 @@ def registrations_deleted(session: Session, topic: str, channel: str | None) -> 
     return [{"node": answer.node.address, **row} for answer in found.answers if answer.value]
 
 
-def holders(session: Session, brokers: list[Broker], topic: str, channel: str | None) -> list[NodeStats]:
+def holders(session: CtlSession, brokers: list[AskedBroker], topic: str, channel: str | None) -> list[NodeStats]:
     """Return the counters of a topic from the brokers that have it; none if no broker has it."""
     found = session.ask(brokers, lambda broker: read_stats(broker, topic, channel))
     return [answer.value for answer in found if answer.value.topics]
@@ -265,17 +253,14 @@ def held_messages(read: list[NodeStats], topic: str, channel: str | None, *, of_
 
 
 def not_found(topic: str, channel: str | None) -> NotFoundError:
-    """Return the error for a topic or a channel that no daemon has."""
     return NotFoundError("TOPIC_NOT_FOUND" if channel is None else "CHANNEL_NOT_FOUND", doing=subject(topic, channel))
 
 
 def subject(topic: str, channel: str | None) -> str:
-    """Return the words for a topic or a channel."""
     return f"topic {topic}" if channel is None else f"channel {channel} of topic {topic}"
 
 
-def places(brokers: list[Broker]) -> str:
-    """Return the words for the brokers of a question."""
+def places(brokers: list[AskedBroker]) -> str:
     if not brokers:
         return " on no broker"
     addresses = ", ".join(broker.address for broker in brokers)

@@ -10,7 +10,7 @@ import click
 
 from pyqd import __version__
 from pyqd.primitives.program_start import begin_program, is_stdout_closed
-from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, trace
+from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, trace, watch
 from pyqd.tools.ctl.exits import FAILED
 from pyqd.tools.ctl.frame import Root
 from pyqd.tools.ctl.output import say
@@ -33,7 +33,7 @@ for command in (
     listing.topics,
     listing.channels,
     listing.nodes,
-    listing.watch,
+    watch.watch,
     administration.create,
     administration.pause,
     administration.unpause,
@@ -58,7 +58,6 @@ for command in (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns: the exit code."""
     begin_program(PROGRAM, "; a change may already be made")
     if is_stdout_closed():
         say("cannot write to standard output: it is closed; nothing is done")

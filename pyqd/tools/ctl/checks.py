@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from pyqd import __version__
 from pyqd.client.errors import AuthenticationError
 from pyqd.primitives.quantities import format_size
-from pyqd.tools.ctl.cluster import bracketed
+from pyqd.tools.ctl.cluster import http_address_of
 from pyqd.tools.ctl.facts import Facts, LookupFacts
 from pyqd.tools.ctl.table import count
 
@@ -52,7 +52,7 @@ NO_ANSWER: Final = (
 NO_LOGIN: Final = "give a token with the right `status`: --token-file, PYQD_TOKEN, or `pyqctl context add`"
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """Result of one check. node: address of a daemon, or "this machine". fix: advice to the operator."""
 
     node: str
@@ -62,12 +62,17 @@ class Finding(NamedTuple):
     fix: str | None = None
 
 
-def finding(check: str, state: str, text: str, fix: str | None = None) -> Callable[[str], Finding]:
+def finding(check: str, state: str, text: str, fix: str | None = None) -> Callable[[str], DoctorFinding]:
     """Return a function that makes the finding of a check for a node."""
-    return lambda node: Finding(node, check, state, text, fix)
+    return lambda node: DoctorFinding(node, check, state, text, fix)
 
 
-Made = Iterator[Callable[[str], Finding]]
+def limit_finding(check: str, is_scarce: bool, text: str, fix: str) -> Callable[[str], DoctorFinding]:
+    """Return a function that makes the finding about a limit, with a fix if the limit is scarce."""
+    return finding(check, WARNING, text, fix) if is_scarce else finding(check, OK, text)
+
+
+Made = Iterator[Callable[[str], DoctorFinding]]
 
 
 def answers(facts: Facts) -> Made:
@@ -132,14 +137,12 @@ def limits(facts: Facts) -> Made:
         limit, used = metrics["process_max_fds"], metrics["process_open_fds"]
         text = f"{count(used)} of {count(limit)} open files"
         scarce = limit < DESCRIPTORS_MIN or used > DESCRIPTORS_SHARE * limit
-        fix = f"{LIMITS['descriptors']}: each connection needs one"
-        yield finding("descriptors", WARNING if scarce else OK, text, fix if scarce else None)
+        yield limit_finding("descriptors", scarce, text, f"{LIMITS['descriptors']}: each connection needs one")
     if "pyqd_files" in metrics and not metrics.get("pyqd_machine_limit_reached:mappings"):
         files, mapped_max = metrics["pyqd_files"], metrics["pyqd_mapped_files_max"]
         text = f"{count(files)} files of topics and channels, of which {count(mapped_max)} can be mapped at a time"
-        scarce = files > mapped_max
         fix = f"{LIMITS['mappings']}, or raise --max-mapped-files: idle topics answer faster then"
-        yield finding("mappings", WARNING if scarce else OK, text, fix if scarce else None)
+        yield limit_finding("mappings", files > mapped_max, text, fix)
 
 
 def disk(facts: Facts) -> Made:
@@ -152,10 +155,9 @@ def disk(facts: Facts) -> Made:
             "free space, lower `pyqctl retention`, or delete topics, which loses their messages; `pyqctl topics"
             " --sort=depth` shows queues"
         )
-        if free < floor:
-            yield finding("disk", FAILURE, f"{text}; below {format_size(floor)} publishing is refused", fix)
-        elif free < max(DISK_FLOORS * floor, DISK_BYTES_MIN):
-            yield finding("disk", WARNING, f"{text}; below {format_size(floor)} publishing is refused", fix)
+        if free < max(DISK_FLOORS * floor, DISK_BYTES_MIN):
+            state = FAILURE if free < floor else WARNING
+            yield finding("disk", state, f"{text}; below {format_size(floor)} publishing is refused", fix)
         else:
             yield finding("disk", OK, text)
     if refusing := metrics.get("pyqd_topics_refusing"):
@@ -169,8 +171,7 @@ def disk(facts: Facts) -> Made:
         yield finding("file system", SKIPPED, "not to be seen from here: another machine, container or user")
 
 
-def file_system(kind: str, text: str) -> Callable[[str], Finding]:
-    """Return the finding for a type of file system."""
+def file_system(kind: str, text: str) -> Callable[[str], DoctorFinding]:
     fix = "set --data-path to a directory on a local disk"
     if kind in MEMORY_FILE_SYSTEMS:
         return finding("file system", WARNING, f"{text}: a restart of the machine loses all messages", fix)
@@ -217,7 +218,6 @@ def registration(facts: Facts, lookups: Sequence[LookupFacts]) -> Made:
 
 
 def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
-    """Check the entry of a broker at a lookup daemon."""
     entry = entry_of(facts, lookup)
     if entry is None:
         fix = "add the lookup daemon's TCP address to the broker's --lookupd-tcp-address"
@@ -238,17 +238,15 @@ def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
 
 
 def entry_of(facts: Facts, lookup: LookupFacts) -> dict[str, Any] | None:
-    """Return the entry of a broker at a lookup daemon."""
     place = (facts.info.get("broadcast_address"), facts.info.get("tcp_port"))
     for entry in lookup.nodes:
-        named = f"{bracketed(entry['broadcast_address'])}:{entry['http_port']}"
         # The address with HTTPS has another port.
-        if facts.address == named or place == (entry["broadcast_address"], entry.get("tcp_port")):
+        if facts.address == str(http_address_of(entry)) or place == (entry["broadcast_address"], entry.get("tcp_port")):
             return entry
     return None
 
 
-def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[LookupFacts]) -> list[Finding]:
+def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[LookupFacts]) -> list[DoctorFinding]:
     """Return the findings for one broker. others: the facts about all brokers."""
     made = list(answers(facts))
     if facts.error is None:
@@ -261,10 +259,9 @@ def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[Loo
     return [make(facts.address) for make in made]
 
 
-def lookup_findings(facts: LookupFacts) -> list[Finding]:
-    """Return the findings for one lookup daemon."""
+def lookup_findings(facts: LookupFacts) -> list[DoctorFinding]:
     if facts.error is not None:
         fix = "is it running, and is this its HTTP address, 4161 by default?"
-        return [Finding(facts.address, "answer", FAILURE, str(facts.error), fix)]
-    named = Finding(facts.address, "answer", OK, f"names {count(len(facts.nodes))} brokers")
+        return [DoctorFinding(facts.address, "answer", FAILURE, str(facts.error), fix)]
+    named = DoctorFinding(facts.address, "answer", OK, f"names {count(len(facts.nodes))} brokers")
     return [named, *(make(facts.address) for make in clock(facts))]

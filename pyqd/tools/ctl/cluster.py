@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.client.trust import TrustedBrokers
-from pyqd.tools.ctl.nodes import Broker, LookupDaemon, Node, https_address
-from pyqd.tools.ctl.target import Target
+from pyqd.primitives.addresses import TcpAddress
+from pyqd.tools.ctl.nodes import AskedBroker, AskedLookupDaemon, AskedNode, https_address
+from pyqd.tools.ctl.target import CtlTarget
 
 THREADS_MAX: Final = 32
 WITHOUT_TOKEN: Final = "%s is asked without the token: a lookup daemon tells this address, and no --trusted-broker does"
 
-N = TypeVar("N", bound=Node)
+N = TypeVar("N", bound=AskedNode)
 T = TypeVar("T")
 
 
@@ -43,10 +44,10 @@ class Answers(Generic[N, T]):
     failures: list[Failure]
 
 
-class Cluster:
+class TargetCluster:
     """Brokers and lookup daemons of a target, with their connections."""
 
-    def __init__(self, target: Target, timeout_s: float) -> None:
+    def __init__(self, target: CtlTarget, timeout_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
         self.failures: list[Failure] = []
@@ -54,26 +55,25 @@ class Cluster:
         self.strangers: list[str] = []
         self._token = target.token()
         self._trusted = TrustedBrokers(target.settings.trusted_brokers)
-        self._brokers: dict[str, Broker] = {}
-        self._lookup_daemons: dict[str, LookupDaemon] = {}
+        self._brokers: dict[str, AskedBroker] = {}
+        self._lookup_daemons: dict[str, AskedLookupDaemon] = {}
 
     def close(self) -> None:
-        """Close all connections."""
         for node in (*self._brokers.values(), *self._lookup_daemons.values()):
             node.close()
 
-    def lookup_daemons(self) -> list[LookupDaemon]:
+    def lookup_daemons(self) -> list[AskedLookupDaemon]:
         """Return the lookup daemons; none if addresses of brokers are given."""
         settings = self.target.settings
         for address in settings.lookupd_http_addresses:
             if address not in self._lookup_daemons:
-                made = LookupDaemon(
+                made = AskedLookupDaemon(
                     address, self.target, settings.lookupd_token, self.timeout_s, tls=self.target.wants_tls
                 )
                 self._lookup_daemons[address] = made
         return list(self._lookup_daemons.values())
 
-    def brokers(self) -> list[Broker]:
+    def brokers(self) -> list[AskedBroker]:
         """Return the brokers: those given, or those that the lookup daemons name now. Raises: ClientError.
 
         A lookup daemon that does not answer is noted in `failures`, if another one answers.
@@ -86,11 +86,11 @@ class Cluster:
                 self._brokers[address] = self.new_broker(address, self.timeout_s, is_trusted=is_trusted)
         return [self._brokers[address] for address in addresses]
 
-    def new_broker(self, address: str, timeout_s: float, *, is_trusted: bool) -> Broker:
+    def new_broker(self, address: str, timeout_s: float, *, is_trusted: bool) -> AskedBroker:
         """Return a client of a broker, with the token if the broker is trusted."""
         # Read again: the file may have another token by now.
         token = self.target.token() if is_trusted else None
-        return Broker(address, self.target, token, timeout_s, tls=self.target.wants_tls)
+        return AskedBroker(address, self.target, token, timeout_s, tls=self.target.wants_tls)
 
     def _found(self) -> dict[str, bool]:
         """Return the addresses that the lookup daemons tell, and whether each is trusted. Raises: ClientError."""
@@ -100,26 +100,26 @@ class Cluster:
         self.failures += found.failures
         places = dict.fromkeys(place for answer in found.answers for place in answer.value)
         if not self.target.wants_tls:
-            return {f"{host}:{port}": self._trusted.has(f"{host}:{port}") for host, port in places}
+            return {str(place): self._trusted.has(str(place)) for place in places}
         secured: dict[str, bool] = {}
         failures: list[Failure] = []
-        for host, port in places:
+        for place in places:
             try:
-                secured[https_address(host, port, self.timeout_s)] = self._trusted.has(f"{host}:{port}")
+                secured[https_address(place, self.timeout_s)] = self._trusted.has(str(place))
             except ClientError as error:
-                failures.append(Failure(f"{host}:{port}", error))
+                failures.append(Failure(str(place), error))
         self.failures += failures
         if failures and not secured:
             raise failures[0].error
         return secured
 
 
-def named_brokers(daemon: LookupDaemon) -> list[tuple[str, int]]:
-    """Return host and HTTP port of each broker that a lookup daemon knows. Raises: ClientError."""
-    return [(bracketed(node["broadcast_address"]), node["http_port"]) for node in nodes_of(daemon)]
+def named_brokers(daemon: AskedLookupDaemon) -> list[TcpAddress]:
+    """Return the HTTP address of each broker that a lookup daemon knows. Raises: ClientError."""
+    return [http_address_of(node) for node in nodes_of(daemon)]
 
 
-def nodes_of(daemon: LookupDaemon) -> list[dict[str, Any]]:
+def nodes_of(daemon: AskedLookupDaemon) -> list[dict[str, Any]]:
     """Return the entries of the brokers in GET /nodes. Raises: ClientError."""
     found = daemon.get("/nodes").get("producers")
     if not isinstance(found, list) or not all(
@@ -132,9 +132,9 @@ def nodes_of(daemon: LookupDaemon) -> list[dict[str, Any]]:
     return found
 
 
-def bracketed(host: str) -> str:
-    """Return a host as it stands before a port."""
-    return f"[{host}]" if ":" in host else host
+def http_address_of(node: Mapping[str, Any]) -> TcpAddress:
+    """Return the address of an entry in GET /nodes."""
+    return TcpAddress(node["broadcast_address"], node["http_port"])
 
 
 def ask(nodes: Iterable[N], call: Callable[[N], T]) -> Answers[N, T]:

@@ -11,7 +11,7 @@ from pyqd.client.errors import ClientError
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.counters import read_stats
-from pyqd.tools.ctl.session import FLAGS_KEY, Session
+from pyqd.tools.ctl.session import FLAGS_KEY, CtlSession
 
 SHELLS: Final = ("bash", "zsh", "fish")
 # A user who presses Tab waits for no broker that is down.
@@ -19,20 +19,17 @@ TIMEOUT_NS: Final = 1000 * MILLISECOND_NS
 
 
 def complete_contexts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin so."""
     with contextlib.suppress(ClientError):
-        _, contexts = Session({}).context_file.read()
+        _, contexts = CtlSession({}).context_file.read()
         return [name for name in contexts if name.startswith(incomplete)]
     return []
 
 
 def complete_topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of topics that begin so."""
     return [name for name in _channels_by_topic(ctx, None) if name.startswith(incomplete)]
 
 
 def complete_channels(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the topic's channels that begin so."""
     topic = ctx.params.get("topic") or ctx.params.get("topic_pattern")
     found = _channels_by_topic(ctx, topic).get(topic, ()) if isinstance(topic, str) else ()
     return [name for name in found if name.startswith(incomplete)]
@@ -40,7 +37,7 @@ def complete_channels(ctx: click.Context, _param: click.Parameter, incomplete: s
 
 def _channels_by_topic(ctx: click.Context, topic: str | None) -> dict[str, list[str]]:
     """Return topics and their channels, sorted; none if no broker answers."""
-    session = Session({"timeout_ns": TIMEOUT_NS, **ctx.meta.get(FLAGS_KEY, {})})
+    session = CtlSession({"timeout_ns": TIMEOUT_NS, **ctx.meta.get(FLAGS_KEY, {})})
     found: dict[str, set[str]] = {}
     with contextlib.suppress(ClientError), contextlib.closing(session):
         for answer in ask(session.brokers(), lambda broker: read_stats(broker, topic)).answers:

@@ -10,7 +10,6 @@ import fcntl
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyqd.client.errors import SettingError
 from pyqd.client.http import parse_http_address
 from pyqd.client.trust import TrustedBrokers
+from pyqd.primitives.private_files import replace_private
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,7 +48,6 @@ class Context:
     key: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return the values that are set."""
         return {name: list(value) if name in LISTS else value for name, value in asdict(self).items() if value}
 
     def check(self) -> None:
@@ -72,7 +71,7 @@ class ContextFile:
     def of(cls, environment: Mapping[str, str]) -> ContextFile:
         """Return the file of a user, in the directory that the XDG specification names."""
         base = environment.get("XDG_CONFIG_HOME") or ""
-        # The specification has relative paths ignored.
+        # The specification says that relative paths are ignored.
         directory = Path(base) if base.startswith("/") else Path(environment.get("HOME") or Path.home()) / ".config"
         return cls(directory / "pyqd" / "contexts.toml")
 
@@ -154,13 +153,12 @@ class ContextFile:
                 target = self.path.resolve()
                 document = tomlkit.parse(target.read_text(encoding="utf-8")) if target.exists() else tomlkit.document()
                 yield document
-                replace(target, tomlkit.dumps(document))
+                replace_private(target, tomlkit.dumps(document))
         except OSError as error:
             raise SettingError(f"cannot write {self.path}: {error.strerror or error}") from error
 
 
 def unknown_context(name: str, known: Mapping[str, object]) -> SettingError:
-    """Return the error for a name that no context has."""
     names = ", ".join(known) or "none; `pyqctl context add` makes one"
     return SettingError(f"no context {name!r}; contexts are: {names}")
 
@@ -174,18 +172,3 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def replace(path: Path, text: str) -> None:
-    """Replace a file in one step. No other user can read it, at no time. Raises: OSError."""
-    # mkstemp gives mode 0600.
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

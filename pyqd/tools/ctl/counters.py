@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from pyqd.client.errors import ProtocolError
-from pyqd.tools.ctl.nodes import Broker
-
-Row = dict[str, Any]
+from pyqd.primitives.quantities import format_size
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.table import STATE, Fitted, Row, TableColumn, names, number, per_second
 
 TOPIC_SUMS: Final = ("depth", "message_count", "message_bytes")
 CHANNEL_SUMS: Final = (
@@ -37,7 +37,7 @@ class NodeStats(NamedTuple):
     head: Mapping[str, Any]
 
 
-def read_stats(broker: Broker, topic: str | None = None, channel: str | None = None) -> NodeStats:
+def read_stats(broker: AskedBroker, topic: str | None = None, channel: str | None = None) -> NodeStats:
     """Return the counters of a broker, without its clients. Raises: ClientError."""
     stats = broker.get(
         "/stats", format="json", topic=topic, channel=channel, include_clients="false", include_mem="false"
@@ -99,7 +99,6 @@ def note_node(row: Row, node: str, counted: Mapping[str, Any]) -> None:
 
 
 def add(row: Row, counted: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Add counters to a row."""
     for key in keys:
         row[key] = row.get(key, 0) + counted[key]
 
@@ -117,6 +116,55 @@ def paused_text(row: Row) -> str:
     if not paused:
         return ""
     return "paused" if paused == all_nodes else f"paused on {paused} of {all_nodes}"
+
+
+def node_column(by_node: bool, rank: int) -> TableColumn:
+    """Return the column with the broker's address, or with the number of brokers."""
+    return TableColumn("Node", "nodes", names) if by_node else number("Nodes", "node_count", rank)
+
+
+def topics_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
+    columns = (
+        TableColumn("Topic", "topic", style="bold"),
+        node_column(by_node, 5),
+        number("Channels", "channel_count", 4),
+        number("Depth", "depth"),
+        number("In channels", "channel_depth"),
+        number("In flight", "channel_in_flight_count", 1),
+        number("Deferred", "channel_deferred_count", 2),
+        number("Messages", "message_count", 3),
+        TableColumn("Bytes", "message_bytes", format_size, is_number=True, rank=6),
+        STATE,
+    )
+    return Fitted(columns, [counted(row) for row in rows])
+
+
+def channels_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
+    """Return the table of channels. Limits and dead letters have columns if any channel has them."""
+    columns = [
+        TableColumn("Topic", "topic", style="bold"),
+        TableColumn("Channel", "channel", style="bold"),
+        node_column(by_node, 6),
+        number("Depth", "depth"),
+        number("In flight", "in_flight_count", 1),
+        number("Deferred", "deferred_count", 2),
+        number("Messages", "message_count", 5),
+        number("Requeued", "requeue_count", 7),
+        number("Timed out", "timeout_count", 8),
+        number("Clients", "client_count", 3),
+    ]
+    if any(row["limits"] for row in rows):
+        columns += [
+            per_second("Rate/s", "rate", 9),
+            number("Attempts", "max_attempts", 10),
+            number("Dead letters", "dead_letter_count", 4),
+        ]
+    return Fitted([*columns, STATE], [{**(row["limits"] or {}), **counted(row)} for row in rows])
+
+
+def counted(row: Row) -> Row:
+    """Return a row with the number of its brokers, and its state."""
+    return {**row, "node_count": len(row["nodes"]), "state": paused_text(row)}
 
 
 class Reading(NamedTuple):

@@ -6,8 +6,8 @@ Source: docs/http.md, "Dead letters".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import click
 
@@ -21,25 +21,21 @@ from pyqd.client.dead_letters import (
     select_dead_letters,
 )
 from pyqd.client.errors import NotFoundError, SettingError
-from pyqd.tools.ctl import views
+from pyqd.primitives.quantities import format_size
 from pyqd.tools.ctl.administration import check_names, topic_argument
-from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
-from pyqd.tools.ctl.messages import ids_of
-from pyqd.tools.ctl.nodes import Broker
+from pyqd.tools.ctl.messages import body_option, ids_of
+from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import messages
-
-Row = dict[str, Any]
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.settings import channel_argument
+from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, plain_columns, timestamp
 
 # Lent to a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 CHANNEL: Final = "pyqctl"
-COLUMNS: Final = (("Node", "node"), ("Dead letter", "id"), ("New ID", "new_id"), ("State", "state"))
-
-channel_argument = click.argument("channel", shell_complete=complete_channels)
+COLUMNS: Final = plain_columns(Node="node", Dead_letter="id", New_ID="new_id", State="state")
 
 
 @click.group(cls=CtlGroup, name="dead-letters")
@@ -56,16 +52,16 @@ def dead_letters() -> None:
 @topic_argument
 @channel_argument
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each list")
-@click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+@body_option
 @click.pass_obj
-def list_letters(session: Session, topic: str, channel: str, limit: int, body: str) -> None:
+def list_letters(session: CtlSession, topic: str, channel: str, limit: int, body: str) -> None:
     """List the dead letters of a channel, and those that wait to be published.
 
     The dead letters are those that the channels of the dead-letter topic hold, or the topic itself if it has none.
     """
     check_names(topic, channel)
 
-    def call(broker: Broker) -> list[Row]:
+    def call(broker: AskedBroker) -> list[Row]:
         limits = read_limits(broker, topic, channel)
         waiting = read_messages(broker, topic, channel, "dead_letter", limit, body)[0]
         rows = [{**row, "topic": topic, "channel": channel} for row in waiting]
@@ -77,10 +73,10 @@ def list_letters(session: Session, topic: str, channel: str, limit: int, body: s
     found = session.ask_holders(call)
     rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value]
     shown = {"topic": topic, "channel": channel, "messages": rows}
-    session.output.show(shown, lambda: views.dead_letters(rows))
+    session.output.show(shown, lambda: letters_table(rows))
 
 
-def holders(broker: Broker, topic: str) -> list[str | None]:
+def holders(broker: AskedBroker, topic: str) -> list[str | None]:
     """Return the channels of a topic; None for the topic itself if it has none. Raises: ClientError."""
     found = read_stats(broker, topic).topics
     if not found:
@@ -88,7 +84,7 @@ def holders(broker: Broker, topic: str) -> list[str | None]:
     return [channel["channel_name"] for channel in found[0]["channels"]] or [None]
 
 
-def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: str) -> list[Row]:
+def letters(broker: AskedBroker, topic: str, channel: str | None, limit: int, body: str) -> list[Row]:
     """Return the messages that wait in a channel. Raises: ClientError."""
     rows: list[Row] = []
     for state in returnable_states(channel):
@@ -120,7 +116,7 @@ def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: s
 @yes_option
 @click.pass_obj
 def return_letters(
-    session: Session,
+    session: CtlSession,
     topic: str,
     channel: str,
     ids: tuple[str, ...],
@@ -149,18 +145,35 @@ def return_letters(
     results: list[Row] = []
     try:
         for answer in batches:
-            for result in results_of(answer.node, answer.value, topic):
+            batch = answer.value
+            returned = return_dead_letters(answer.node, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
+            for result in returned:
                 results.append({"node": answer.node.address, **result})
                 if result["error"] is not None:
                     say(result["error"])
     finally:
         # After Ctrl-C too: these messages have returned.
         shown = {"topic": topic, "channel": channel, "results": results}
-        session.output.show(shown, lambda: views.outcomes(COLUMNS, results))
+        session.output.show(shown, lambda: Fitted(COLUMNS, results))
     missing = (wanted or frozenset()) - {row["id"] for row in results}
     if missing:
         raise NotFoundError("MESSAGE_NOT_FOUND", doing=f"dead letters {', '.join(sorted(missing))}")
     return OK if all(row["state"] == RETURNED for row in results) else FAILED
+
+
+def letters_table(rows: Sequence[Row]) -> Fitted:
+    columns = [
+        TableColumn("Node", "node"),
+        TableColumn("Held by", "held_by", style="bold"),
+        TableColumn("ID", "id", style="bold"),
+        TableColumn("State", "state", rank=2),
+        TableColumn("Published", "timestamp", timestamp, is_number=True, rank=1),
+        TableColumn("Size", "size", format_size, is_number=True, rank=3),
+    ]
+    if any("body" in row for row in rows):
+        columns.append(TableColumn("Body", "body"))
+    held = [{**row, "held_by": "/".join(name for name in (row["topic"], row["channel"]) if name)} for row in rows]
+    return Fitted(columns, held)
 
 
 class Choice(NamedTuple):
@@ -174,7 +187,7 @@ class Choice(NamedTuple):
     shared: bool
 
 
-class Batch(NamedTuple):
+class LetterBatch(NamedTuple):
     """Dead letters of one broker. channel: the one that holds them; None as the topic itself does."""
 
     topic: str
@@ -183,7 +196,7 @@ class Batch(NamedTuple):
     receivers: list[str]
 
 
-def batch_of(broker: Broker, choice: Choice) -> Batch:
+def batch_of(broker: AskedBroker, choice: Choice) -> LetterBatch:
     """Return the dead letters to return from a broker. Raises: ClientError."""
     holding = find_dead_letter_topic(broker, choice.topic, choice.channel)
     if holding is None:
@@ -199,10 +212,10 @@ def batch_of(broker: Broker, choice: Choice) -> Batch:
         )
     name = holder_of(broker, target, holding.held_by, choice.from_channel)
     rows = list(itertools.islice(select_dead_letters(broker, target, name, choice.wanted), choice.limit))
-    return Batch(target, name, rows, holding.receivers)
+    return LetterBatch(target, name, rows, holding.receivers)
 
 
-def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None) -> str | None:
+def holder_of(broker: AskedBroker, target: str, held_by: list[str], given: str | None) -> str | None:
     """Return the channel that holds the dead letters; None as the topic itself does. Raises: SettingError."""
     if given is None and len(held_by) < 2:
         return held_by[0] if held_by else None
@@ -214,19 +227,13 @@ def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None
     )
 
 
-def question(topic: str, batches: Sequence[Batch], total: int) -> str:
-    """Return the question before dead letters return."""
+def question(topic: str, batches: Sequence[LetterBatch], total: int) -> str:
     receivers = sorted({name for batch in batches for name in batch.receivers})
     sources = ", ".join(dict.fromkeys(batch.topic for batch in batches))
     return (
-        f"Publish {messages(total)} of topic {sources} in topic {topic}, and cancel them there? These channels receive"
-        f" them: {', '.join(receivers) or 'none yet'}."
+        f"Publish {messages_text(total)} of topic {sources} in topic {topic}, and cancel them there? These channels"
+        f" receive them: {', '.join(receivers) or 'none yet'}."
     )
-
-
-def results_of(broker: Broker, batch: Batch, topic: str) -> Iterator[Row]:
-    """Publish dead letters in their topic again, and yield the result of each; end after a failure of the broker."""
-    return return_dead_letters(broker, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
 
 
 for each_command in (list_letters, return_letters):

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from pyqd.client.errors import ClientError
 from pyqd.primitives.machine import MAPPING_COUNT_DEFAULT, mapping_max
-from pyqd.tools.ctl import checks, views
-from pyqd.tools.ctl.checks import FAILURE, Finding
+from pyqd.tools.ctl import checks
+from pyqd.tools.ctl.checks import FAILURE, DoctorFinding, limit_finding
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, UNHEALTHY
 from pyqd.tools.ctl.facts import LookupFacts, broker_facts, lookup_facts
 from pyqd.tools.ctl.frame import command
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import count
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import STATE, Row, cell, count, new_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 MACHINE: Final = "this machine"
 
@@ -31,7 +35,7 @@ MACHINE: Final = "this machine"
 )
 @click.option("-q", "--quiet", is_flag=True, help="show warnings and failures only")
 @click.pass_obj
-def doctor(session: Session, quiet: bool) -> int:
+def doctor(session: CtlSession, quiet: bool) -> int:
     """Check brokers, lookup daemons and this machine, and say how to fix what is found.
 
     The checks are: answer, health, version, clock, limits of open files, memory and mappings, free space, type of the
@@ -39,8 +43,8 @@ def doctor(session: Session, quiet: bool) -> int:
     checked on the broker's own machine only.
     """
     lookups = [answer.value for answer in ask(session.cluster.lookup_daemons(), lookup_facts).answers]
-    brokers: list[Broker] = []
-    found: list[Finding] = []
+    brokers: list[AskedBroker] = []
+    found: list[DoctorFinding] = []
     if not lookups or any(facts.error is None for facts in lookups):
         brokers, found = find_brokers(session, lookups)
     facts = [answer.value for answer in ask(brokers, broker_facts).answers]
@@ -51,13 +55,13 @@ def doctor(session: Session, quiet: bool) -> int:
     states = Counter(each.state for each in found)
     summary = {"failures": states[FAILURE], "warnings": states[checks.WARNING]}
     rows = [each._asdict() for each in shown]
-    session.output.show({"checks": rows, **summary}, lambda: views.findings(rows, summary))
+    session.output.show({"checks": rows, **summary}, lambda: findings_table(rows, summary))
     return UNHEALTHY if states[FAILURE] else OK
 
 
-def find_brokers(session: Session, lookups: list[LookupFacts]) -> tuple[list[Broker], list[Finding]]:
+def find_brokers(session: CtlSession, lookups: list[LookupFacts]) -> tuple[list[AskedBroker], list[DoctorFinding]]:
     """Return the brokers, and a finding for each that did not tell its HTTPS port. Raises: ClientError."""
-    brokers: list[Broker] = []
+    brokers: list[AskedBroker] = []
     try:
         brokers = session.brokers(may_be_none=True)
     except ClientError:
@@ -68,45 +72,51 @@ def find_brokers(session: Session, lookups: list[LookupFacts]) -> tuple[list[Bro
     # Each lookup daemon without an answer has a finding of its own.
     checked = {facts.address for facts in lookups}
     return brokers, [
-        Finding(failure.address, "answer", FAILURE, str(failure.error), checks.NO_ANSWER)
+        DoctorFinding(failure.address, "answer", FAILURE, str(failure.error), checks.NO_ANSWER)
         for failure in failures
         if failure.address not in checked
     ]
 
 
-def machine_findings(file: ContextFile) -> list[Finding]:
+def machine_findings(file: ContextFile) -> list[DoctorFinding]:
     """Return the findings for this machine and this shell: those that a broker started here would have."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    found = []
-    scarce = hard < checks.DESCRIPTORS_MIN
-    found.append(
-        Finding(
-            MACHINE,
+    hard, mappings = resource.getrlimit(resource.RLIMIT_NOFILE)[1], mapping_max()
+    found = [
+        limit_finding(
             "descriptors",
-            checks.WARNING if scarce else checks.OK,
+            hard < checks.DESCRIPTORS_MIN,
             f"a broker started here may have {count(hard)} open files",
-            "raise the hard limit: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of systemd"
-            if scarce
-            else None,
-        )
-    )
-    mappings = mapping_max()
-    scarce = mappings < MAPPING_COUNT_DEFAULT
-    found.append(
-        Finding(
-            MACHINE,
+            "raise the hard limit: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of systemd",
+        )(MACHINE),
+        limit_finding(
             "mappings",
-            checks.WARNING if scarce else checks.OK,
+            mappings < MAPPING_COUNT_DEFAULT,
             f"vm.max_map_count is {count(mappings)}",
-            checks.LIMITS["mappings"] if scarce else None,
-        )
-    )
+            checks.LIMITS["mappings"],
+        )(MACHINE),
+    ]
     try:
         file.read()
     except ClientError as error:
-        found.append(Finding(MACHINE, "contexts", FAILURE, str(error), f"correct or remove {file.path}"))
+        found.append(DoctorFinding(MACHINE, "contexts", FAILURE, str(error), f"correct or remove {file.path}"))
     else:
         if file.readable_by_others():
             text = f"other users can read the tokens in {file.path}"
-            found.append(Finding(MACHINE, "contexts", checks.WARNING, text, f"chmod 600 {file.path}"))
+            found.append(DoctorFinding(MACHINE, "contexts", checks.WARNING, text, f"chmod 600 {file.path}"))
     return found
+
+
+def findings_table(rows: Sequence[Row], summary: Row) -> RenderableType:
+    """Return the table of doctor's findings, each with its fix on a line of its own."""
+    from rich.console import Group
+
+    made = new_table()
+    for title in ("Node", "Check", "State"):
+        made.add_column(title, no_wrap=True)
+    made.add_column("Finding", overflow="fold")
+    for row in rows:
+        made.add_row(cell(row["node"], "bold"), cell(row["check"]), STATE.cell(row), cell(row["finding"]))
+        if row["fix"] is not None:
+            made.add_row("", "", "", cell(f"→ {row['fix']}", "cyan"))
+    counts = ", ".join(f"{number} {name if number != 1 else name[:-1]}" for name, number in summary.items())
+    return Group(made, cell(counts))

@@ -12,9 +12,9 @@ from pyqd.client.errors import NotConnectedError, SettingError
 from pyqd.primitives.durations import format_duration
 from pyqd.tools.ctl.exits import PartlyDoneError
 from pyqd.tools.ctl.frame import command, duration, yes_option
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-from pyqd.tools.ctl.table import messages
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import messages_text
 
 POLL_S: Final = 0.2
 # After its deadline the broker writes everything to disk, and gives up after two minutes without progress.
@@ -36,7 +36,7 @@ STOP_S: Final = 150.0
 @click.option("--no-wait", is_flag=True, help="begin the drain, and end at once")
 @yes_option
 @click.pass_obj
-def drain(session: Session, node: str | None, for_ns: int | None, no_wait: bool, yes: bool) -> None:
+def drain(session: CtlSession, node: str | None, for_ns: int | None, no_wait: bool, yes: bool) -> None:
     """Have a broker finish its messages in flight, and stop, after a question.
 
     NODE is an address that `pyqctl nodes` shows; with one broker it is not needed. The broker refuses new consumers at
@@ -45,7 +45,7 @@ def drain(session: Session, node: str | None, for_ns: int | None, no_wait: bool,
     broker = broker_of(session, node)
     state = broker.get("/drain")
     session.confirm(
-        f"Drain and stop the broker {broker.address}, with {messages(state['in_flight'])} in flight and"
+        f"Drain and stop the broker {broker.address}, with {messages_text(state['in_flight'])} in flight and"
         f" {state['consumers']:,} consumers?",
         yes,
     )
@@ -66,7 +66,7 @@ def drain(session: Session, node: str | None, for_ns: int | None, no_wait: bool,
     show(session, broker, None, "stopped")
 
 
-def broker_of(session: Session, node: str | None) -> Broker:
+def broker_of(session: CtlSession, node: str | None) -> AskedBroker:
     """Return the broker to drain. Raises: SettingError, ClientError."""
     brokers = session.brokers()
     found = [broker for broker in brokers if node in (None, broker.address)]
@@ -76,7 +76,7 @@ def broker_of(session: Session, node: str | None) -> Broker:
     return found[0]
 
 
-def progress_of(broker: Broker, before: dict[str, Any]) -> dict[str, Any] | None:
+def progress_of(broker: AskedBroker, before: dict[str, Any]) -> dict[str, Any] | None:
     """Return the progress; the former one if the broker is slow to answer, None if it is gone. Raises: ClientError.
 
     A service manager may start it again at once: a new process does not drain.
@@ -88,8 +88,7 @@ def progress_of(broker: Broker, before: dict[str, Any]) -> dict[str, Any] | None
         return before if is_listening(broker) else None
 
 
-def is_listening(broker: Broker) -> bool:
-    """Return whether the broker's address accepts connections."""
+def is_listening(broker: AskedBroker) -> bool:
     place = broker.place
     try:
         if place.path:
@@ -105,7 +104,7 @@ def is_listening(broker: Broker) -> bool:
     return True
 
 
-def show(session: Session, broker: Broker, progress: dict[str, Any] | None, state: str | None) -> None:
+def show(session: CtlSession, broker: AskedBroker, progress: dict[str, Any] | None, state: str | None) -> None:
     """Print a line with the progress, or with the final state."""
     if session.output.is_json:
         session.output.show_line({"node": broker.address, "state": state or "draining", **(progress or {})})
@@ -113,4 +112,4 @@ def show(session: Session, broker: Broker, progress: dict[str, Any] | None, stat
         session.output.line(f"{broker.address}: {state}")
     else:
         consumers = f"{progress['consumers']:,} consumers"
-        session.output.line(f"{broker.address}: {messages(progress['in_flight'])} in flight with {consumers}")
+        session.output.line(f"{broker.address}: {messages_text(progress['in_flight'])} in flight with {consumers}")

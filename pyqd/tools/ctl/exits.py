@@ -23,18 +23,6 @@ UNSUPPORTED: Final = 6
 UNHEALTHY: Final = 7
 INTERRUPTED: Final = 130
 
-MEANINGS: Final = {
-    OK: "done",
-    FAILED: "refused by a broker, done in part, not answered with yes, or the output cannot be written",
-    USAGE: "wrong use: unknown option, invalid value, or a question that no terminal can answer",
-    NO_ANSWER: "a broker or lookup daemon does not answer, or TLS fails",
-    NOT_FOUND: "no broker has the topic, the channel or the message",
-    LOGIN: "the token is missing or wrong, or it has not the right",
-    UNSUPPORTED: "the broker does not have this call: it is nsqd, or an older pyqd",
-    UNHEALTHY: "doctor found a failure",
-    INTERRUPTED: "interrupted by Ctrl-C",
-}
-
 
 class UnsupportedError(ClientError):
     """The broker does not have the call."""
@@ -55,5 +43,4 @@ _CODES: Final[tuple[tuple[type[ClientError], int], ...]] = (
 
 
 def code_of(error: ClientError) -> int:
-    """Return the exit code for an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)

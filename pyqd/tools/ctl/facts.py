@@ -21,7 +21,7 @@ from pyqd.client.http import Reply
 from pyqd.tools.ctl.cluster import nodes_of
 from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.exits import UnsupportedError
-from pyqd.tools.ctl.nodes import Broker, LookupDaemon, Node
+from pyqd.tools.ctl.nodes import AskedBroker, AskedLookupDaemon, AskedNode
 
 # Samples of topics and channels, of which a scrape may have 100,000, are left out.
 SAMPLE: Final = re.compile(r"((?!pyqd_topic_|pyqd_channel_)[a-z_]+)(?:\{([^}]*)\})? (\S+)")
@@ -83,8 +83,7 @@ class LookupFacts:
     nodes: Sequence[dict[str, Any]] = ()
 
 
-def broker_facts(broker: Broker) -> Facts:
-    """Return the facts about a broker."""
+def broker_facts(broker: AskedBroker) -> Facts:
     facts = Facts(broker.address)
     try:
         reply, facts.answer_s, facts.offset = timed_ping(broker)
@@ -107,8 +106,7 @@ def broker_facts(broker: Broker) -> Facts:
     return facts
 
 
-def lookup_facts(daemon: LookupDaemon) -> LookupFacts:
-    """Return the facts about a lookup daemon."""
+def lookup_facts(daemon: AskedLookupDaemon) -> LookupFacts:
     facts = LookupFacts(daemon.address)
     try:
         _, _, facts.offset = timed_ping(daemon)
@@ -127,7 +125,7 @@ def noted(facts: Facts, subject: str) -> Any:
         facts.refused[subject] = str(error)
 
 
-def timed_ping(node: Node) -> tuple[Reply, float, Offset | None]:
+def timed_ping(node: AskedNode) -> tuple[Reply, float, Offset | None]:
     """Return the answer to GET /ping, the time it took, and the offset of the clock. Raises: ClientError."""
     before_s, began_s = time.time(), time.monotonic()
     reply = node.request("GET", "/ping", retry=False)
@@ -163,7 +161,7 @@ def parse_metrics(text: str) -> tuple[dict[str, float], str | None]:
     return found, version
 
 
-def local_file_system(broker: Broker, facts: Facts) -> FileSystem | None:
+def local_file_system(broker: AskedBroker, facts: Facts) -> FileSystem | None:
     """Return the file system with the data of a broker; None if the broker runs on another machine.
 
     Raises: ClientError if the broker does not tell its data path.

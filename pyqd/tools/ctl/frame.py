@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -13,7 +13,7 @@ from pyqd.primitives.durations import SECOND_NS, parse_duration
 from pyqd.tools.ctl.completion import complete_contexts
 from pyqd.tools.ctl.exits import INTERRUPTED, code_of
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import FLAGS_KEY, Session
+from pyqd.tools.ctl.session import FLAGS_KEY, CtlSession
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHARED: Final = "Options of every command"
@@ -87,7 +87,6 @@ def shared_options() -> list[click.Option]:
 
 
 def shared_names() -> frozenset[str]:
-    """Return the names of the options that every command has."""
     return frozenset(str(option.name) for option in shared_options())
 
 
@@ -117,7 +116,6 @@ class HelpMixin(click.Command):
             self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the calls on the wire."""
         if self.wire:
             with formatter.section(WIRE):
                 for line in self.wire:
@@ -135,14 +133,14 @@ class CtlCommand(HelpMixin):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, then report the failures of single daemons."""
         session = ctx.obj
-        assert isinstance(session, Session)
+        assert isinstance(session, CtlSession)
         with contextlib.closing(session):
             try:
                 code = super().invoke(ctx) or 0
             except ClientError:
                 session.finish()
                 raise
-            end(ctx, code or session.finish())
+            ctx.exit(code or session.finish())
 
 
 class CtlGroup(HelpMixin, click.Group):
@@ -162,26 +160,21 @@ class Root(CtlGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        ctx.obj = Session(ctx.meta.setdefault(FLAGS_KEY, {}))
+        ctx.obj = CtlSession(ctx.meta.setdefault(FLAGS_KEY, {}))
         try:
             super().invoke(ctx)
         except ClientError as error:
             say(str(error))
             if isinstance(error, NotConnectedError) and ctx.obj.uses_default_address:
                 say("-a ADDRESS, -l ADDRESS or `pyqctl context add` name other brokers: pyqctl --help")
-            end(ctx, code_of(error))
+            ctx.exit(code_of(error))
         except KeyboardInterrupt:
-            end(ctx, INTERRUPTED)
+            ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             # Loads the asynchronous client, which no command needs.
             from pyqd.tools.common import exit_by_sigpipe
 
-            end(ctx, exit_by_sigpipe())
-
-
-def end(ctx: click.Context, code: int) -> NoReturn:
-    """End the program with an exit code."""
-    ctx.exit(code)
+            ctx.exit(exit_by_sigpipe())
 
 
 def command(*wire: str, name: str | None = None) -> Callable[[Callable[..., Any]], CtlCommand]:
@@ -196,5 +189,4 @@ def command(*wire: str, name: str | None = None) -> Callable[[Callable[..., Any]
 
 
 def yes_option(function: F) -> F:
-    """Add the option of destructive commands."""
     return click.option("-y", "--yes", is_flag=True, help="do not ask")(function)

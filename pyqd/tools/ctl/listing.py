@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
 from pyqd.client.errors import ClientError
-from pyqd.primitives.durations import SECOND_NS, format_duration
-from pyqd.tools.ctl import views
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
-from pyqd.tools.ctl.counters import Reading, Row, channel_rows, rates, read_stats, topic_rows
+from pyqd.tools.ctl.counters import (
+    channel_rows,
+    channels_table,
+    read_stats,
+    topic_rows,
+    topics_table,
+)
 from pyqd.tools.ctl.exits import NO_ANSWER, OK, UnsupportedError, code_of
-from pyqd.tools.ctl.frame import command, duration
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from pyqd.tools.ctl.frame import command
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import NODE, STATE, Fitted, Row, TableColumn, number
 
 STATS: Final = "GET /stats?format=json&include_clients=false&include_mem=false at each broker."
 NODES: Final = "With lookup daemons, first GET /nodes at each of them."
 TOPIC_SORTS: Final = ("name", "depth", "messages")
 CHANNEL_SORTS: Final = ("name", "depth", "in-flight", "deferred", "clients", "dead-letters")
-INTERVAL_NS_MIN: Final = SECOND_NS // 10
 SORT_KEYS: Final = {
     "depth": "depth",
     "messages": "message_count",
@@ -55,7 +56,7 @@ def sorted_rows(rows: list[Row], sort: str) -> list[Row]:
 @click.option("--by-node", is_flag=True, help="a line for each topic and broker")
 @click.option("--sort", type=click.Choice(TOPIC_SORTS), default="name", show_default=True)
 @click.pass_obj
-def topics(session: Session, pattern: str, by_node: bool, sort: str) -> None:
+def topics(session: CtlSession, pattern: str, by_node: bool, sort: str) -> None:
     """List topics with their counters, summed over all brokers.
 
     PATTERN selects topics by name, as a shell does: 'orders*'.
@@ -63,7 +64,7 @@ def topics(session: Session, pattern: str, by_node: bool, sort: str) -> None:
     name = pattern if is_literal(pattern) else None
     found = session.ask(session.brokers(), lambda broker: read_stats(broker, name))
     rows = sorted_rows(topic_rows([answer.value for answer in found], pattern, by_node=by_node), sort)
-    session.output.show({"topics": rows}, lambda: views.topics(rows, by_node))
+    session.output.show({"topics": rows}, lambda: topics_table(rows, by_node))
 
 
 @command(STATS, NODES)
@@ -72,7 +73,7 @@ def topics(session: Session, pattern: str, by_node: bool, sort: str) -> None:
 @click.option("--by-node", is_flag=True, help="a line for each channel and broker")
 @click.option("--sort", type=click.Choice(CHANNEL_SORTS), default="name", show_default=True)
 @click.pass_obj
-def channels(session: Session, topic_pattern: str, channel_pattern: str, by_node: bool, sort: str) -> None:
+def channels(session: CtlSession, topic_pattern: str, channel_pattern: str, by_node: bool, sort: str) -> None:
     """List channels with their counters and limits, summed over all brokers.
 
     The patterns select topics and channels by name, as a shell does: 'orders*'.
@@ -81,7 +82,7 @@ def channels(session: Session, topic_pattern: str, channel_pattern: str, by_node
     found = session.ask(session.brokers(), lambda broker: read_stats(broker, name))
     stats = [answer.value for answer in found]
     rows = sorted_rows(channel_rows(stats, topic_pattern, channel_pattern, by_node=by_node), sort)
-    session.output.show({"channels": rows}, lambda: views.channels(rows, by_node))
+    session.output.show({"channels": rows}, lambda: channels_table(rows, by_node))
 
 
 @command(
@@ -89,18 +90,18 @@ def channels(session: Session, topic_pattern: str, channel_pattern: str, by_node
     "With lookup daemons, GET /nodes at each of them, before.",
 )
 @click.pass_obj
-def nodes(session: Session) -> int:
+def nodes(session: CtlSession) -> int:
     """List brokers with their state and counters."""
     brokers = session.brokers()
     found = ask(brokers, node_row)
     errors = {failure.address: failure.error for failure in found.failures}
     by_address = {answer.node.address: answer.value for answer in found.answers}
     rows = [by_address.get(broker.address) or lost_row(broker, errors[broker.address]) for broker in brokers]
-    session.output.show({"nodes": rows}, lambda: views.nodes(rows))
+    session.output.show({"nodes": rows}, lambda: nodes_table(rows))
     return code_of(found.failures[0].error) if found.failures else OK
 
 
-def node_row(broker: Broker) -> Row:
+def node_row(broker: AskedBroker) -> Row:
     """Return facts and sums of a broker. Raises: ClientError."""
     info = broker.get("/info")
     stats = read_stats(broker)
@@ -131,13 +132,12 @@ def node_row(broker: Broker) -> Row:
     }
 
 
-def lost_row(broker: Broker, error: ClientError) -> Row:
-    """Return the row of a broker that has not answered."""
+def lost_row(broker: AskedBroker, error: ClientError) -> Row:
     state = "no answer" if code_of(error) == NO_ANSWER else "failed"
     return {"node": broker.address, "state": state, "error": str(error)}
 
 
-def drain_of(broker: Broker) -> dict[str, Any] | None:
+def drain_of(broker: AskedBroker) -> dict[str, Any] | None:
     """Return the progress of a drain; None for nsqd, which has none. Raises: ClientError."""
     try:
         return broker.get("/drain")
@@ -145,82 +145,44 @@ def drain_of(broker: Broker) -> dict[str, Any] | None:
         return None
 
 
-@command("Every interval: " + STATS, NODES)
-@click.argument("topic_pattern", default="*", shell_complete=complete_topics)
-@click.argument("channel_pattern", default="*", shell_complete=complete_channels)
-@click.option("--interval", "interval_ns", type=duration, default="2s", show_default=True, metavar="DURATION")
-@click.option("-n", "--count", type=click.IntRange(min=1), help="end after so many readings with rates")
-@click.option("--sort", type=click.Choice(CHANNEL_SORTS[:-1]), default="name", show_default=True)
-@click.pass_obj
-def watch(
-    session: Session, topic_pattern: str, channel_pattern: str, interval_ns: int, count: int | None, sort: str
-) -> None:
-    """Show depths and rates of topics and channels, until Ctrl-C.
-
-    The rates are per second, between two readings. "Done" counts finished messages, and those dropped by emptying.
-    As JSON, each reading is an object on a line of its own, the first one without rates.
-    """
-    interval_s = max(interval_ns, INTERVAL_NS_MIN) / SECOND_NS
-    brokers = session.brokers()
-    name = topic_pattern if is_literal(topic_pattern) else None
-    shown = readings(session, brokers, name, interval_s, count)
-    lines = (
-        {**reading, "rows": sorted_rows(watched(reading["rows"], topic_pattern, channel_pattern), sort)}
-        for reading in shown
+def nodes_table(rows: Sequence[Row], now_s: float | None = None) -> Fitted:
+    now = time.time() if now_s is None else now_s
+    columns = (
+        NODE,
+        STATE,
+        TableColumn("Kind", "kind", rank=3),
+        TableColumn("NSQ", "nsq_version", rank=9),
+        TableColumn("Host", "hostname", rank=8),
+        TableColumn("Up", "up", is_number=True, rank=5),
+        number("Topics", "topic_count", 6),
+        number("Channels", "channel_count", 7),
+        number("Clients", "client_count", 2),
+        number("Depth", "depth"),
+        number("In flight", "in_flight_count", 1),
+        number("Deferred", "deferred_count", 4),
+        TableColumn("Lookup", "lookup", rank=3),
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        if session.output.is_json:
-            for line in lines:
-                session.output.show_line(line)
-        else:
-            views.live(session.output.console(), lines, f"every {format_duration(round(interval_s * SECOND_NS))}")
+    return Fitted(columns, [{**row, **node_extras(row, now)} for row in rows])
 
 
-def readings(
-    session: Session, brokers: list[Broker], topic: str | None, interval_s: float, count: int | None
-) -> Iterator[dict[str, Any]]:
-    """Yield readings with rates, at an interval. Raises: ClientError if no broker answers the first time."""
-    before: Reading | None = None
-    # The search for the brokers is not repeated: those that it has missed are missing from each reading.
-    missed = [str(failure.error) for failure in session.failures]
-    done = 0
-    while count is None or done <= count:
-        began_s = time.monotonic()
-        found = ask(brokers, lambda broker: read_stats(broker, topic))
-        if before is None:
-            session.noted(found)
-            session.failures.clear()
-        now = Reading(began_s, [answer.value for answer in found.answers])
-        yield {
-            "time_ns": time.time_ns(),
-            "rows": watch_rows(before, now),
-            "errors": missed + [str(failure.error) for failure in found.failures],
-        }
-        before = now
-        done += 1
-        if count is None or done <= count:
-            time.sleep(max(0.0, began_s + interval_s - time.monotonic()))
+def node_extras(row: Row, now_s: float) -> Row:
+    daemons = row.get("lookup_daemons")
+    start_s = row.get("start_time")
+    return {
+        "up": None if start_s is None else span(now_s - start_s),
+        "lookup": daemons and f"{sum(daemon['connected'] for daemon in daemons)}/{len(daemons)}",
+    }
 
 
-def watch_rows(before: Reading | None, now: Reading) -> list[Row]:
-    """Return a row for each channel, and for each topic that has none, with rates since the last reading."""
-    grown = rates(before, now)
-    rows = channel_rows(now.stats)
-    with_channels = {row["topic"] for row in rows}
-    rows += [{**row, "channel": None} for row in topic_rows(now.stats) if row["topic"] not in with_channels]
-    for row in rows:
-        found = grown.get((row["topic"], row["channel"]))
-        for key, value in zip(("in", "done", "requeued", "timed_out"), found or (None,) * 4, strict=True):
-            row[f"{key}_per_s"] = value
-    return sorted(rows, key=lambda row: (row["topic"], row["channel"] or ""))
-
-
-def watched(rows: list[Row], topic_pattern: str, channel_pattern: str) -> list[Row]:
-    """Return the rows whose names match."""
-    from fnmatch import fnmatchcase
-
-    return [
-        row
-        for row in rows
-        if fnmatchcase(row["topic"], topic_pattern) and fnmatchcase(row["channel"] or "", channel_pattern)
-    ]
+def span(seconds: float) -> str:
+    """Return a time span with its two greatest units, such as 3d 4h."""
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, unit_s in units:
+        value, left = divmod(left, unit_s)
+        if value or (parts and len(parts) < 2) or (unit == "s" and not parts):
+            parts.append(f"{value}{unit}")
+        if len(parts) == 2:
+            break
+    return " ".join(parts)

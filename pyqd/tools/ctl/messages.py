@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,42 +14,47 @@ import click
 from pyqd.client.dead_letters import ID_HEADER, read_messages
 from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import MILLISECOND_NS
+from pyqd.primitives.quantities import format_size
 from pyqd.primitives.timestamps import parse_timestamp
-from pyqd.tools.ctl import table, views
-from pyqd.tools.ctl.administration import check_names, require_pyqd, topic_argument
+from pyqd.tools.ctl.administration import channel_argument, check_names, require_pyqd, topic_argument
 from pyqd.tools.ctl.cluster import Failure
 from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import command, duration, yes_option
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.session import Session
-
-Row = dict[str, Any]
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, number, plain_columns, timestamp
 
 COUNT_HEADER: Final = "x-nsq-message-count"
-RESULT_COLUMNS: Final = (("Node", "node"), ("ID", "id"), ("Channel", "channel"), ("Status", "status"), ("Was", "was"))
-PUBLISHED_COLUMNS: Final = (("Node", "node"), ("Topic", "topic"), ("ID", "id"), ("Messages", "count"))
+RESULT_COLUMNS: Final = plain_columns(Node="node", ID="id", Channel="channel", Status="status", Was="was")
+PUBLISHED_COLUMNS: Final = plain_columns(Node="node", Topic="topic", ID="id", Messages="count")
 
+STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
 MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{16}", re.ASCII)
 
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 channel_option = click.option(
     "--channel", shell_complete=complete_channels, help="only on this channel  [default: on each channel]"
 )
+body_option = click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+delay_option = click.option(
+    "--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s"
+)
+time_option = click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
 
 
 @command("GET /channel/messages?topic=&channel=&state=&limit=&after=&body= at each broker, page by page.")
 @topic_argument
-@click.argument("channel", required=False, shell_complete=complete_channels)
-@click.option("--state", type=click.Choice(views.MESSAGE_STATES), default="ready", show_default=True)
+@channel_argument
+@click.option("--state", type=click.Choice(STATES), default="ready", show_default=True)
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each broker"
 )
-@click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+@body_option
 @click.option("--after", metavar="CURSOR", help="begin behind a page: the cursor in its `next`; for one broker")
 @click.pass_obj
 def peek(
-    session: Session, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None
+    session: CtlSession, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None
 ) -> None:
     """Show messages without consuming them. At most 4096 bytes of a body are shown.
 
@@ -58,14 +64,14 @@ def peek(
     if after is not None:
         session.only_broker("a cursor is for one broker")
 
-    def call(broker: Broker) -> tuple[list[Row], str | None]:
+    def call(broker: AskedBroker) -> tuple[list[Row], str | None]:
         return read_messages(broker, topic, channel, state, limit, body, after)
 
     found = session.ask_holders(call)
     rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value[0]]
     following = {answer.node.address: answer.value[1] for answer in found if answer.value[1] is not None}
     shown = {"topic": topic, "channel": channel, "state": state, "messages": rows, "next": following}
-    session.output.show(shown, lambda: views.messages(rows, state, len(found) > 1))
+    session.output.show(shown, lambda: messages_table(rows, state, len(found) > 1))
 
 
 def ids_of(ids: tuple[str, ...]) -> list[str]:
@@ -79,7 +85,7 @@ def ids_of(ids: tuple[str, ...]) -> list[str]:
     return found
 
 
-def change(session: Session, verb: str, topic: str, ids: list[str], channel: str | None, **query: Any) -> int:
+def change(session: CtlSession, verb: str, topic: str, ids: list[str], channel: str | None, **query: Any) -> int:
     """Change messages, print the results, and return the exit code.
 
     Each id is sent to one broker after the other until one has it. Brokers with different node ids share no id.
@@ -89,11 +95,11 @@ def change(session: Session, verb: str, topic: str, ids: list[str], channel: str
     for message_id in ids:
         found = find_and_change(session, brokers, verb, {"topic": topic, "id": message_id, "channel": channel, **query})
         rows += [{"id": message_id, "was": None, **row} for row in found]
-    session.output.show({"topic": topic, "results": rows}, lambda: views.outcomes(RESULT_COLUMNS, rows))
+    session.output.show({"topic": topic, "results": rows}, lambda: Fitted(RESULT_COLUMNS, rows))
     return OK if all(row["status"] == "done" for row in rows) else FAILED
 
 
-def find_and_change(session: Session, brokers: list[Broker], verb: str, query: Row) -> list[Row]:
+def find_and_change(session: CtlSession, brokers: list[AskedBroker], verb: str, query: Row) -> list[Row]:
     """Return the results of a change at the broker that has the message; none, and a note of the failure, if none has
     it or a broker that may have it does not answer.
     """
@@ -123,7 +129,7 @@ CHANGED: Final = " at one broker after the other until one has the message, for 
 @channel_option
 @yes_option
 @click.pass_obj
-def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | None, yes: bool) -> int:
+def cancel(session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None, yes: bool) -> int:
     """Finish messages unread, after a question.
 
     Each ID has 16 hex digits; a lone - reads them from standard input, one a line. A message that a client has stays
@@ -132,7 +138,7 @@ def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | No
     check_names(topic, channel)
     wanted = ids_of(ids)
     on = "all channels" if channel is None else f"channel {channel}"
-    session.confirm(f"Cancel {table.messages(len(wanted))} of topic {topic} on {on}?", yes)
+    session.confirm(f"Cancel {messages_text(len(wanted))} of topic {topic} on {on}?", yes)
     return change(session, "cancel", topic, wanted, channel)
 
 
@@ -140,11 +146,11 @@ def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | No
 @topic_argument
 @ids_argument
 @channel_option
-@click.option("--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s")
-@click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
+@delay_option
+@time_option
 @click.pass_obj
 def reschedule(
-    session: Session, topic: str, ids: tuple[str, ...], channel: str | None, delay_ns: int | None, at: str | None
+    session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None, delay_ns: int | None, at: str | None
 ) -> int:
     """Change the due time of messages: give --in or --at.
 
@@ -163,7 +169,7 @@ def reschedule(
 @ids_argument
 @channel_option
 @click.pass_obj
-def deliver_now(session: Session, topic: str, ids: tuple[str, ...], channel: str | None) -> int:
+def deliver_now(session: CtlSession, topic: str, ids: tuple[str, ...], channel: str | None) -> int:
     """Deliver deferred messages now.
 
     Each ID has 16 hex digits; a lone - reads them from standard input, one a line.
@@ -195,11 +201,11 @@ def due_query(delay_ns: int | None, at: str | None) -> dict[str, int]:
 @click.argument("body", required=False)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="publish the file's content")
 @click.option("--lines", is_flag=True, help="publish each line as a message: all of them, or none")
-@click.option("--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s")
-@click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
+@delay_option
+@time_option
 @click.pass_obj
 def publish(
-    session: Session,
+    session: CtlSession,
     topic: str,
     body: str | None,
     file: str | None,
@@ -225,7 +231,7 @@ def publish(
         "id": reply.headers.get(ID_HEADER),
         "count": int(reply.headers.get(COUNT_HEADER) or (len(lines_of(data)) if lines else 1)),
     }
-    session.output.show(row, lambda: views.outcomes(PUBLISHED_COLUMNS, [row]))
+    session.output.show(row, lambda: Fitted(PUBLISHED_COLUMNS, [row]))
 
 
 def body_of(body: str | None, file: str | None) -> bytes:
@@ -258,7 +264,7 @@ def lines_of(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line]
 
 
-def healthy(session: Session) -> Broker:
+def healthy(session: CtlSession) -> AskedBroker:
     """Return the first broker that is healthy. Raises: NotConnectedError if there is none."""
     reasons: list[str] = []
     for broker in session.brokers():
@@ -271,3 +277,25 @@ def healthy(session: Session) -> Broker:
             return broker
         reasons.append(f"{broker.address}: {reply.body[:200].decode(errors='replace')}")
     raise NotConnectedError("; ".join(reasons))
+
+
+def messages_table(rows: Sequence[Row], state: str, several_nodes: bool) -> Fitted:
+    columns = [
+        *([TableColumn("Node", "node")] if several_nodes else []),
+        TableColumn("ID", "id", style="bold"),
+        TableColumn("Published", "timestamp", timestamp, is_number=True, rank=3),
+        number("Attempts", "attempts", 4),
+        TableColumn("Size", "size", format_size, is_number=True, rank=2),
+    ]
+    if state == "in_flight":
+        columns.append(TableColumn("Deadline", "deadline", timestamp, is_number=True, rank=1))
+        columns.append(TableColumn("Client", "client", client_text))
+    else:
+        columns.append(TableColumn("Due", "due", timestamp, is_number=True, rank=1))
+    if any("body" in row for row in rows):
+        columns.append(TableColumn("Body", "body"))
+    return Fitted(columns, rows)
+
+
+def client_text(client: Row) -> str:
+    return f"{client['client_id']} {client['remote_address']}"

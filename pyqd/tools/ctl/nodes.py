@@ -8,16 +8,17 @@ from typing import Any, Final
 from pyqd.client.core.tls import TlsNames
 from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError, TlsError
 from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.nsq_compat import https_port_in, unwrapped_answer
 from pyqd.tools.ctl.exits import UnsupportedError
-from pyqd.tools.ctl.target import Target
+from pyqd.tools.ctl.target import CtlTarget
 
 SUCCESS: Final = 200
 # Of a path that the other side does not know. A missing topic, channel or message has a code of its own.
 UNKNOWN_PATHS: Final = ("NOT_FOUND", "METHOD_NOT_ALLOWED")
 
 
-class Node(HttpClient):
+class AskedNode(HttpClient):
     """One daemon. Each call sends one request and repeats none."""
 
     kind = "daemon"
@@ -28,7 +29,7 @@ class Node(HttpClient):
         port="is it the one of HTTPS? Without TLS, write http:// before the address",
     )
 
-    def __init__(self, address: str, target: Target, token: str | None, timeout_s: float, *, tls: bool) -> None:
+    def __init__(self, address: str, target: CtlTarget, token: str | None, timeout_s: float, *, tls: bool) -> None:
         super().__init__(
             address, tls=tls, new_context=target.tls_context, token=token, timeout_s=timeout_s, retry_timeout_s=0
         )
@@ -60,7 +61,6 @@ class Node(HttpClient):
         return unwrapped_answer(found)
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
-        """Return the error for an answer that is no success."""
         code = message_of(reply)
         if code in UNKNOWN_PATHS:
             return UnsupportedError(
@@ -72,24 +72,24 @@ class Node(HttpClient):
         return super().refusal(path, query, reply)
 
 
-class Broker(Node):
+class AskedBroker(AskedNode):
     """One broker, pyqd or nsqd."""
 
     kind = "the broker"
 
 
-class LookupDaemon(Node):
+class AskedLookupDaemon(AskedNode):
     """One lookup daemon, pyqlookupd or nsqlookupd."""
 
     kind = "the lookup daemon"
 
 
-def https_address(host: str, port: int, timeout_s: float) -> str:
+def https_address(place: TcpAddress, timeout_s: float) -> str:
     """Return the HTTPS address of a broker by its HTTP port. Sends no token. Raises: ClientError.
 
     A broker names its HTTPS port only where it refuses HTTP.
     """
-    address = f"http://{host}:{port}"
+    address = f"http://{place}"
     with HttpClient(address, timeout_s=timeout_s) as client:
         reply = client.request("GET", "/ping", retry=False)
         secure = https_port_in(reply.body) if message_of(reply) == "TLS_REQUIRED" else 0
@@ -98,4 +98,4 @@ def https_address(host: str, port: int, timeout_s: float) -> str:
                 f"{address}: the lookup daemon names its port for HTTP only, and --ca or --cert asks for HTTPS;"
                 " give the address of the broker by --nsqd-http-address"
             )
-        return f"https://{host}:{secure}"
+        return f"https://{TcpAddress(place.host, secure)}"

@@ -17,21 +17,19 @@ if TYPE_CHECKING:
 WIDTH_CHARS: Final = 160
 
 
-class Output:
+class CommandOutput:
     """Standard output of a command. as_json: None if a terminal decides."""
 
     def __init__(self, as_json: bool | None) -> None:
         self.is_json = not sys.stdout.isatty() if as_json is None else as_json
 
     def console(self) -> Console:
-        """Return the console for tables."""
         from rich.console import Console
 
         class PipeConsole(Console):
             """Console that leaves it to the caller to end the program."""
 
             def on_broken_pipe(self) -> None:
-                """Raise the BrokenPipeError that is being handled."""
                 raise
 
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_CHARS
@@ -49,10 +47,8 @@ class Output:
         self.line(json.dumps(value))
 
     def line(self, text: str) -> None:
-        """Print a line of text."""
         print(text, flush=True)
 
 
 def say(text: str) -> None:
-    """Print a message on standard error."""
     print(f"pyqctl: {printable(text)}", file=sys.stderr, flush=True)

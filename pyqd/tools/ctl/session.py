@@ -11,35 +11,24 @@ import click
 
 from pyqd.client.errors import NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, Answer, Answers, Cluster, Failure, N, T, ask
+from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, Answer, Answers, Failure, N, T, TargetCluster, ask
 from pyqd.tools.ctl.contexts import ContextFile
 from pyqd.tools.ctl.exits import OK, code_of
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.output import Output, say
-from pyqd.tools.ctl.target import Target, find_target
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.output import CommandOutput, say
+from pyqd.tools.ctl.target import VARIABLES, CtlTarget, find_target
 
 FLAGS_KEY: Final = "pyqd.tools.ctl.flags"
 TIMEOUT_NS: Final = 10 * SECOND_NS
-SETTINGS: Final = (
-    "nsqd_http_addresses",
-    "lookupd_http_addresses",
-    "trusted_brokers",
-    "token",
-    "token_file",
-    "lookupd_token",
-    "ca",
-    "cert",
-    "key",
-)
 
 
-class Session:
+class CtlSession:
     """One run. flags: values of the options that every command has, as given."""
 
     def __init__(self, flags: dict[str, Any]) -> None:
         self.flags = flags
         self.failures: list[Failure] = []
-        self._cluster: Cluster | None = None
+        self._cluster: TargetCluster | None = None
         self._told: set[str] = set()
 
     @property
@@ -47,9 +36,9 @@ class Session:
         return ContextFile.of(os.environ)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> CtlTarget:
         """Settings in force. Raises: SettingError."""
-        given: dict[str, Any] = {name: self.flags[name] for name in SETTINGS if name in self.flags}
+        given: dict[str, Any] = {name: self.flags[name] for name in VARIABLES if name in self.flags}
         file = self.context_file
         found = find_target(given, self.flags.get("context"), os.environ, file)
         if found.context is not None and file.readable_by_others():
@@ -66,22 +55,21 @@ class Session:
         return float(self.flags.get("timeout_ns", TIMEOUT_NS)) / SECOND_NS
 
     @property
-    def output(self) -> Output:
-        return Output(self.flags.get("as_json"))
+    def output(self) -> CommandOutput:
+        return CommandOutput(self.flags.get("as_json"))
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> TargetCluster:
         """Brokers and lookup daemons of the target. Raises: SettingError."""
         if self._cluster is None:
-            self._cluster = Cluster(self.target, self.timeout_s)
+            self._cluster = TargetCluster(self.target, self.timeout_s)
         return self._cluster
 
     def close(self) -> None:
-        """Close all connections."""
         if self._cluster is not None:
             self._cluster.close()
 
-    def brokers(self, *, may_be_none: bool = False) -> list[Broker]:
+    def brokers(self, *, may_be_none: bool = False) -> list[AskedBroker]:
         """Return all brokers. may_be_none: lookup daemons that name no broker are no failure. Raises: ClientError."""
         brokers = self.cluster.brokers()
         if not brokers and not may_be_none:
@@ -94,7 +82,7 @@ class Session:
                 say(WITHOUT_TOKEN % address)
         return brokers
 
-    def only_broker(self, reason: str) -> Broker:
+    def only_broker(self, reason: str) -> AskedBroker:
         """Return the broker of a target that has one. Raises: SettingError, ClientError."""
         brokers = self.brokers()
         if len(brokers) != 1:
@@ -108,8 +96,8 @@ class Session:
         return self.noted(found)
 
     def ask_holders(
-        self, call: Callable[[Broker], T], brokers: Sequence[Broker] | None = None
-    ) -> list[Answer[Broker, T]]:
+        self, call: Callable[[AskedBroker], T], brokers: Sequence[AskedBroker] | None = None
+    ) -> list[Answer[AskedBroker, T]]:
         """Return the answers of the brokers that have the topic, channel or message of a call.
 
         A broker without it is no failure, if another has it. Raises: ClientError if none has answered.

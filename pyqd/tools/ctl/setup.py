@@ -12,20 +12,21 @@ from pyqd.tools.ctl.completion import SHELLS, complete_contexts
 from pyqd.tools.ctl.contexts import SECRETS, Context, unknown_context
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import SETTINGS, Session
-from pyqd.tools.ctl.table import Column, Fitted, names
+from pyqd.tools.ctl.session import CtlSession
+from pyqd.tools.ctl.table import Fitted, TableColumn, names
+from pyqd.tools.ctl.target import VARIABLES
 
 NOTHING: Final = "Nothing."
 FILES: Final = ("token_file", "ca", "cert", "key")
 HIDDEN: Final = "***"
 COLUMNS: Final = (
-    Column("", "mark", style="green"),
-    Column("Name", "name", style="bold"),
-    Column("Brokers", "nsqd_http_addresses", names),
-    Column("Lookup daemons", "lookupd_http_addresses", names),
-    Column("Token", "token_text"),
-    Column("CA", "ca"),
-    Column("Certificate", "cert"),
+    TableColumn("", "mark", style="green"),
+    TableColumn("Name", "name", style="bold"),
+    TableColumn("Brokers", "nsqd_http_addresses", names),
+    TableColumn("Lookup daemons", "lookupd_http_addresses", names),
+    TableColumn("Token", "token_text"),
+    TableColumn("CA", "ca"),
+    TableColumn("Certificate", "cert"),
 )
 
 
@@ -42,13 +43,13 @@ def context() -> None:
 @click.argument("name")
 @yes_option
 @click.pass_obj
-def add(session: Session, name: str, yes: bool) -> None:
+def add(session: CtlSession, name: str, yes: bool) -> None:
     """Store the options of this command line as context NAME.
 
     The options are those that every command has: addresses, tokens, certificates. The first context becomes the
     current one. A context of that name is replaced, after a question.
     """
-    given = {key: session.flags[key] for key in SETTINGS if key in session.flags}
+    given = {key: session.flags[key] for key in VARIABLES if key in session.flags}
     # The context is used from any directory.
     made = Context(**{key: os.path.abspath(value) if key in FILES else value for key, value in given.items()})
     if not made.nsqd_http_addresses and not made.lookupd_http_addresses:
@@ -65,14 +66,14 @@ def add(session: Session, name: str, yes: bool) -> None:
 @command(NOTHING)
 @click.argument("name", shell_complete=complete_contexts)
 @click.pass_obj
-def use(session: Session, name: str) -> None:
+def use(session: CtlSession, name: str) -> None:
     """Make NAME the current context: the one for commands without addresses."""
     session.context_file.use(name)
 
 
 @command(NOTHING, name="list")
 @click.pass_obj
-def list_contexts(session: Session) -> None:
+def list_contexts(session: CtlSession) -> None:
     """List the contexts, without their tokens. A star marks the current one."""
     current, known = session.context_file.read()
     rows: list[dict[str, Any]] = [
@@ -90,7 +91,6 @@ def list_contexts(session: Session) -> None:
 
 
 def shown(each: Context) -> dict[str, Any]:
-    """Return the values of a context, with stars for its secrets."""
     return {key: HIDDEN if key in SECRETS else value for key, value in each.given().items()}
 
 
@@ -98,7 +98,7 @@ def shown(each: Context) -> dict[str, Any]:
 @click.argument("name", shell_complete=complete_contexts)
 @yes_option
 @click.pass_obj
-def remove(session: Session, name: str, yes: bool) -> None:
+def remove(session: CtlSession, name: str, yes: bool) -> None:
     """Remove the context NAME, with its tokens."""
     _, known = session.context_file.read()
     if name not in known:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyqd.primitives.loglines import escape_control
+from pyqd.primitives.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -39,7 +40,7 @@ STATE_STYLES: Final = {
 Row = dict[str, Any]
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """Column of a table. key: of the value in a row. show: text of a value. style: of all cells, as rich names it.
 
     rank: columns with a higher one are left out first; those with 0 stay.
@@ -64,13 +65,17 @@ class Column(NamedTuple):
         return cell(self.text(row), "dim" if value is None or value == 0 else style)
 
 
+NODE: Final = TableColumn("Node", "node", style="bold")
+STATE: Final = TableColumn("State", "state")
+
+
 class Fitted:
     """Table for rich that leaves out columns, empty ones first, and then cuts text until it fits.
 
     rows: values by the keys of the columns.
     """
 
-    def __init__(self, columns: Sequence[Column], rows: Sequence[Row], title: str = "") -> None:
+    def __init__(self, columns: Sequence[TableColumn], rows: Sequence[Row], title: str = "") -> None:
         self._columns = columns
         self._rows = rows
         self._title = title
@@ -112,8 +117,15 @@ class Fitted:
             yield cell(f"left out for lack of width: {', '.join(left_out)}", "dim")
 
 
+def number(title: str, key: str, rank: int = 0) -> TableColumn:
+    return TableColumn(title, key, count, is_number=True, rank=rank)
+
+
+def per_second(title: str, key: str, rank: int = 0) -> TableColumn:
+    return TableColumn(title, key, rate, is_number=True, rank=rank)
+
+
 def new_table(title: str = "") -> Table:
-    """Return an empty table."""
     from rich import box
     from rich.table import Table
 
@@ -134,7 +146,7 @@ def total_chars(widths: Iterator[int]) -> int:
     return sum(found) + GAP_CHARS * max(0, len(found) - 1)
 
 
-def cut(natural: dict[Column, int], least: dict[Column, int], max_chars: int) -> dict[Column, int]:
+def cut(natural: dict[TableColumn, int], least: dict[TableColumn, int], max_chars: int) -> dict[TableColumn, int]:
     """Return the widths of columns, of which the widest ones are made narrower until the table fits."""
     widths = dict(natural)
     while total_chars(iter(widths.values())) > max_chars:
@@ -143,6 +155,11 @@ def cut(natural: dict[Column, int], least: dict[Column, int], max_chars: int) ->
             break
         widths[max(shrinkable, key=lambda column: widths[column])] -= 1
     return widths
+
+
+def plain_columns(**keys: str) -> tuple[TableColumn, ...]:
+    """Return columns of text by their titles. keys: of the values in a row."""
+    return tuple(TableColumn(title.replace("_", " "), key) for title, key in keys.items())
 
 
 def cell(text: str, style: str = "") -> Text:
@@ -158,16 +175,14 @@ def printable(text: str) -> str:
 
 
 def escaped(match: re.Match[str]) -> str:
-    """Return the escape of an unprintable character."""
     return escape_control(match) if match[0] < "\x80" else f"\\u{ord(match[0]):04x}"
 
 
 def count(value: float) -> str:
-    """Return a whole number with separators."""
     return f"{value:,.0f}"
 
 
-def messages(value: int) -> str:
+def messages_text(value: int) -> str:
     """Return a number of messages in words."""
     return f"{value:,} message{'' if value == 1 else 's'}"
 
@@ -178,5 +193,9 @@ def rate(value: float) -> str:
 
 
 def names(values: Sequence[str]) -> str:
-    """Return a list of names."""
     return ", ".join(values)
+
+
+def timestamp(timestamp_ns: int) -> str:
+    """Return a time in UTC, to the millisecond."""
+    return f"{format_timestamp(timestamp_ns)}Z"

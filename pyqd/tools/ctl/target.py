@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyqd.client.errors import SettingError
-from pyqd.tools.ctl.contexts import Context, ContextFile, unknown_context
+from pyqd.tools.ctl.contexts import LISTS, Context, ContextFile, unknown_context
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:4151"
 CONTEXT_VARIABLE: Final = "PYQD_CONTEXT"
@@ -24,13 +24,12 @@ VARIABLES: Final = {
     "cert": "PYQD_CERT",
     "key": "PYQD_KEY",
 }
-ADDRESSES: Final = ("nsqd_http_addresses", "lookupd_http_addresses")
-LISTS: Final = (*ADDRESSES, "trusted_brokers")
+ADDRESSES: Final = LISTS[:2]
 TOKENS: Final = ("token", "token_file")
 
 
 @dataclass(frozen=True)
-class Target:
+class CtlTarget:
     """Settings in force. is_default: nothing names a broker. context: name of the context that counts, if any."""
 
     settings: Context
@@ -68,7 +67,6 @@ class Target:
 
 
 def environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in environment variables."""
     found: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if text := environment.get(variable):
@@ -77,13 +75,12 @@ def environment_settings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Return the parts of a list with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def find_target(
     flags: Mapping[str, Any], context_name: str | None, environment: Mapping[str, str], file: ContextFile
-) -> Target:
+) -> CtlTarget:
     """Return the settings in force. Raises: SettingError.
 
     Flags win over the context that --context names. Without --context, flags win over the environment, and the current
@@ -106,7 +103,7 @@ def find_target(
         given["nsqd_http_addresses"] = (DEFAULT_ADDRESS,)
     settings = Context(**given)
     settings.check()
-    return Target(settings, is_default=not has_addresses, context=name)
+    return CtlTarget(settings, is_default=not has_addresses, context=name)
 
 
 def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

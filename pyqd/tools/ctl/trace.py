@@ -12,9 +12,9 @@ from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.frame import command
 from pyqd.tools.ctl.messages import ids_of
-from pyqd.tools.ctl.nodes import Broker
+from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.output import say
-from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.session import CtlSession
 
 # Run as a module: the directory of the programs need not be in PATH.
 MODULE: Final = "pyqd.tools.pyq_trace"
@@ -29,7 +29,7 @@ FORMS: Final = {True: ("--json",), False: ("--table",), None: ()}
 @click.argument("message_id", metavar="ID")
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1)
 @click.pass_obj
-def trace(session: Session, message_id: str, arguments: tuple[str, ...]) -> int:
+def trace(session: CtlSession, message_id: str, arguments: tuple[str, ...]) -> int:
     """Show the life of a message: runs `pyq_trace show ID ARGUMENT...`.
 
     It needs brokers that record events, and the database that `pyq_trace ship` makes of them. If no broker records
@@ -50,6 +50,6 @@ def trace(session: Session, message_id: str, arguments: tuple[str, ...]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def probe(broker: Broker) -> None:
+def probe(broker: AskedBroker) -> None:
     """Ask whether a broker records events. Raises: ClientError."""
     broker.send("GET", "/trace/log", {"max_bytes": 1})

@@ -29,7 +29,7 @@ OPEN_ATTEMPTS: Final = 100
 logger = logging.getLogger("pyqd.tools.to_file")
 
 
-class StorageError(Exception):
+class FileStorageError(Exception):
     """The disk refuses an operation. The text names the operation, the file and the cause."""
 
 
@@ -39,19 +39,19 @@ class InUseError(Exception):
 
 @contextlib.contextmanager
 def doing(operation: str, path: str, expected: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn an OSError into a StorageError: cannot OPERATION PATH. expected: an error that the caller handles."""
+    """Turn an OSError into a FileStorageError: cannot OPERATION PATH. expected: an error that the caller handles."""
     try:
         yield
     except expected:
         raise
     except OSError as error:
-        raise StorageError(f"cannot {operation} {path}: {error.strerror or error}") from error
+        raise FileStorageError(f"cannot {operation} {path}: {error.strerror or error}") from error
 
 
 def make_parent(path: str) -> None:
     """Create the directory of a file and those above it if they are missing, and sync their names.
 
-    Raises: StorageError.
+    Raises: FileStorageError.
     """
     directory = os.path.dirname(path) or os.curdir
     missing: list[str] = []
@@ -71,7 +71,7 @@ def make_parent(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Sync the directory of a file, so that its name survives a power failure. Raises: StorageError."""
+    """Sync the directory of a file, so that its name survives a power failure. Raises: FileStorageError."""
     directory = os.path.dirname(path) or os.curdir
     with doing("sync directory", directory):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -85,7 +85,7 @@ def sync_directory(path: str) -> None:
 
 
 def create_locked(path: str) -> int:
-    """Create a file; return its locked descriptor. Raises: FileExistsError, StorageError."""
+    """Create a file; return its locked descriptor. Raises: FileExistsError, FileStorageError."""
     with doing("create", path, FileExistsError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, FILE_MODE)
         lock(descriptor)
@@ -96,7 +96,7 @@ def create_locked(path: str) -> int:
 def open_locked(path: str, *, creates: bool) -> int:
     """Open a file for appending; return its locked descriptor. creates: create a missing file.
 
-    Raises: InUseError, StorageError; FileNotFoundError without `creates`.
+    Raises: InUseError, FileStorageError; FileNotFoundError without `creates`.
     """
     flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if creates else 0)
     for _ in range(OPEN_ATTEMPTS):
@@ -137,7 +137,7 @@ def names(path: str, descriptor: int) -> bool:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:
-    """Append bytes to a file. If the disk takes only a part, that part is removed again. Raises: StorageError."""
+    """Append bytes to a file. If the disk takes only a part, that part is removed again. Raises: FileStorageError."""
     start = os.fstat(descriptor).st_size
     view = memoryview(data)
     written = 0
@@ -149,17 +149,17 @@ def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:
             # Unless another program has appended meanwhile.
             if written and os.fstat(descriptor).st_size == start + written:
                 os.ftruncate(descriptor, start)
-        raise StorageError(f"cannot write to {path}: {error.strerror or error}") from error
+        raise FileStorageError(f"cannot write to {path}: {error.strerror or error}") from error
 
 
 def sync(descriptor: int, path: str) -> None:
-    """Sync a file. Raises: StorageError."""
+    """Sync a file. Raises: FileStorageError."""
     with doing("sync", path):
         os.fsync(descriptor)
 
 
 def end_last_line(descriptor: int, path: str) -> None:
-    """End the last line of a file that a killed instance has left incomplete. Raises: StorageError."""
+    """End the last line of a file that a killed instance has left incomplete. Raises: FileStorageError."""
     with doing("read", path):
         size = os.fstat(descriptor).st_size
         last = os.pread(descriptor, 1, size - 1) if size else b"\n"
@@ -169,7 +169,7 @@ def end_last_line(descriptor: int, path: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Give a file another name in one step. Both directories are synced. Raises: FileExistsError, StorageError."""
+    """Give a file another name in one step. Both directories are synced. Raises: FileExistsError, FileStorageError."""
     make_parent(target)
     with doing("move", f"{source} to {target}", FileExistsError):
         try:

@@ -32,7 +32,6 @@ class Lines:
         return b""
 
     def encode(self, messages: Sequence[Message]) -> bytes:
-        """Return the piece of the file for messages. Without a message: the content of a file that gets none."""
         return b"\n".join([*[message.body for message in messages], b""])
 
     def working_name(self, name: str) -> str:
@@ -44,7 +43,7 @@ class Lines:
         return name
 
     def complete(self, descriptor: int, _path: str, /) -> int:
-        """Complete a file that gets no more messages; return its locked descriptor. Raises: StorageError."""
+        """Complete a file that gets no more messages; return its locked descriptor. Raises: FileStorageError."""
         return descriptor
 
 
@@ -59,7 +58,6 @@ class Gzip(Lines):
         self._level = level
 
     def encode(self, messages: Sequence[Message]) -> bytes:
-        """Return a gzip member."""
         compressor = zlib.compressobj(self._level, zlib.DEFLATED, GZIP_WINDOW_BITS)
         return compressor.compress(super().encode(messages)) + compressor.flush()
 
@@ -75,5 +73,4 @@ class Zstd(Lines):
         self._level = level
 
     def encode(self, messages: Sequence[Message]) -> bytes:
-        """Return a zstd frame."""
         return bytes(cramjam.zstd.compress(super().encode(messages), level=self._level))

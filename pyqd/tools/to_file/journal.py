@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from pyqd.tools.to_file.disk import StorageError
+from pyqd.tools.to_file.disk import FileStorageError
 
 # Before the metadata: a mark, and the size of the metadata.
 HEADER_BYTES: Final = 8
@@ -20,7 +20,7 @@ HEADER_BYTES: Final = 8
 METADATA_BYTES_MAX: Final = 64 << 10
 
 
-class Journal:
+class ArrowJournal:
     """One journal. damage: offset and cause of the damage that has ended `batches`; empty without damage."""
 
     def __init__(self, path: str) -> None:
@@ -28,7 +28,7 @@ class Journal:
         self.damage = ""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches up to the end, to an incomplete one or to damage. Raises: StorageError."""
+        """Yield the record batches up to the end, to an incomplete one or to damage. Raises: FileStorageError."""
         size = os.stat(self._path).st_size
         schema: pa.Schema | None = None
         with pa.OSFile(self._path) as source:
@@ -49,13 +49,13 @@ class Journal:
                 yield batch
 
     def _read(self, source: Any, offset: int, size: int) -> Any:
-        """Return the schema or record batch at an offset; None if it is incomplete or damaged. Raises: StorageError."""
+        """Return the schema or record batch at an offset; None if it is damaged. Raises: FileStorageError."""
         try:
             return pa.ipc.read_message(source)
         except (pa.ArrowException, EOFError, OSError) as error:
             # Arrow raises an OSError without a number for data that it cannot decode.
             if isinstance(error, OSError) and error.errno is not None:
-                raise StorageError(f"cannot read {self._path}: {error.strerror or error}") from error
+                raise FileStorageError(f"cannot read {self._path}: {error.strerror or error}") from error
             if not _is_incomplete(source, offset, size):
                 self._note(offset, error)
             return None

@@ -9,9 +9,19 @@ import os
 from dataclasses import dataclass
 
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare
+from pyqd.primitives.goflags import DURATION
 from pyqd.primitives.loglines import LogLevel, parse_level
-from pyqd.tools.common import Fatal, HttpTimeouts, Sources, ToolOptions, require_one_kind
+from pyqd.tools.common import (
+    HTTP_TIMEOUTS,
+    Fatal,
+    HttpTimeoutFlags,
+    Sources,
+    ToolOptions,
+    declare_flag,
+    declare_repeated,
+    require_one_kind,
+    require_positive,
+)
 from pyqd.tools.to_file.encodings import Gzip, Lines, Zstd
 from pyqd.tools.to_file.output import Limits
 
@@ -20,64 +30,35 @@ ZSTD_LEVELS = (1, 22)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(HttpTimeouts, Sources, ToolOptions):
+class ToFileOptions(HttpTimeoutFlags, Sources, ToolOptions):
     """Flags of pyq_to_file."""
 
-    log_level: str = declare(
-        "log-level", STRING, "info", "set log verbosity: debug, info, warn, error, or fatal", key=None
-    )
-    log_prefix: str = declare("log-prefix", STRING, "[pyq_to_file] ", "log message prefix", key=None)
-    topic: tuple[str, ...] = declare(
-        "topic", STRING, (), "topic to write (may be given multiple times)", key=None, repeatable=True
-    )
-    topic_pattern: str = declare(
-        "topic-pattern", STRING, "", "only write topics that match this regular expression", key=None
-    )
-    topic_refresh_ns: int = declare(
-        "topic-refresh", DURATION, MINUTE_NS, "interval between two searches for topics", key=None
-    )
-    channel: str = declare("channel", STRING, "nsq_to_file", "channel to consume", key=None)
-    max_in_flight: int = declare(
-        "max-in-flight", INT, 200, "max number of messages to allow in flight, and to sync at a time", key=None
-    )
-    output_dir: str = declare("output-dir", STRING, "/tmp", "directory to write output files to", key=None)
-    work_dir: str = declare(
-        "work-dir", STRING, "", "directory for in-progress files before moving to output-dir", key=None
-    )
-    datetime_format: str = declare(
-        "datetime-format", STRING, "%Y-%m-%d_%H", "strftime format for <DATETIME> in the file name", key=None
-    )
-    filename_format: str = declare(
-        "filename-format",
-        STRING,
+    log_level: str = declare_flag("info", "set log verbosity: debug, info, warn, error, or fatal")
+    log_prefix: str = declare_flag("[pyq_to_file] ", "log message prefix")
+    topic: tuple[str, ...] = declare_repeated("topic to write")
+    topic_pattern: str = declare_flag("", "only write topics that match this regular expression")
+    topic_refresh_ns: int = declare_flag(MINUTE_NS, "interval between two searches for topics", kind=DURATION)
+    channel: str = declare_flag("nsq_to_file", "channel to consume")
+    max_in_flight: int = declare_flag(200, "max number of messages to allow in flight, and to sync at a time")
+    output_dir: str = declare_flag("/tmp", "directory to write output files to")
+    work_dir: str = declare_flag("", "directory for in-progress files before moving to output-dir")
+    datetime_format: str = declare_flag("%Y-%m-%d_%H", "strftime format for <DATETIME> in the file name")
+    filename_format: str = declare_flag(
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
         "file name (<TOPIC>, <HOST>, <PID>, <DATETIME>, <REV> are replaced; <REV> increases when a file exists)",
-        key=None,
     )
-    host_identifier: str = declare(
-        "host-identifier",
-        STRING,
-        "",
-        "value of <HOST> instead of the host name; <SHORT_HOST> and <HOSTNAME> are replaced",
-        key=None,
+    host_identifier: str = declare_flag(
+        "", "value of <HOST> instead of the host name; <SHORT_HOST> and <HOSTNAME> are replaced"
     )
-    gzip: bool = declare("gzip", BOOL, False, "gzip output files", key=None)
-    gzip_level: int = declare(
-        "gzip-level", INT, 6, "gzip compression level (1-9, 1=BestSpeed, 9=BestCompression)", key=None
-    )
-    zstd: bool = declare("zstd", BOOL, False, "compress output files with zstd", key=None)
-    zstd_level: int = declare("zstd-level", INT, 3, "zstd compression level (1-22)", key=None)
-    parquet: bool = declare(
-        "parquet", BOOL, False, "write Parquet files instead of lines (needs pyqd[parquet])", key=None
-    )
-    skip_empty_files: bool = declare("skip-empty-files", BOOL, False, "skip writing empty files", key=None)
-    rotate_size: int = declare(
-        "rotate-size", INT, 0, "rotate the file when it grows bigger than so many bytes", key=None
-    )
-    rotate_interval_ns: int = declare("rotate-interval", DURATION, 0, "rotate the file every duration", key=None)
-    sync_interval_ns: int = declare(
-        "sync-interval", DURATION, 30 * SECOND_NS, "sync file to disk every duration", key=None
-    )
+    gzip: bool = declare_flag(False, "gzip output files")
+    gzip_level: int = declare_flag(6, "gzip compression level (1-9, 1=BestSpeed, 9=BestCompression)")
+    zstd: bool = declare_flag(False, "compress output files with zstd")
+    zstd_level: int = declare_flag(3, "zstd compression level (1-22)")
+    parquet: bool = declare_flag(False, "write Parquet files instead of lines (needs pyqd[parquet])")
+    skip_empty_files: bool = declare_flag(False, "skip writing empty files")
+    rotate_size: int = declare_flag(0, "rotate the file when it grows bigger than so many bytes")
+    rotate_interval_ns: int = declare_flag(0, "rotate the file every duration", kind=DURATION)
+    sync_interval_ns: int = declare_flag(30 * SECOND_NS, "sync file to disk every duration", kind=DURATION)
 
     def check(self) -> None:
         """Check all flags. Raises: Fatal."""
@@ -98,16 +79,7 @@ class Options(HttpTimeouts, Sources, ToolOptions):
         self.encoding("")
 
     def _check_numbers(self) -> None:
-        positive = {
-            "http-client-connect-timeout": self.http_client_connect_timeout_ns,
-            "http-client-request-timeout": self.http_client_request_timeout_ns,
-            "max-in-flight": self.max_in_flight,
-            "sync-interval": self.sync_interval_ns,
-            "topic-refresh": self.topic_refresh_ns,
-        }
-        for name, value in positive.items():
-            if value <= 0:
-                raise Fatal(f"--{name} should be positive")
+        require_positive(self, *HTTP_TIMEOUTS, "max_in_flight", "sync_interval_ns", "topic_refresh_ns")
         for name, level, (least, most) in (
             ("gzip-level", self.gzip_level, GZIP_LEVELS),
             ("zstd-level", self.zstd_level, ZSTD_LEVELS),
@@ -139,7 +111,6 @@ class Options(HttpTimeouts, Sources, ToolOptions):
         return self.gzip or self.zstd or self.parquet or is_limited or self.working_dir != self.final_dir
 
     def limits(self) -> Limits:
-        """Return the limits of a file."""
         return Limits(max(0, self.rotate_size), max(0, self.rotate_interval_ns) / SECOND_NS)
 
     def encoding(self, topic: str) -> Lines:

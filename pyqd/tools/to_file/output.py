@@ -1,6 +1,6 @@
 """Current output file of one topic: opened under a free name, rotated, flushed, and moved to its place.
 
-All methods block, and one thread calls them at a time. A failure of the disk is a StorageError, after which the
+All methods block, and one thread calls them at a time. A failure of the disk is a FileStorageError, after which the
 messages that are not flushed must not be finished.
 """
 
@@ -10,13 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyqd.client.message import Message
 from pyqd.primitives.durations import SECOND_NS, format_duration
 from pyqd.tools.to_file import disk
-from pyqd.tools.to_file.disk import InUseError, StorageError
+from pyqd.tools.to_file.disk import FileStorageError, InUseError
 from pyqd.tools.to_file.naming import REVISION_MAX
 from pyqd.tools.to_file.places import Places
 
@@ -38,24 +38,24 @@ class Limits:
     age_s: float = 0.0
 
 
+@dataclass
 class OpenFile:
     """File that is written. name: with <REV>. size_bytes: of the messages, before compression.
 
     pending: messages that the next flush encodes.
     """
 
-    def __init__(self, descriptor: int, path: str, name: str, revision: int, opened_s: float) -> None:
-        self.descriptor = descriptor
-        self.path = path
-        self.name = name
-        self.revision = revision
-        self.opened_s = opened_s
-        self.size_bytes = os.fstat(descriptor).st_size
-        self.pending: list[Message] = []
-        self.is_synced = True
+    descriptor: int
+    path: str
+    name: str
+    revision: int
+    opened_s: float
+    size_bytes: int
+    pending: list[Message] = field(default_factory=list)
+    is_synced: bool = True
 
 
-class Output:
+class FileOutput:
     """Files of one topic, one at a time."""
 
     def __init__(self, places: Places, limits: Limits, clock: Clock | None = None) -> None:
@@ -106,7 +106,7 @@ class Output:
         return self._current
 
     def rotate(self) -> None:
-        """Close the file, and open the next one under a free name. Raises: StorageError."""
+        """Close the file, and open the next one under a free name. Raises: FileStorageError."""
         self.close()
         name = self._current_name()
         is_next = name == self._name and self._names.keeps_revision
@@ -118,7 +118,7 @@ class Output:
                 return
             if not self._names.has_revision:
                 break
-        raise StorageError(f"no file name is free for {name}: other instances need another <HOST>, <PID> or <REV>")
+        raise FileStorageError(f"no file name is free for {name}: other instances need another <HOST>, <PID> or <REV>")
 
     def _open(self, name: str, revision: int) -> OpenFile | None:
         """Open the file of a revision; None if that revision is taken."""
@@ -135,7 +135,7 @@ class Output:
             logger.warning("%s another instance writes %s", self._subject, path)
             return None
         logger.info("%s opening %s", self._subject, path)
-        file = OpenFile(descriptor, path, name, revision, self._clock.monotonic())
+        file = OpenFile(descriptor, path, name, revision, self._clock.monotonic(), os.fstat(descriptor).st_size)
         if self._is_too_large(file):
             os.close(descriptor)
             return None
@@ -157,7 +157,7 @@ class Output:
     def write(self, messages: Sequence[Message]) -> int:
         """Take messages into the current file, and return their number: those that belong to it, from the first on.
 
-        Raises: StorageError.
+        Raises: FileStorageError.
         """
         file = self._file
         assert file is not None, "rotate() opens a file"
@@ -182,7 +182,7 @@ class Output:
         return len(messages)
 
     def flush(self) -> None:
-        """Write and sync all messages. Raises: StorageError."""
+        """Write and sync all messages. Raises: FileStorageError."""
         file = self._file
         if file is None or file.is_synced:
             return
@@ -193,7 +193,7 @@ class Output:
         file.is_synced = True
 
     def close(self) -> None:
-        """Flush and close the file, and give it its name in the output directory. Raises: StorageError."""
+        """Flush and close the file, and give it its name in the output directory. Raises: FileStorageError."""
         self.flush()
         file, self._file = self._file, None
         if file is not None:

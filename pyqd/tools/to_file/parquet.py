@@ -22,7 +22,7 @@ from pyqd.tools.to_file.encodings import Lines
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyqd.tools.to_file.journal import Journal
+    from pyqd.tools.to_file.journal import ArrowJournal
 
 WORKING_SUFFIX: Final = ".partial"
 DAMAGED_SUFFIX: Final = ".damaged"
@@ -45,9 +45,9 @@ class Parquet(Lines):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from pyqd.tools.to_file.journal import Journal
+        from pyqd.tools.to_file.journal import ArrowJournal
 
-        self._journal = Journal
+        self._journal = ArrowJournal
         self._pa = pa
         self._pq = pq
         self._topic = topic
@@ -103,7 +103,7 @@ class Parquet(Lines):
         return os.path.join(directory, base.removeprefix(".").removesuffix(WORKING_SUFFIX))
 
     def complete(self, descriptor: int, path: str, /) -> int:
-        """Put the Parquet file in the place of its journal. Raises: StorageError."""
+        """Put the Parquet file in the place of its journal. Raises: FileStorageError."""
         with disk.doing("read", path):
             if os.pread(descriptor, len(MAGIC), 0) == MAGIC:
                 # The kill came after the conversion.
@@ -127,7 +127,7 @@ class Parquet(Lines):
         return new
 
     def _convert(self, path: str, target: str) -> None:
-        """Write the rows of a journal to a Parquet file. A damaged journal gets a second name. Raises: StorageError."""
+        """Write the rows of a journal to a Parquet file. A damaged journal is kept. Raises: FileStorageError."""
         journal = self._journal(path)
         with self._pq.ParquetWriter(target, self.schema, compression="zstd") as writer:
             for group in self._groups(journal):
@@ -143,7 +143,7 @@ class Parquet(Lines):
                 kept,
             )
 
-    def _groups(self, journal: Journal) -> Iterator[pa.Table]:
+    def _groups(self, journal: ArrowJournal) -> Iterator[pa.Table]:
         """Yield the rows of a journal, up to its end or to damage, in tables of some size."""
         batches: list[pa.RecordBatch] = []
         rows = size_bytes = 0
@@ -159,7 +159,7 @@ class Parquet(Lines):
 
 
 def _keep(path: str) -> str:
-    """Give a journal a second name, and return that. Raises: StorageError.
+    """Give a journal a second name, and return that. Raises: FileStorageError.
 
     The name is hidden as well, and no start finishes such a file.
     """

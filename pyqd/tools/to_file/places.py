@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 
 from pyqd.tools.to_file import disk
-from pyqd.tools.to_file.disk import InUseError, StorageError
+from pyqd.tools.to_file.disk import FileStorageError, InUseError
 from pyqd.tools.to_file.encodings import Lines
 from pyqd.tools.to_file.naming import REVISION_MAX, FileNames
 
@@ -29,15 +29,13 @@ class Places:
     subject: str
 
     def target(self, name: str, revision: int) -> str:
-        """Return the path of a finished file."""
         return os.path.join(self.output_dir, self.names.revised(name, revision))
 
     def working(self, name: str, revision: int) -> str:
-        """Return the path of a file that is written."""
         return os.path.join(self.work_dir, self.encoding.working_name(self.names.revised(name, revision)))
 
     def is_taken(self, name: str, revision: int) -> bool:
-        """Return whether a file that is to be written would find its place taken. Raises: StorageError."""
+        """Return whether a file that is to be written would find its place taken. Raises: FileStorageError."""
         target = self.target(name, revision)
         if target == self.working(name, revision):
             return False
@@ -51,7 +49,7 @@ class Places:
         return True
 
     def finish(self, descriptor: int, path: str, name: str, revision: int) -> None:
-        """Complete a file, move it to a free name, and close it. It stays locked until then. Raises: StorageError."""
+        """Complete a file, move it to a free name and close it. It is locked until then. Raises: FileStorageError."""
         try:
             if os.fstat(descriptor).st_size == 0:
                 # Tools take a compressed file of no bytes for damaged.
@@ -72,10 +70,10 @@ class Places:
                 return
             except FileExistsError:
                 logger.warning("%s destination file already exists: %s", self.subject, target)
-        raise StorageError(f"cannot move {path}: all revisions of {name} exist in {self.output_dir}")
+        raise FileStorageError(f"cannot move {path}: all revisions of {name} exist in {self.output_dir}")
 
     def recover(self) -> None:
-        """Finish the files that killed instances have left in the work directory. Raises: StorageError."""
+        """Finish the files that killed instances have left in the work directory. Raises: FileStorageError."""
         pattern = os.path.join(glob.escape(self.work_dir), self.encoding.working_name(self.names.wildcard()))
         for path in sorted(glob.glob(pattern)):
             relative = self.encoding.final_name(os.path.relpath(path, self.work_dir))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from pyqd.client.message import Message
-from pyqd.tools.to_file.output import Output
+from pyqd.tools.to_file.output import FileOutput
 
 logger = logging.getLogger("pyqd.tools.to_file")
 
@@ -14,11 +14,11 @@ logger = logging.getLogger("pyqd.tools.to_file")
 class Recorder:
     """Messages that are in the output and not safe yet. skips_empty_files: open no file without a message for it.
 
-    Each method returns the messages that it made safe, and raises StorageError, after which none is. They block; one
-    thread calls them at a time.
+    Each method returns the messages that it made safe, and raises FileStorageError, after which none is. They block,
+    and one thread calls them at a time.
     """
 
-    def __init__(self, output: Output, subject: str, *, skips_empty_files: bool) -> None:
+    def __init__(self, output: FileOutput, subject: str, *, skips_empty_files: bool) -> None:
         self._output = output
         self._subject = subject
         self._skips_empty_files = skips_empty_files
@@ -55,7 +55,6 @@ class Recorder:
         return safe
 
     def flush(self) -> list[Message]:
-        """Make all messages safe."""
         if not self.held:
             return []
         logger.info("%s syncing %d records to disk", self._subject, len(self.held))

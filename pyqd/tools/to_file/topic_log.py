@@ -11,7 +11,7 @@ from typing import Final
 from pyqd.client.aio import Consumer
 from pyqd.client.errors import ClosedError
 from pyqd.client.message import Message
-from pyqd.tools.to_file.disk import StorageError
+from pyqd.tools.to_file.disk import FileStorageError
 from pyqd.tools.to_file.recorder import Recorder
 
 DRAIN_S: Final = 5.0
@@ -21,7 +21,7 @@ class TopicLog:
     """Consumes one topic into its files. recover: finishes the files of killed instances.
 
     The event loop receives messages while a thread of the executor writes and syncs those that came before. A message
-    is finished when its file is synced. Raises, from run(): StorageError and the errors of the consumer.
+    is finished when its file is synced. Raises, from run(): FileStorageError and the errors of the consumer.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TopicLog:
         # Held by the task that works on the recorder.
         self._lock = asyncio.Lock()
         self._is_done = asyncio.Event()
-        self._failure: StorageError | None = None
+        self._failure: FileStorageError | None = None
 
     def stop(self) -> None:
         """Take no more messages; run() then makes its messages safe, and ends."""
@@ -48,11 +48,10 @@ class TopicLog:
 
     async def hang_up(self) -> None:
         """Close the file; the next message opens another one."""
-        with contextlib.suppress(StorageError):  # run() raises it.
+        with contextlib.suppress(FileStorageError):  # run() raises it.
             await self._work(self._recorder.close)
 
     async def run(self) -> None:
-        """Consume until stop()."""
         async with self._consumer:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._recover)
             ticking = asyncio.create_task(self._tick())
@@ -76,23 +75,22 @@ class TopicLog:
             is_flush_due = consumer.is_starved() or len(recorder.held) + len(messages) >= window
             try:
                 await self._work(recorder.record, messages, is_flush_due)
-            except StorageError:
+            except FileStorageError:
                 give_back(messages)
                 raise
 
     async def _tick(self) -> None:
-        """Sync at intervals."""
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._is_done.wait(), self._sync_interval_s)
                 return
-            with contextlib.suppress(StorageError):  # run() raises it.
+            with contextlib.suppress(FileStorageError):  # run() raises it.
                 await self._work(self._recorder.tick)
 
     async def _work(self, work: Callable[..., list[Message]], *arguments: object) -> None:
-        """Have a thread work on the recorder, and finish the messages that are safe then.
+        """Work on the recorder in a thread, and finish the messages that are safe then.
 
-        Raises: StorageError, from the first failure on. The consumer stops then, and the messages are given back.
+        Raises: FileStorageError, from the first failure on. The consumer stops then, and the messages are given back.
         """
         async with self._lock:
             if self._failure is not None:
@@ -100,7 +98,7 @@ class TopicLog:
                 raise self._failure
             try:
                 safe = await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
-            except StorageError as error:
+            except FileStorageError as error:
                 self._failure = error
                 # Or the messages that are given back would come again at once.
                 self._consumer.pause()

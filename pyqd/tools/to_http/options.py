@@ -11,9 +11,17 @@ from typing import Final
 
 from pyqd import __version__
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
-from pyqd.primitives.goflags import DURATION, INT, STRING, FlagType, declare
+from pyqd.primitives.goflags import DURATION, FlagType
 from pyqd.tools.client_options import NO_TIMEOUT_S
-from pyqd.tools.common import Fatal, HttpTimeouts, Sources, ToolOptions, require_one_kind
+from pyqd.tools.common import (
+    Fatal,
+    HttpTimeoutFlags,
+    Sources,
+    ToolOptions,
+    declare_flag,
+    declare_repeated,
+    require_one_kind,
+)
 from pyqd.tools.targets import Targets, targets_for
 from pyqd.tools.to_http.address import AddressError
 from pyqd.tools.to_http.sender import Request, get_requests, post_requests
@@ -35,59 +43,26 @@ FLOAT: Final = FlagType("float", _float_of, lambda value: f"{value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(HttpTimeouts, Sources, ToolOptions):
+class ToHttpOptions(HttpTimeoutFlags, Sources, ToolOptions):
     """Flags of pyq_to_http."""
 
-    topic: str = declare("topic", STRING, "", "topic to consume", key=None)
-    channel: str = declare("channel", STRING, "nsq_to_http", "channel to consume", key=None)
-    max_in_flight: int = declare("max-in-flight", INT, 200, "max number of messages to allow in flight", key=None)
-    post: tuple[str, ...] = declare(
-        "post",
-        STRING,
-        (),
-        "URL of POST requests with the message in the body (may be given multiple times)",
-        key=None,
-        repeatable=True,
+    topic: str = declare_flag("", "topic to consume")
+    channel: str = declare_flag("nsq_to_http", "channel to consume")
+    max_in_flight: int = declare_flag(200, "max number of messages to allow in flight")
+    post: tuple[str, ...] = declare_repeated("URL of POST requests with the message in the body")
+    get: tuple[str, ...] = declare_repeated("URL of GET requests, in which the message takes the place of %s")
+    header: tuple[str, ...] = declare_repeated("header of the requests, as 'Name: value'")
+    content_type: str = declare_flag(CONTENT_TYPE, "the Content-Type used for POST requests")
+    mode: str = declare_flag(
+        "hostpool", "choice of the URL: round-robin, hostpool, epsilon-greedy; any other word: each message goes to all"
     )
-    get: tuple[str, ...] = declare(
-        "get",
-        STRING,
-        (),
-        "URL of GET requests, in which the message takes the place of %s (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
-    header: tuple[str, ...] = declare(
-        "header",
-        STRING,
-        (),
-        "header of the requests, as 'Name: value' (may be given multiple times)",
-        key=None,
-        repeatable=True,
-    )
-    content_type: str = declare(
-        "content-type", STRING, CONTENT_TYPE, "the Content-Type used for POST requests", key=None
-    )
-    mode: str = declare(
-        "mode",
-        STRING,
-        "hostpool",
-        "choice of the URL: round-robin, hostpool, epsilon-greedy; any other word: each message goes to all",
-        key=None,
-    )
-    n: int = declare("n", INT, 100, "number of concurrent requests", key=None)
-    sample: float = declare("sample", FLOAT, 1.0, "share of the messages to send, from 0 to 1", key=None)
-    status_every: int = declare(
-        "status-every", INT, 250, "number of messages between two status lines; 0 for none", key=None
-    )
-    http_client_request_timeout_ns: int = declare(
-        "http-client-request-timeout", DURATION, 20 * SECOND_NS, "timeout for HTTP request", key=None
-    )
-    retries: int = declare(
-        "retries", INT, 2, "number of times that a request is repeated before its message is requeued", key=None
-    )
-    retry_delay_ns: int = declare(
-        "retry-delay", DURATION, 100 * MILLISECOND_NS, "delay of the first retry; doubles with each", key=None
+    n: int = declare_flag(100, "number of concurrent requests")
+    sample: float = declare_flag(1.0, "share of the messages to send, from 0 to 1", kind=FLOAT)
+    status_every: int = declare_flag(250, "number of messages between two status lines; 0 for none")
+    http_client_request_timeout_ns: int = declare_flag(20 * SECOND_NS, "timeout for HTTP request", kind=DURATION)
+    retries: int = declare_flag(2, "number of times that a request is repeated before its message is requeued")
+    retry_delay_ns: int = declare_flag(
+        100 * MILLISECOND_NS, "delay of the first retry; doubles with each", kind=DURATION
     )
 
     def check(self) -> None:
@@ -135,7 +110,6 @@ class Options(HttpTimeouts, Sources, ToolOptions):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """URLs of the requests."""
         return self.post or self.get
 
     def headers(self) -> dict[str, str]:

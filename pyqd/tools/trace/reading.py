@@ -11,7 +11,7 @@ import click
 
 from pyqd.client.errors import SettingError
 from pyqd.tools.ctl.exits import NOT_FOUND, OK
-from pyqd.tools.ctl.output import Output
+from pyqd.tools.ctl.output import CommandOutput
 from pyqd.tools.trace import views
 from pyqd.tools.trace.frame import instant, opened, reading_options, say, span
 
@@ -48,7 +48,7 @@ def show(message_id: str, url: str, as_json: bool | None, follow: bool) -> int:
     wanted = message_id.lower()
     if len(wanted) != ID_CHARS or set(wanted) - set("0123456789abcdef"):
         raise SettingError(f"{message_id!r} is no message id: it has {ID_CHARS} hexadecimal digits")
-    output = Output(as_json)
+    output = CommandOutput(as_json)
     with opened(url) as database:
         if follow:
             return _follow_story(output, lambda: stories_of(database, wanted))
@@ -60,7 +60,7 @@ def show(message_id: str, url: str, as_json: bool | None, follow: bool) -> int:
     return OK
 
 
-def _follow_story(output: Output, ask: Callable[[], list[Story]]) -> int:
+def _follow_story(output: CommandOutput, ask: Callable[[], list[Story]]) -> int:
     """Print the steps of a message as they come, until each channel is done with it."""
     shown: set[tuple[object, ...]] = set()
     while True:
@@ -124,7 +124,7 @@ def find(
     """
     from pyqd.trace.search import Query, newest
 
-    output = Output(as_json)
+    output = CommandOutput(as_json)
     query = Query(topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit)
     with opened(url) as database:
         if follow:
@@ -134,7 +134,7 @@ def find(
     return OK
 
 
-def _follow_search(output: Output, ask: Callable[[], list[Found]], limit: int) -> int:
+def _follow_search(output: CommandOutput, ask: Callable[[], list[Found]], limit: int) -> int:
     """Print messages as they come to meet the conditions, for ever. limit: of messages that `ask` returns."""
     seen: set[tuple[str, ...]] = set()
     while True:
@@ -166,7 +166,7 @@ def stats(
     """
     from pyqd.trace.figures import figures_of
 
-    output = Output(as_json)
+    output = CommandOutput(as_json)
     with opened(url) as database:
         while True:
             figures = figures_of(database, topic, since, until)

@@ -11,9 +11,9 @@ from typing import Any, Final
 import click
 
 from pyqd.client.http import HttpClient
-from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, Cluster
+from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, TargetCluster
 from pyqd.tools.ctl.frame import shared_options
-from pyqd.tools.ctl.session import FLAGS_KEY, Session
+from pyqd.tools.ctl.session import FLAGS_KEY, CtlSession
 from pyqd.tools.trace.frame import database_option, size, span
 
 # Longer than the wait for events.
@@ -73,7 +73,7 @@ def ship(
     from pyqd.trace.retention import Retention
     from pyqd.trace.shipper import ShipOptions, Shipper
 
-    brokers = Brokers(Cluster(Session(ctx.meta.get(FLAGS_KEY, {})).target, TIMEOUT_S))
+    brokers = Brokers(TargetCluster(CtlSession(ctx.meta.get(FLAGS_KEY, {})).target, TIMEOUT_S))
     logger.handlers[:], logger.propagate = [ClientLog()], False
     logger.setLevel(logging.INFO)
     options = ShipOptions(interval.total_seconds(), once, lookupd_interval.total_seconds())
@@ -90,7 +90,7 @@ def ship(
 class Brokers:
     """Brokers of a cluster for a shipper. A lookup daemon or a broker that fails is logged, once for each failure."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: TargetCluster) -> None:
         self._cluster = cluster
         self._failures: set[str] = set()
         self._strangers: set[str] = set()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.quantities import format_size, format_span
-from pyqd.tools.ctl.table import Column, Fitted, count, printable
+from pyqd.tools.ctl.table import Fitted, TableColumn, count, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,53 +117,53 @@ def span_text(span_s: float | None) -> str:
 
 
 STEPS: Final = (
-    Column("Time (UTC)", "at", time_text),
-    Column("After", "after_s", span_text, is_number=True),
-    Column("Channel", "channel", style="bold"),
-    Column("Event", "event"),
-    Column("Attempt", "attempt", is_number=True, rank=1),
-    Column("Client", "client", rank=2),
-    Column("User agent", "user_agent", rank=4),
-    Column("", "note", rank=3),
+    TableColumn("Time (UTC)", "at", time_text),
+    TableColumn("After", "after_s", span_text, is_number=True),
+    TableColumn("Channel", "channel", style="bold"),
+    TableColumn("Event", "event"),
+    TableColumn("Attempt", "attempt", is_number=True, rank=1),
+    TableColumn("Client", "client", rank=2),
+    TableColumn("User agent", "user_agent", rank=4),
+    TableColumn("", "note", rank=3),
 )
 FOUND: Final = (
-    Column("Id", "message_id", style="bold"),
-    Column("Topic", "topic"),
-    Column("Channel", "channel", channel_text),
-    Column("State", "state"),
-    Column("Time (UTC)", "at", time_text),
-    Column("Attempts", "attempts", is_number=True, rank=1),
-    Column("Took", "taken_s", span_text, is_number=True, rank=2),
-    Column("Client", "client", rank=3),
-    Column("Broker", "nsqd", rank=4),
+    TableColumn("Id", "message_id", style="bold"),
+    TableColumn("Topic", "topic"),
+    TableColumn("Channel", "channel", channel_text),
+    TableColumn("State", "state"),
+    TableColumn("Time (UTC)", "at", time_text),
+    TableColumn("Attempts", "attempts", is_number=True, rank=1),
+    TableColumn("Took", "taken_s", span_text, is_number=True, rank=2),
+    TableColumn("Client", "client", rank=3),
+    TableColumn("Broker", "nsqd", rank=4),
 )
 TOPICS: Final = (
-    Column("Topic", "topic", style="bold"),
-    Column("Messages", "message_count", count, is_number=True),
-    Column("Bodies", "size_bytes", format_size, is_number=True),
-    Column("First (UTC)", "first_at", time_text, rank=2),
-    Column("Last (UTC)", "last_at", time_text, rank=1),
+    TableColumn("Topic", "topic", style="bold"),
+    TableColumn("Messages", "message_count", count, is_number=True),
+    TableColumn("Bodies", "size_bytes", format_size, is_number=True),
+    TableColumn("First (UTC)", "first_at", time_text, rank=2),
+    TableColumn("Last (UTC)", "last_at", time_text, rank=1),
 )
 CHANNELS: Final = (
-    Column("Topic", "topic"),
-    Column("Channel", "channel", style="bold"),
-    Column("Deliveries", "delivery_count", count, is_number=True),
-    Column("Finished", "finished", count, is_number=True),
-    Column("Requeued", "requeued", count, is_number=True, rank=1),
-    Column("Timed out", "timed_out", count, is_number=True, rank=1),
-    Column("Disconn.", "disconnected", count, is_number=True, rank=2),
-    Column("Dead", "dead_lettered", count, is_number=True, rank=1),
-    Column("Cancelled", "cancelled", count, is_number=True, rank=2),
-    Column("In flight", "in_flight", count, is_number=True, rank=1),
-    Column("p50 ≤", "p50", span_text, is_number=True, rank=3),
-    Column("p90 ≤", "p90", span_text, is_number=True, rank=4),
-    Column("p99 ≤", "p99", span_text, is_number=True, rank=3),
+    TableColumn("Topic", "topic"),
+    TableColumn("Channel", "channel", style="bold"),
+    TableColumn("Deliveries", "delivery_count", count, is_number=True),
+    TableColumn("Finished", "finished", count, is_number=True),
+    TableColumn("Requeued", "requeued", count, is_number=True, rank=1),
+    TableColumn("Timed out", "timed_out", count, is_number=True, rank=1),
+    TableColumn("Disconn.", "disconnected", count, is_number=True, rank=2),
+    TableColumn("Dead", "dead_lettered", count, is_number=True, rank=1),
+    TableColumn("Cancelled", "cancelled", count, is_number=True, rank=2),
+    TableColumn("In flight", "in_flight", count, is_number=True, rank=1),
+    TableColumn("p50 ≤", "p50", span_text, is_number=True, rank=3),
+    TableColumn("p90 ≤", "p90", span_text, is_number=True, rank=4),
+    TableColumn("p99 ≤", "p99", span_text, is_number=True, rank=3),
 )
 GAPS: Final = (
-    Column("Broker", "nsqd", style="bold"),
-    Column("Lost events", "event_count", count, is_number=True),
-    Column("Gaps of unknown size", "unknown_count", count, is_number=True, rank=1),
-    Column("Last noticed (UTC)", "last_at", time_text, rank=2),
+    TableColumn("Broker", "nsqd", style="bold"),
+    TableColumn("Lost events", "event_count", count, is_number=True),
+    TableColumn("Gaps of unknown size", "unknown_count", count, is_number=True, rank=1),
+    TableColumn("Last noticed (UTC)", "last_at", time_text, rank=2),
 )
 
 

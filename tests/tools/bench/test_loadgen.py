@@ -66,8 +66,32 @@ def expect(connection: socket.socket, wanted: bytes) -> None:
     assert received == wanted
 
 
-def body(counter: int) -> bytes:
-    return struct.pack(">Q", counter) + b"x" * (BODY_BYTES - 8)
+def sized(counter: int) -> bytes:
+    return struct.pack(">iQ", BODY_BYTES, counter) + b"x" * (BODY_BYTES - 8)
+
+
+def pub(counter: int) -> bytes:
+    return b"PUB t\n" + sized(counter)
+
+
+def mpub(first: int, count: int) -> bytes:
+    data = b"".join(map(sized, range(first, first + count)))
+    return b"MPUB t\n" + struct.pack(">ii", len(data) + 4, count) + data
+
+
+def leave(far: socket.socket, *finished: int) -> None:
+    """Expect that messages are finished and that the consumer leaves then, and confirm it."""
+    expect(far, b"".join(map(fin, finished)) + b"CLS\n")
+    far.sendall(CLOSE_WAIT)
+
+
+def publish(messages: int, script: Callable[[socket.socket], None], **how: Any) -> LoadReport:
+    load = Load(messages=messages, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", **{"batch": 1, "outstanding": 1, **how})
+        report: LoadReport = load.run(DEADLINE_S)
+    assert (report.confirmed, report.timed_out) == (messages, False)
+    return report
 
 
 def consume(messages: int, script: Callable[[socket.socket], None]) -> LoadReport:
@@ -81,36 +105,26 @@ def consume(messages: int, script: Callable[[socket.socket], None]) -> LoadRepor
 def test_a_batch_of_one_is_a_pub_with_the_counter_first_in_the_body() -> None:
     def script(far: socket.socket) -> None:
         for counter in range(3):
-            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+            expect(far, pub(counter))
             far.sendall(OK)
 
-    load = Load(messages=3, body_bytes=BODY_BYTES)
-    with peer(script) as fd:
-        load.add_publishers([fd], topic="t", batch=1, outstanding=2)
-        report = load.run(DEADLINE_S)
-    assert (report.confirmed, report.timed_out) == (3, False)
+    publish(3, script, outstanding=2)
 
 
 def test_a_larger_batch_is_an_mpub() -> None:
     def script(far: socket.socket) -> None:
         for first in (0, 2):
-            sized = b"".join(struct.pack(">i", BODY_BYTES) + body(counter) for counter in (first, first + 1))
-            expect(far, b"MPUB t\n" + struct.pack(">ii", len(sized) + 4, 2) + sized)
+            expect(far, mpub(first, 2))
             far.sendall(OK)
 
-    load = Load(messages=4, body_bytes=BODY_BYTES)
-    with peer(script) as fd:
-        load.add_publishers([fd], topic="t", batch=2, outstanding=1)
-        report = load.run(DEADLINE_S)
-    assert (report.confirmed, report.timed_out) == (4, False)
+    publish(4, script, batch=2)
 
 
 def test_each_message_is_finished_and_the_end_is_confirmed_by_close_wait() -> None:
     def script(far: socket.socket) -> None:
         expect(far, b"RDY 7\n")
         far.sendall(message(1) + message(0))
-        expect(far, fin(1) + fin(0) + b"CLS\n")
-        far.sendall(CLOSE_WAIT)
+        leave(far, 1, 0)
 
     report = consume(2, script)
     assert (report.received, report.unique, report.duplicates, report.foreign) == (2, 2, 0, 0)
@@ -133,8 +147,7 @@ def test_a_message_delivered_twice_and_one_never_published_are_counted() -> None
     def script(far: socket.socket) -> None:
         expect(far, b"RDY 7\n")
         far.sendall(message(0) + message(0) + message(9) + message(1))
-        expect(far, fin(0) + fin(0) + fin(9) + fin(1) + b"CLS\n")
-        far.sendall(CLOSE_WAIT)
+        leave(far, 0, 0, 9, 1)
 
     report = consume(2, script)
     assert (report.received, report.unique, report.duplicates, report.foreign) == (4, 2, 1, 1)
@@ -189,14 +202,10 @@ def test_with_a_rate_messages_are_sent_whatever_is_unanswered_and_latency_begins
 
     def script(far: socket.socket) -> None:
         for counter in range(count):
-            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+            expect(far, pub(counter))
         far.sendall(OK * count)
 
-    load = Load(messages=count, body_bytes=BODY_BYTES)
-    with peer(script) as fd:
-        load.add_publishers([fd], topic="t", batch=1, outstanding=1, rate_per_s=rate_per_s)
-        report = load.run(DEADLINE_S)
-    assert (report.confirmed, report.timed_out) == (count, False)
+    report = publish(count, script, rate_per_s=rate_per_s)
     assert (report.answers.count, report.behind.count) == (count, count)
     # No answer came before the last message was sent, so the first one waited for all intended times after its own.
     assert report.answers.max_ns >= (count - 1) / rate_per_s * 1e9
@@ -206,24 +215,21 @@ def test_with_a_rate_messages_are_sent_whatever_is_unanswered_and_latency_begins
 def test_a_generator_that_does_not_spin_sleeps_between_intended_times() -> None:
     count = 1000
 
-    def script(broker: socket.socket) -> None:
+    def script(far: socket.socket) -> None:
         for counter in range(count):
-            expect(broker, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
-        broker.sendall(OK * count)
+            expect(far, pub(counter))
+        far.sendall(OK * count)
 
-    load = Load(messages=count, body_bytes=BODY_BYTES)
-    with peer(script) as fd:
-        load.add_publishers([fd], topic="t", batch=1, outstanding=1, rate_per_s=5_000.0)
-        began_s, cpu_began_s = time.monotonic(), time.thread_time()
-        assert load.run(DEADLINE_S).confirmed == count
-        assert time.thread_time() - cpu_began_s < (time.monotonic() - began_s) / 2
+    began_s, cpu_began_s = time.monotonic(), time.thread_time()
+    publish(count, script, rate_per_s=5_000.0)
+    assert time.thread_time() - cpu_began_s < (time.monotonic() - began_s) / 2
 
 
 def test_with_a_rate_all_connections_are_used_in_turn() -> None:
     def script(first: int) -> Callable[[socket.socket], None]:
         def play(far: socket.socket) -> None:
             for counter in (first, first + 2, first + 4):
-                expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+                expect(far, pub(counter))
                 far.sendall(OK)
 
         return play
@@ -240,7 +246,7 @@ def test_the_latency_of_every_answer_and_of_every_message_is_counted() -> None:
 
     def publisher(far: socket.socket) -> None:
         for counter in range(2):
-            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+            expect(far, pub(counter))
         far.sendall(OK + OK)
         published.set()
 
@@ -248,8 +254,7 @@ def test_the_latency_of_every_answer_and_of_every_message_is_counted() -> None:
         expect(far, b"RDY 7\n")
         assert published.wait(DEADLINE_S)
         far.sendall(message(0) + message(1))
-        expect(far, fin(0) + fin(1) + b"CLS\n")
-        far.sendall(CLOSE_WAIT)
+        leave(far, 0, 1)
 
     load = Load(messages=2, body_bytes=BODY_BYTES)
     with peer(consumer) as subscribed, peer(publisher) as publishing:
@@ -264,7 +269,7 @@ def test_a_deferred_message_that_comes_before_its_due_time_is_early() -> None:
     published = threading.Event()
 
     def publisher(far: socket.socket) -> None:
-        expect(far, b"DPUB t 60000\n" + struct.pack(">i", BODY_BYTES) + body(0))
+        expect(far, b"DPUB t 60000\n" + sized(0))
         far.sendall(OK)
         published.set()
 
@@ -272,8 +277,7 @@ def test_a_deferred_message_that_comes_before_its_due_time_is_early() -> None:
         expect(far, b"RDY 7\n")
         assert published.wait(DEADLINE_S)
         far.sendall(message(0))
-        expect(far, fin(0) + b"CLS\n")
-        far.sendall(CLOSE_WAIT)
+        leave(far, 0)
 
     load = Load(messages=1, body_bytes=BODY_BYTES)
     with peer(consumer) as subscribed, peer(publisher) as publishing:
@@ -288,8 +292,7 @@ def test_each_channel_has_a_tally_of_its_own() -> None:
         def play(far: socket.socket) -> None:
             expect(far, b"RDY 7\n")
             far.sendall(b"".join(message(counter) for counter in counters))
-            expect(far, b"".join(fin(counter) for counter in counters) + b"CLS\n")
-            far.sendall(CLOSE_WAIT)
+            leave(far, *counters)
 
         return play
 
@@ -305,10 +308,18 @@ def test_each_channel_has_a_tally_of_its_own() -> None:
     assert (report.received, report.unique, report.duplicates, report.foreign) == (6, 4, 1, 1)
 
 
-@pytest.mark.parametrize("channels", [0, 1025])
-def test_a_load_has_at_least_one_channel_and_a_limit(channels: int) -> None:
-    with pytest.raises(ValueError, match="channels must be 1 to 1024"):
-        Load(messages=1, body_bytes=BODY_BYTES, channels=channels)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"channels": 0}, "channels must be 1 to 1024"),
+        ({"channels": 1025}, "channels must be 1 to 1024"),
+        ({"body_bytes": 7}, "body_bytes"),
+        ({"body_bytes": 1_048_577}, "body_bytes"),
+    ],
+)
+def test_bodies_and_channels_have_limits(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Load(**{"messages": 1, "body_bytes": BODY_BYTES, **change})
 
 
 def test_a_channel_that_the_load_does_not_have_is_refused() -> None:
@@ -322,27 +333,16 @@ def test_a_channel_that_the_load_does_not_have_is_refused() -> None:
         ({"defer_ms": 1}, "batch of 1"),
         ({"batch": 1, "rate_per_s": -1.0}, "rate_per_s must be 0 to"),
         ({"batch": 1, "rate_per_s": float("nan")}, "rate_per_s must be 0 to"),
+        ({"batch": 0}, "batch"),
+        ({"outstanding": 0}, "batch"),
+        ({"batch": 3}, "batch"),
+        ({"batch": 4, "outstanding": 2_000_000}, "bytes"),
     ],
 )
-def test_a_rate_or_a_deferral_that_cannot_be_is_refused(change: dict[str, Any], text: str) -> None:
+def test_publishers_that_cannot_be_are_refused(change: dict[str, Any], text: str) -> None:
     load = Load(messages=4, body_bytes=BODY_BYTES)
     with pytest.raises(ValueError, match=text):
         load.add_publishers([], topic="t", **{"batch": 2, "outstanding": 1, **change})
-
-
-@pytest.mark.parametrize(
-    "change", [{"batch": 0}, {"outstanding": 0}, {"batch": 3}, {"batch": 4, "outstanding": 2_000_000}]
-)
-def test_publishers_that_cannot_be_are_refused(change: dict[str, int]) -> None:
-    load = Load(messages=4, body_bytes=BODY_BYTES)
-    with pytest.raises(ValueError, match=r"batch|bytes"):
-        load.add_publishers([], topic="t", **{"batch": 2, "outstanding": 1, **change})
-
-
-@pytest.mark.parametrize("body_bytes", [7, 1_048_577])
-def test_bodies_hold_the_counter_and_have_a_limit(body_bytes: int) -> None:
-    with pytest.raises(ValueError, match="body_bytes"):
-        Load(messages=1, body_bytes=body_bytes)
 
 
 def test_a_load_runs_once() -> None:
@@ -357,7 +357,7 @@ def test_an_endless_load_publishes_until_it_is_finished_and_waits_for_the_answer
 
     def script(far: socket.socket) -> None:
         for counter in range(2):
-            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+            expect(far, pub(counter))
         assert answered.wait(DEADLINE_S)
         far.sendall(OK + OK)
 
@@ -378,7 +378,7 @@ def test_an_interrupt_by_another_thread_ends_the_wait_and_what_is_finished_can_s
     released = threading.Event()
 
     def script(far: socket.socket) -> None:
-        expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(0))
+        expect(far, pub(0))
         load.interrupt()
         assert released.wait(DEADLINE_S)
         far.sendall(OK)
@@ -402,8 +402,7 @@ def test_messages_of_others_are_counted_with_their_bytes_and_finished_until_ther
         expect(far, b"RDY 7\n")
         # The second is larger than the input buffer, and the third has no space for a counter.
         far.sendall(foreign(0, 0) + foreign(1, 400_000) + foreign(2, 3))
-        expect(far, fin(0) + fin(1) + fin(2) + b"CLS\n")
-        far.sendall(CLOSE_WAIT)
+        leave(far, 0, 1, 2)
 
     load = Load(messages=3, body_bytes=BODY_BYTES, tallied=False)
     with peer(script) as fd:
@@ -435,22 +434,18 @@ def test_with_a_rate_a_batch_is_sent_at_the_time_of_its_first_message() -> None:
 
     def script(far: socket.socket) -> None:
         for first in range(0, count, batch):
-            sized = b"".join(struct.pack(">i", BODY_BYTES) + body(counter) for counter in range(first, first + batch))
-            expect(far, b"MPUB t\n" + struct.pack(">ii", len(sized) + 4, batch) + sized)
+            expect(far, mpub(first, batch))
         far.sendall(OK * (count // batch))
 
-    load = Load(messages=count, body_bytes=BODY_BYTES)
-    with peer(script) as fd:
-        load.add_publishers([fd], topic="t", batch=batch, outstanding=1, rate_per_s=rate_per_s)
-        report = load.run(DEADLINE_S)
-    assert (report.confirmed, report.answers.count, report.behind.count) == (count, count // batch, count // batch)
+    report = publish(count, script, batch=batch, rate_per_s=rate_per_s)
+    assert (report.answers.count, report.behind.count) == (count // batch, count // batch)
     # The first batch waited for the intended times of all others.
     assert report.answers.max_ns >= (count - batch) / rate_per_s * 1e9
 
 
 def test_latencies_of_a_warm_up_are_forgotten() -> None:
     def script(far: socket.socket) -> None:
-        expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(0))
+        expect(far, pub(0))
         far.sendall(OK)
 
     load = Load(messages=1, body_bytes=BODY_BYTES)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from pyqd.tools.bench.progress import Progress
+from pyqd.tools.bench.progress import LoadProgress
 
 
 def test_elsewhere_there_is_a_line_for_each_second(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("publishing", 0, 10.0, 200, quiet=False) as progress:
+    with LoadProgress("publishing", 0, 10.0, 200, quiet=False) as progress:
         progress.show(10, 0.5)
         progress.show(1_000_010, 1.5)
         progress.show(1_000_010, 2.5, "warming up")
@@ -22,7 +22,7 @@ def test_elsewhere_there_is_a_line_for_each_second(capsys: pytest.CaptureFixture
 
 
 def test_a_quiet_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("publishing", 0, 10.0, 200, quiet=True) as progress:
+    with LoadProgress("publishing", 0, 10.0, 200, quiet=True) as progress:
         progress.show(1000, 1.5)
     assert capsys.readouterr().err == ""
 
@@ -41,7 +41,7 @@ def test_on_a_terminal_there_is_a_bar_which_is_removed_at_the_end(monkeypatch: p
     main, secondary = pty.openpty()
     with os.fdopen(secondary, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        with Progress("publishing", 2000, 0.0, 200, quiet=False) as progress:
+        with LoadProgress("publishing", 2000, 0.0, 200, quiet=False) as progress:
             progress.show(1000, 2.0)
             shown = read_until(main, "1,000 messages, 500 messages/s, 0.1 MB/s")
         # The line is erased.

@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pyqd import __version__
-from pyqd.tools.ctl import checks, views
-from pyqd.tools.ctl.counters import NodeStats, Reading, channel_rows, topic_rows
+from pyqd.tools.ctl import checks
+from pyqd.tools.ctl.counters import NodeStats, Reading, channel_rows, channels_table, topic_rows, topics_table
+from pyqd.tools.ctl.doctor import findings_table
 from pyqd.tools.ctl.facts import Facts, FileSystem, Offset
-from pyqd.tools.ctl.listing import watch_rows
+from pyqd.tools.ctl.listing import nodes_table
+from pyqd.tools.ctl.messages import messages_table
+from pyqd.tools.ctl.settings import seeks_table
 from pyqd.tools.ctl.table import cell
+from pyqd.tools.ctl.watch import reading_table, watch_rows
 from tests.support.server import REPOSITORY
 
 if TYPE_CHECKING:
@@ -145,13 +149,13 @@ def nodes() -> RenderableType:
         node("old-1:4151", kind="nsqd", lookup_daemons=None),
         {"node": "nsq-3:4151", "state": "no answer"},
     ]
-    return views.nodes(rows, NOW_S)
+    return nodes_table(rows, NOW_S)
 
 
 def watch() -> RenderableType:
     later = [broker(name, share, 250) for name, share in zip(BROKERS, (120, 95), strict=True)]
     rows = watch_rows(Reading(0.0, STATS), Reading(2.0, later))
-    return views.watch({"time_ns": NOW_S * 10**9, "rows": rows, "errors": []}, "every 2s")
+    return reading_table({"time_ns": NOW_S * 10**9, "rows": rows, "errors": []}, "every 2s")
 
 
 def peek() -> RenderableType:
@@ -169,13 +173,13 @@ def peek() -> RenderableType:
             1,
         )
     ]
-    return views.messages(rows, "deferred", False)
+    return messages_table(rows, "deferred", False)
 
 
 def seek() -> RenderableType:
     row = {"from": 841_201, "redeliver": 12_045, "finished": 11_960, "skip": 0, "in_flight": 8, "parked": 77}
     rows = [{"node": BROKERS[0], **row, "to": 829_156, "depth": 12_122, "dry_run": True}]
-    return views.seeks(rows)
+    return seeks_table(rows)
 
 
 def doctor() -> RenderableType:
@@ -213,12 +217,12 @@ def doctor() -> RenderableType:
     found = [each for facts in (sound, troubled) for each in checks.broker_findings(facts, (sound, troubled), ())]
     rows = [each._asdict() for each in found if each.node == BROKERS[0] or each.state != checks.OK]
     states = [each.state for each in found]
-    return views.findings(rows, {"failures": states.count(checks.FAILURE), "warnings": states.count(checks.WARNING)})
+    return findings_table(rows, {"failures": states.count(checks.FAILURE), "warnings": states.count(checks.WARNING)})
 
 
 PICTURES: dict[str, tuple[str, Callable[[], RenderableType]]] = {
-    "topics": ("pyqctl topics", lambda: views.topics(topic_rows(STATS))),
-    "channels": ("pyqctl channels", lambda: views.channels(channel_rows(STATS))),
+    "topics": ("pyqctl topics", lambda: topics_table(topic_rows(STATS))),
+    "channels": ("pyqctl channels", lambda: channels_table(channel_rows(STATS))),
     "nodes": ("pyqctl nodes", nodes),
     "watch": ("pyqctl watch", watch),
     "peek": ("pyqctl peek orders email --state=deferred", peek),

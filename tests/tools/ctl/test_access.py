@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.tools.ctl.cluster import Cluster
+from pyqd.tools.ctl.cluster import TargetCluster
 from pyqd.tools.ctl.contexts import Context
-from pyqd.tools.ctl.target import Target
+from pyqd.tools.ctl.target import CtlTarget
 from pyqd.tools.trace.ship import Brokers
 from tests.lookupd.conftest import LookupDaemon
 from tests.lookupd.conftest import running as lookup_running
@@ -198,8 +198,8 @@ def test_shipping_sends_the_token_only_to_named_brokers(bare: Ctl) -> None:
         http_stub(lookup_answers({"orders": [broker.address]})) as stub,
     ):
         for trusted, has_token in (((), False), ((broker.address,), True)):
-            target = Target(Context(lookupd_http_addresses=(stub.address,), token=READER, trusted_brokers=trusted))
-            with contextlib.closing(Cluster(target, WAIT_S)) as cluster:
+            target = CtlTarget(Context(lookupd_http_addresses=(stub.address,), token=READER, trusted_brokers=trusted))
+            with contextlib.closing(TargetCluster(target, WAIT_S)) as cluster:
                 for client in Brokers(cluster).clients():
                     with client:
                         client.request("GET", "/info", retry=False)

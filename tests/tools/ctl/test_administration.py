@@ -23,17 +23,8 @@ def states(ran_json: dict[str, list[dict[str, str]]]) -> list[tuple[str, str]]:
 def test_a_topic_and_a_channel_are_created(ctl: Ctl, broker: Daemon, topic: str) -> None:
     assert states(ctl("create", topic).json()) == [(address_of(broker), "done")]
     assert broker.topics()[topic]["channels"] == []
-    assert ctl("create", topic, "email").code == 0
-    assert [channel["channel_name"] for channel in broker.topics()[topic]["channels"]] == ["email"]
-
-
-def test_a_channel_is_created_with_its_topic(both: Ctl, broker: Daemon, second_broker: Daemon, topic: str) -> None:
-    rows = both("create", topic, "email").json()["results"]
-    assert [(row["node"], row["channel"], row["state"]) for row in rows] == [
-        (address_of(broker), "email", "done"),
-        (address_of(second_broker), "email", "done"),
-    ]
-    assert topic in second_broker.topics()
+    assert ctl("create", topic, "tail#ephemeral").code == 0
+    assert [channel["channel_name"] for channel in broker.topics()[topic]["channels"]] == ["tail#ephemeral"]
 
 
 def test_a_channel_begins_at_the_place_that_is_asked_for(ctl: Ctl, broker: Daemon, topic: str) -> None:
@@ -133,11 +124,6 @@ def test_a_broker_that_does_not_answer_is_reported_beside_the_results(bare: Ctl,
 )
 def test_an_invalid_name_is_not_sent(bare: Ctl, command: tuple[str, ...]) -> None:
     assert bare(*command, "-a", "127.0.0.1:1").code == 2
-
-
-def test_an_ephemeral_channel_is_named_as_it_is(ctl: Ctl, broker: Daemon, topic: str) -> None:
-    assert ctl("create", topic, "tail#ephemeral").code == 0
-    assert broker.topics()[topic]["channels"][0]["channel_name"] == "tail#ephemeral"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from pyqd.client.errors import SettingError
 from pyqd.tools.ctl.contexts import Context, ContextFile
-from pyqd.tools.ctl.target import DEFAULT_ADDRESS, Target, find_target
+from pyqd.tools.ctl.target import DEFAULT_ADDRESS, CtlTarget, find_target
 from tests.support.server import Daemon
 from tests.tools.ctl.conftest import Ctl, address_of
 
@@ -140,7 +140,7 @@ def test_a_wrong_use_of_contexts_is_refused(bare: Ctl, arguments: tuple[str, ...
 
 def found(
     file: ContextFile, context: str | None = None, variables: dict[str, str] | None = None, **flags: object
-) -> Target:
+) -> CtlTarget:
     return find_target(flags, context, variables or {}, file)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pyqd import __version__
 from pyqd.tools.ctl import checks
-from pyqd.tools.ctl.checks import Finding
+from pyqd.tools.ctl.checks import DoctorFinding
 from pyqd.tools.ctl.facts import Facts, FileSystem, LookupFacts, Offset, mount_of, offset_of, parse_metrics
 from tests.lookupd.conftest import LookupDaemon
 from tests.support.server import Daemon, free_port, pyqd, running, wait_until
@@ -159,7 +159,7 @@ SOUND = Facts(
 )
 
 
-def bad(facts: Facts, *lookups: LookupFacts, others: tuple[Facts, ...] = ()) -> list[Finding]:
+def bad(facts: Facts, *lookups: LookupFacts, others: tuple[Facts, ...] = ()) -> list[DoctorFinding]:
     """Return the warnings and failures."""
     every = checks.broker_findings(facts, (facts, *others), lookups)
     return [each for each in every if each.state in (checks.WARNING, checks.FAILURE)]

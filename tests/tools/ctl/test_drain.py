@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pyqd.tools.ctl.contexts import Context
 from pyqd.tools.ctl.drain import progress_of
-from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.target import Target
+from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.target import CtlTarget
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 from tests.tools.ctl.conftest import Ctl, Ran, address_of
@@ -35,7 +35,7 @@ def test_a_drain_waits_for_messages_in_flight_and_for_the_end(daemon: Daemon, tm
 
 
 def test_a_broker_that_does_not_drain_any_more_is_a_new_process(broker: Daemon) -> None:
-    with Broker(address_of(broker), Target(Context()), None, 10.0, tls=False) as node:
+    with AskedBroker(address_of(broker), CtlTarget(Context()), None, 10.0, tls=False) as node:
         assert progress_of(node, {"draining": True, "in_flight": 0}) is None
 
 

@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from pyqd.tools.ctl import views
-from pyqd.tools.ctl.counters import channel_rows
-from pyqd.tools.ctl.table import Column, Fitted, count, rate
+from pyqd.tools.ctl.counters import channel_rows, channels_table
+from pyqd.tools.ctl.listing import span
+from pyqd.tools.ctl.table import Fitted, TableColumn, count, rate
+from pyqd.tools.ctl.watch import reading_table
 from tests.tools.ctl.pictures import STATS
 
 
@@ -22,7 +23,7 @@ def printed(view: RenderableType, width: int) -> list[str]:
 @pytest.mark.parametrize("width", range(60, 181, 10))
 def test_numbers_are_never_cut(width: int) -> None:
     rows = channel_rows(STATS)
-    lines = printed(views.channels(rows), width)
+    lines = printed(channels_table(rows), width)
     assert max(len(line) for line in lines) <= width
     shown = next(line for line in lines if line.startswith("orders") and "billing" in line)
     left_out = "".join(lines).partition("left out for lack of width: ")[2]
@@ -32,7 +33,7 @@ def test_numbers_are_never_cut(width: int) -> None:
 
 
 def test_the_least_important_columns_are_left_out_first_and_named() -> None:
-    columns = [Column("Name", "name"), Column("First", "a", rank=9), Column("Second", "b", rank=8)]
+    columns = [TableColumn("Name", "name"), TableColumn("First", "a", rank=9), TableColumn("Second", "b", rank=8)]
     rows = [{"name": "x" * 10, "a": "a", "b": "b"}]
     assert printed(Fitted(columns, rows), 30)[0].split() == ["Name", "First", "Second"]
     narrow = printed(Fitted(columns, rows), 18)
@@ -41,24 +42,26 @@ def test_the_least_important_columns_are_left_out_first_and_named() -> None:
 
 
 def test_text_is_cut_if_columns_do_not_help() -> None:
-    (line,) = printed(Fitted([Column("Name", "name")], [{"name": "x" * 100}]), 40)[2:]
+    (line,) = printed(Fitted([TableColumn("Name", "name")], [{"name": "x" * 100}]), 40)[2:]
     assert line == "x" * 39 + "…"
 
 
 def test_a_column_without_any_text_is_left_out() -> None:
-    columns = [Column("Name", "name"), Column("State", "state")]
+    columns = [TableColumn("Name", "name"), TableColumn("State", "state")]
     assert printed(Fitted(columns, [{"name": "a", "state": ""}]), 80)[0].split() == ["Name"]
     assert printed(Fitted(columns, [{"name": "a", "state": None}]), 80)[0].split() == ["Name", "State"]
 
 
 def test_markup_in_a_cell_is_text() -> None:
-    assert printed(Fitted([Column("Name", "name")], [{"name": "[bold]x[/bold]"}]), 80)[2].strip() == "[bold]x[/bold]"
+    assert (
+        printed(Fitted([TableColumn("Name", "name")], [{"name": "[bold]x[/bold]"}]), 80)[2].strip() == "[bold]x[/bold]"
+    )
 
 
 def test_a_watch_shows_as_many_rows_as_fit() -> None:
     rows = [{**row, "in_per_s": None} for row in channel_rows(STATS)]
     reading = {"time_ns": 0, "rows": rows, "errors": ["a:4151: gone"]}
-    lines = printed(views.watch(reading, "every 2s", height_lines=9), 160)
+    lines = printed(reading_table(reading, "every 2s", height_lines=9), 160)
     assert len(lines) <= 9
     assert lines[-2:] == [f"{len(rows) - 2} more lines do not fit", "a:4151: gone"]
 
@@ -75,4 +78,4 @@ def test_a_rate_has_a_decimal_where_it_tells_something(number: float, text: str)
     [(-5, "0s"), (0, "0s"), (59, "59s"), (60, "1m 0s"), (3600, "1h 0m"), (90_061, "1d 1h"), (1e7, "115d 17h")],
 )
 def test_a_span_has_its_two_greatest_units(seconds: float, text: str) -> None:
-    assert views.span(seconds) == text
+    assert span(seconds) == text

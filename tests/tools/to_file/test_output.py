@@ -12,10 +12,10 @@ import cramjam
 import pytest
 
 from pyqd.tools.to_file import disk
-from pyqd.tools.to_file.disk import StorageError
+from pyqd.tools.to_file.disk import FileStorageError
 from pyqd.tools.to_file.encodings import Gzip, Lines, Zstd
 from pyqd.tools.to_file.naming import FileNames
-from pyqd.tools.to_file.output import Clock, Limits, Output
+from pyqd.tools.to_file.output import Clock, FileOutput, Limits
 from pyqd.tools.to_file.places import Places
 from pyqd.tools.to_file.recorder import Recorder
 from tests.tools.to_file.conftest import HeldClock, messages
@@ -42,7 +42,7 @@ def make(tmp_path: Path, clock: HeldClock) -> Make:
         names = FileNames.of(form, "%H", encoding.suffix, "t", "host", keeps_revision=keeps_revision)
         places = Places(names, encoding, str(tmp_path / "out"), str(work_dir), "[t/c]")
         places.recover()
-        output = Output(places, Limits(**limits), Clock(lambda: clock.wall_s, lambda: clock.monotonic_s))
+        output = FileOutput(places, Limits(**limits), Clock(lambda: clock.wall_s, lambda: clock.monotonic_s))
         return Recorder(output, "[t/c]", skips_empty_files=skips_empty_files)
 
     return recorder
@@ -89,7 +89,7 @@ class TestSafety:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(StorageError, match=r"cannot sync .*t\.15\.log: Input/output error"):
+        with pytest.raises(FileStorageError, match=r"cannot sync .*t\.15\.log: Input/output error"):
             recorder.record(messages(b"b"), True)
         assert len(recorder.held) == 1
 
@@ -108,7 +108,7 @@ class TestSafety:
             return write(descriptor, data[:part])
 
         monkeypatch.setattr(os, "write", take_a_part)
-        with pytest.raises(StorageError, match="No space left on device"):
+        with pytest.raises(FileStorageError, match="No space left on device"):
             recorder.record(messages(b"bcdefgh"), True)
         assert files(tmp_path / "out") == {"t.15.log": b"a\n"}
 
@@ -300,12 +300,12 @@ class TestExistingFiles:
     def test_a_name_in_use_without_a_revision_is_an_error(self, make: Make) -> None:
         first, second = make(form="<TOPIC>.log"), make(form="<TOPIC>.log")
         first.record(messages(b"a"), False)
-        with pytest.raises(StorageError, match="no file name is free"):
+        with pytest.raises(FileStorageError, match="no file name is free"):
             second.record(messages(b"b"), False)
 
     def test_a_directory_that_is_a_file_is_an_error(self, make: Make, tmp_path: Path) -> None:
         (tmp_path / "out").write_bytes(b"")
-        with pytest.raises(StorageError, match=r"cannot create directory .*: Not a directory"):
+        with pytest.raises(FileStorageError, match=r"cannot create directory .*: Not a directory"):
             make().record(messages(b"a"), False)
 
     def test_directories_in_the_format_are_created(self, make: Make, tmp_path: Path) -> None:

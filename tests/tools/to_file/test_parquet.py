@@ -11,7 +11,7 @@ import pytest
 
 from pyqd.tools.to_file import disk
 from pyqd.tools.to_file.naming import FileNames
-from pyqd.tools.to_file.output import Clock, Limits, Output
+from pyqd.tools.to_file.output import Clock, FileOutput, Limits
 from pyqd.tools.to_file.places import Places
 from pyqd.tools.to_file.recorder import Recorder
 from tests.tools.to_file.conftest import TIMESTAMP_NS, HeldClock, messages
@@ -31,7 +31,7 @@ def make(tmp_path: Path, clock: HeldClock) -> Make:
         names = FileNames.of("<TOPIC><REV>", "", ".parquet", "t", "host", keeps_revision=True)
         places = Places(names, Parquet("t", "c"), str(tmp_path), str(work_dir), "[t/c]")
         places.recover()
-        output = Output(places, Limits(), Clock(lambda: clock.wall_s, lambda: clock.monotonic_s))
+        output = FileOutput(places, Limits(), Clock(lambda: clock.wall_s, lambda: clock.monotonic_s))
         return Recorder(output, "[t/c]", skips_empty_files=False)
 
     return recorder
@@ -185,7 +185,7 @@ def test_a_journal_that_the_disk_cannot_read_stays(
         return pa.PythonFile(Failing(), "r")
 
     monkeypatch.setattr(pa, "OSFile", fail)
-    with pytest.raises(disk.StorageError, match=r"cannot read .*t-000007\.parquet\.partial: Input/output error"):
+    with pytest.raises(disk.FileStorageError, match=r"cannot read .*t-000007\.parquet\.partial: Input/output error"):
         make(path.parent)
     assert path.read_bytes() == before
     assert names_in(path.parent) == [path.name]
@@ -200,11 +200,11 @@ def test_a_kill_between_conversion_and_move_makes_no_second_file(
     recorder.record(messages(b"a"), False)
 
     def stop(source: str, target: str) -> None:
-        raise disk.StorageError("killed")
+        raise disk.FileStorageError("killed")
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "move", stop)
-        with pytest.raises(disk.StorageError):
+        with pytest.raises(disk.FileStorageError):
             recorder.close()
     assert names_in(tmp_path) == []
     make(work)

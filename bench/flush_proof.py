@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.server import RunError
+
 FLUSHES = ("fsync", "fdatasync", "msync", "syncfs", "pwritev2", "io_submit", "sync_file_range", "io_uring_enter")
 RECEIVES = ("recvfrom", "recvmsg", "read", "readv")
 SENDS = ("sendto", "sendmsg", "write", "writev")
 ENDED = "io_getevents"
 PROVING = (*FLUSHES, *RECEIVES, *SENDS, "munmap", ENDED)
-# These calls do not flush, or do not report it: they are counted and prove nothing.
+# They do not flush, or do not report it: they are counted and prove nothing.
 NO_PROOF = ("sync_file_range", "io_uring_enter")
 # These flush only with a flag.
 WITH_FLAG = ("pwritev2", "io_submit")
@@ -40,10 +42,10 @@ END_DEADLINE_S = 10.0
 POLL_S = 0.02
 
 
-def tracer(trace: Path, calls: Iterable[str]) -> tuple[str, ...]:
-    """Return the words before a command that trace these calls of all its threads; its process stays our child."""
+def tracer(trace: Path) -> tuple[str, ...]:
+    """Return the words before a command that trace all its threads; its process stays our child."""
     options = ("-D", "-f", "-ttt", "-y", "-xx", "--seccomp-bpf", "-s", str(STRING_BYTES))
-    return ("strace", *options, "-o", str(trace), "-e", "trace=" + ",".join(calls), "--")
+    return ("strace", *options, "-o", str(trace), "-e", "trace=" + ",".join(PROVING), "--")
 
 
 def read_trace(trace: Path, pid: int) -> list[str]:
@@ -54,27 +56,7 @@ def read_trace(trace: Path, pid: int) -> list[str]:
         if any(re.match(rf"{pid} +[\d.]+ \+\+\+ (exited|killed)", line) for line in lines[-50:]):
             return lines
         time.sleep(POLL_S)
-    raise TraceError(f"{trace} did not end within {END_DEADLINE_S} s of its process")
-
-
-class TraceError(Exception):
-    """The trace cannot be read, or proves nothing."""
-
-
-@dataclass(frozen=True)
-class Violation:
-    """An OK that was sent too early. line: of the trace, from 1."""
-
-    line: int
-    text: str
-
-
-@dataclass
-class Verdict:
-    """proven: OKs that a flush preceded as it should."""
-
-    proven: int = 0
-    violations: list[Violation] = field(default_factory=list)
+    raise RunError(f"{trace} did not end within {END_DEADLINE_S} s of its process")
 
 
 @dataclass
@@ -114,13 +96,13 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
         elif resumed:
             thread, at, call, rest = resumed.groups()
             if thread not in open_calls:
-                raise TraceError(f"line {number}: no begin of this call: {line[:200]}")
+                raise RunError(f"line {number}: no begin of this call: {line[:200]}")
             event = open_calls.pop(thread)
         else:
             continue
         returned = RETURNED.search(rest)
         if returned is None:
-            raise TraceError(f"line {number}: no call that strace prints: {line[:200]}")
+            raise RunError(f"line {number}: no call that strace prints: {line[:200]}")
         value = -1 if returned[1] == "?" else int(returned[1])
         yield Event(number, at, thread, call, event.arguments + (rest if resumed else ""), value)
 
@@ -147,10 +129,10 @@ def range_of(event: Event) -> tuple[int, int] | None:
 
 
 def sent_bytes(event: Event) -> bytes:
-    """Return the bytes that a call sent. Raises: TraceError if strace has truncated them."""
+    """Return the bytes that a call sent. Raises: RunError if strace has truncated them."""
     pieces = STRING.findall(event.arguments)
     if any(cut for _, cut in pieces):
-        raise TraceError(f"line {event.line}: a string is cut off")
+        raise RunError(f"line {event.line}: a string is cut off")
     return unescaped("".join(piece for piece, _ in pieces))[: event.returned]
 
 
@@ -158,13 +140,15 @@ def sent_bytes(event: Event) -> bytes:
 class Proof:
     """Reads a trace. request_bytes: of each request that has an answer. hello_bytes: of a connection before them.
 
-    answer: a regular expression of an answer that says OK.
+    answer: a regular expression of an answer that says OK. proven: OKs that a flush preceded as it should. early: the
+    others, in words.
     """
 
     answer: bytes
     request_bytes: int
     hello_bytes: int
-    verdict: Verdict = field(default_factory=Verdict)
+    proven: int = 0
+    early: list[str] = field(default_factory=list)
     # Line on which the latest successful flush began.
     covered: int = 0
     begun: dict[str, int] = field(default_factory=dict)
@@ -176,8 +160,8 @@ class Proof:
     ranges: set[tuple[int, int]] = field(default_factory=set)
     conversations: dict[str, Conversation] = field(default_factory=dict)
 
-    def read(self, lines: Iterable[str]) -> Verdict:
-        """Return the verdict of the trace. Raises: TraceError."""
+    def read(self, lines: Iterable[str]) -> "Proof":
+        """Read a trace. Returns: this proof. Raises: RunError."""
         for event in events(lines):
             if event.call == ENDED:
                 self.end_submitted(event)
@@ -188,7 +172,7 @@ class Proof:
             elif event.call in RECEIVES + SENDS and (socket := socket_of(event)):
                 conversation = self.conversations.setdefault(socket, Conversation())
                 (self.receive if event.call in RECEIVES else self.send)(event, conversation)
-        return self.verdict
+        return self
 
     def flush(self, event: Event) -> None:
         if event.returned is None:
@@ -207,7 +191,7 @@ class Proof:
         """Record the ended writes. The trace does not show which of several ended: the first one to begin counts."""
         for result in RESULT.findall(event.arguments) if event.returned else ():
             if not self.submitted:
-                raise TraceError(f"line {event.line}: the trace does not show where this write began")
+                raise RunError(f"line {event.line}: the trace does not show where this write began")
             began = self.submitted.pop(0)
             if int(result) < 0:
                 self.last_failure = f"; the write whose end is on line {event.line} failed"
@@ -250,22 +234,16 @@ class Proof:
     def judge(self, event: Event, conversation: Conversation) -> None:
         """Check whether the next OK of a connection was sent in time; the call that ends on this line sends it."""
         conversation.answered += 1
+        text = f"OK {conversation.answered} at {event.time} (line {event.line} of the trace) "
         if conversation.answered > len(conversation.arrivals):
-            text = f"OK {conversation.answered} at {event.time} answers a request that had not been received whole"
-            self.verdict.violations.append(Violation(event.line, text))
+            self.early.append(text + "answers a request that had not been received whole")
             return
         line, received = conversation.arrivals[conversation.answered - 1]
         if line < self.covered_at_send[event.thread]:
-            self.verdict.proven += 1
+            self.proven += 1
             return
-        text = f"OK {conversation.answered} was sent at {event.time}: no flush begun after its request was received "
-        text += f"(line {line}, {received}) had returned{self.last_failure}"
-        self.verdict.violations.append(Violation(event.line, text))
-
-
-def prove(lines: Iterable[str], *, answer: bytes, request_bytes: int, hello_bytes: int) -> Verdict:
-    """Return the OKs of a trace with and without a flush before them. Raises: TraceError."""
-    return Proof(answer, request_bytes, hello_bytes).read(lines)
+        text += "was sent although no flush begun after its request was received "
+        self.early.append(text + f"(line {line}, {received}) had returned{self.last_failure}")
 
 
 def count_flushes(lines: Iterable[str], begin_s: float, end_s: float) -> int:
