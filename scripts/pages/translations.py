@@ -17,7 +17,7 @@ from babel.messages.pofile import read_po, write_po
 ADMIN: Final = Path(__file__).resolve().parents[2] / "pyqd" / "admin"
 METHODS: Final = [("templates/**.html", "jinja2"), ("**.py", "python")]
 # `mark` is for texts that are translated where they are shown; the second argument of columns and filters is a title.
-KEYWORDS: Final = {"_": None, "translate": None, "mark": None, "ngettext": (1, 2), "Column": (2,), "Filter": (2,)}
+KEYWORDS: Final = {"_": None, "translate": None, "mark": None, "ngettext": (1, 2), "PageColumn": (2,), "Filter": (2,)}
 
 
 def extracted() -> Catalog:
