@@ -20,9 +20,9 @@ from bench.setting import Setting
 from bench.spark_read import MESSAGES, publish
 from bench.study import Study
 from pyqd_spark.jobs.drain import DrainOptions, drain
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.runner import OnSpark
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 
 def random_body(_number: int) -> bytes:
@@ -57,9 +57,9 @@ def study(_setting: Setting, scale: float) -> Study:
     def write(topic: str, way: str, path: Path) -> None:
         if way == "drain":
             drain(
-                DrainOptions(str(path), Connection(nsqd=(address,)), (topic,)),
+                DrainOptions(str(path), BrokerOptions(nsqd=(address,)), (topic,)),
                 OnSpark(spark, "drain"),
-                Progress(quiet=True),
+                JobProgress(quiet=True),
             )
             return
         reader = spark.read.format("pyqd").option("nsqd", address).option("subscribe", topic)

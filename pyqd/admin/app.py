@@ -119,7 +119,7 @@ def trace_pages(site: Site) -> Blueprint:
     try:
         # Only these pages need SQLAlchemy.
         from pyqd.admin.pages.stories import stories
-        from pyqd.trace.errors import TraceError
+        from pyqd.trace import TraceError
     except ModuleNotFoundError as error:
         raise StartupError(f"--trace-database needs the package {error.name}: pip install 'pyqd[trace]'") from None
     try:

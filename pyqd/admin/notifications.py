@@ -13,14 +13,15 @@ import queue
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sized
 from typing import Any, Final
+
+from pyqd.primitives.http_client import fetch
 
 # Notifications wait here while the endpoint is slow.
 QUEUE_MAX: Final = 10_000
 ANONYMOUS: Final = "anonymous"
+HEADERS: Final = {"Content-Type": "application/json"}
 
 logger = logging.getLogger(__name__)
 # Logins and changes: who did what, and from where. An operator who wants fewer lines in the log still wants these.
@@ -97,12 +98,8 @@ class Notifier:
 
     def _run(self) -> None:
         while (body := self._waiting.get()) is not None:
-            request = urllib.request.Request(self.endpoint, body, {"Content-Type": "application/json"})
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s):
-                    pass
-            except urllib.error.HTTPError as error:
                 # The answer does not matter.
-                error.close()
+                fetch(self.endpoint, body, HEADERS, timeout_s=self.timeout_s)
             except (OSError, ValueError, http.client.HTTPException) as error:
                 logger.error("failed to send a notification to %s: %s", self.endpoint, error)

@@ -8,8 +8,6 @@ import dataclasses
 import http.client
 import ipaddress
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from pyqd.client.http import parse_http_address
 from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
+from pyqd.primitives.http_client import fetch
 
 # Each answer is parsed in one thread after the other: more at once would only wait for each other.
 POLLED_AT_ONCE: Final = 16
@@ -145,26 +144,16 @@ class Site:
         parts = urlsplit(self.options.graphite_url)
         headers = {"X-Forwarded-For": forwarded_for} if forwarded_for else {}
         origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        wanted = urllib.request.Request(f"{origin}{target}", headers=headers)
+        private = {}
         if parts.username is not None:
             credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            # A redirect may lead to another server.
-            basic = base64.b64encode(credentials.encode()).decode()
-            wanted.add_unredirected_header("Authorization", f"Basic {basic}")
+            private["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        timeout_s = self.options.http_client_request_timeout_ns / SECOND_NS
         try:
-            return answer_to(wanted, self.options.http_client_request_timeout_ns / SECOND_NS)
+            reply = fetch(f"{origin}{target}", headers=headers, private=private, timeout_s=timeout_s)
         except http.client.HTTPException as error:
             raise OSError(f"the answer of {origin} is not HTTP: {error!r}") from error
-
-
-def answer_to(wanted: urllib.request.Request, timeout_s: float) -> tuple[int, str, bytes]:
-    """Return status, content type and body of the answer to a request. Raises: OSError, ValueError, HTTPException."""
-    try:
-        with urllib.request.urlopen(wanted, timeout=timeout_s) as answer:
-            return answer.status, answer.headers.get("Content-Type", ""), answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers.get("Content-Type", ""), error.read()
+        return reply.status, reply.headers.get("content-type", ""), reply.body
 
 
 def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:

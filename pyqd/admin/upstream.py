@@ -6,14 +6,14 @@ Source: docs/nsq/admin-and-tools.md, "Errors and partial failures".
 from __future__ import annotations
 
 import contextlib
-import http.client
 import ipaddress
 import json
 import logging
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
@@ -84,26 +84,16 @@ def problem_of(host: str, *, may_be_local: bool) -> str:
     return ""
 
 
-class RegisteredClient(HttpClient):
-    """HTTP client of a broker that a lookup daemon tells. may_be_local: whether it may be on this machine."""
+def check_registered(address: str, host: str, *, may_be_local: bool) -> None:
+    """Check the host of an address that a lookup daemon tells. Raises: NotConnectedError if no broker is asked there.
 
-    def __init__(self, address: str, *, may_be_local: bool, **options: Any) -> None:
-        super().__init__(address, **options)
-        self._may_be_local = may_be_local
-
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        self._check(self.place.host)
-        super()._connect(connection)
-        # A name may lead anywhere, and elsewhere each time that it is resolved.
-        self._check(connection.sock.getpeername()[0])
-
-    def _check(self, host: str) -> None:
-        """Raise NotConnectedError for an address where no broker is asked."""
-        problem = problem_of(host, may_be_local=self._may_be_local)
-        if problem:
-            raise NotConnectedError(
-                f"{self.address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
-            )
+    may_be_local: whether the host may be this machine.
+    """
+    problem = problem_of(host, may_be_local=may_be_local)
+    if problem:
+        raise NotConnectedError(
+            f"{address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
+        )
 
 
 class Upstream:
@@ -141,9 +131,6 @@ class Upstream:
         self._secure: dict[str, str] = {}
         self._closed_within_s = min(CLOSED_WITHIN_S, timeout_s / 2)
         self._answer_within_s = TIMEOUTS_PER_ANSWER * timeout_s
-        # GET requests under way, with their deadlines; those of them that were ended.
-        self._reading: dict[HttpClient, float] = {}
-        self._ended: set[HttpClient] = set()
         self._idle: dict[UpstreamServer, list[HttpClient]] = {}
         self._lock = Lock()
         self._used_s: dict[UpstreamServer, float] = {}
@@ -187,24 +174,13 @@ class Upstream:
         failures: list[str] = []
         for address, future in futures:
             try:
-                results.append(self._result_of(future))
+                results.append(future.result())
             except UpstreamError as error:
                 failures.append(str(error))
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 name = getattr(address, "http_address", address)
                 failures.append(f"{name}: the answer is not one of NSQ's daemons: {error!r}")
         return results, failures
-
-    def _result_of(self, future: Future[R]) -> R:
-        """Return the result of a call, and end reads that are past their deadlines meanwhile."""
-        while not wait((future,), self._answer_within_s / TIMEOUTS_PER_ANSWER).done:
-            now_s = time.monotonic()
-            with self._lock:
-                late = [client for client, deadline_s in self._reading.items() if now_s >= deadline_s]
-                self._ended.update(late)
-                for client in late:
-                    client.abort()
-        return future.result()
 
     def send(
         self,
@@ -277,39 +253,29 @@ class Upstream:
     ) -> Reply:
         client = self._take(place)
         started_s = time.monotonic()
-        if method == "GET":
-            with self._lock:
-                self._reading[client] = started_s + self._answer_within_s
         try:
             return self._send(client, method, path, query, body)
         finally:
             took_s = time.monotonic() - started_s
             with self._lock:
                 self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
-                self._reading.pop(client, None)
-                was_ended = client in self._ended
-                self._ended.discard(client)
-            if was_ended:
-                client.close()
             self._give_back(place, client)
-            if was_ended:
-                # The client tells a broken connection, or an answer that ends with it.
-                text = f"{address}: {method} {path}: no whole answer within {self._answer_within_s:g} s"
-                raise NotConnectedError(text) from None
 
     def _send(
         self, client: HttpClient, method: str, path: str, query: Mapping[str, object] | None, body: bytes | None
     ) -> Reply:
         was_open = client.is_open
         started_s = time.monotonic()
+        # A change may take its time.
+        within_s = self._answer_within_s if method == "GET" else None
         try:
-            return client.request(method, path, query, body, retry=False)
+            return client.request(method, path, query, body, retry=False, within_s=within_s)
         except NotConnectedError:
             # The other side may close a kept connection at any time. A request with a body may not be repeated.
             is_late = time.monotonic() - started_s >= self._closed_within_s
             if not was_open or body is not None or is_late:
                 raise
-            return client.request(method, path, query, body, retry=False)
+            return client.request(method, path, query, body, retry=False, within_s=within_s)
 
     def _take(self, place: UpstreamServer) -> HttpClient:
         with self._lock:
@@ -319,7 +285,8 @@ class Upstream:
         token = self._token if place.has_token else None
         if place.is_named:
             return HttpClient(place.url, token=token, **self._options)
-        return RegisteredClient(place.url, may_be_local=self._may_be_local, token=token, **self._options)
+        check = partial(check_registered, place.url, may_be_local=self._may_be_local)
+        return HttpClient(place.url, token=token, check_peer=check, **self._options)
 
     def _give_back(self, place: UpstreamServer, client: HttpClient) -> None:
         now_s = time.monotonic()

@@ -50,7 +50,7 @@ class ReplayRoutes:
         place = None
         if time_text is not None:
             try:
-                place = replay.Place(time_ns=parse_timestamp(time_text, wall()))
+                place = replay.LogPlace(time_ns=parse_timestamp(time_text, wall()))
             except ValueError:
                 raise HttpError(400, "INVALID_TIME") from None
         return json_response(replay.positions(topic, place, yield_to_loop))
@@ -97,14 +97,14 @@ class ReplayRoutes:
             raise HttpError(400, "INVALID_DRY_RUN")
         return json_response(self.moved(channel, place, dry_run in ("true", "1")))
 
-    def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
+    def moved(self, channel: Channel, place: replay.LogPlace, dry_run: bool) -> dict[str, object]:
         """Move a channel unless it is a dry run. Returns: the effect of the move."""
         if dry_run:
             return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
         return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
 
 
-def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:
+def place_of(query: Query, name: str, code: str, default: str = "") -> replay.LogPlace:
     """Return the place in the log that a parameter names."""
     try:
         return replay.parse_place(query.get(name) or default, wall())

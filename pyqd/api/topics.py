@@ -108,7 +108,7 @@ class TopicRoutes:
         return quota_response(topic)
 
 
-def moved_or_deleted(channel: Channel, place: replay.Place) -> dict[str, Any]:
+def moved_or_deleted(channel: Channel, place: replay.LogPlace) -> dict[str, Any]:
     """Move a new channel to its place; delete the channel if that fails. Returns: the effect. Raises: as `replay.move`.
 
     Switches: yes.

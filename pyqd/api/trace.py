@@ -15,7 +15,7 @@ from pyqd.api.http_params import requested_topic
 from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
-from pyqd.broker.tracing import FORMAT, Page, TraceSetting
+from pyqd.broker.tracing import FORMAT, BlockPage, TraceSetting
 from pyqd.config.options import TRACE_BODY_BYTES_MAX, parse_rate
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
@@ -24,8 +24,8 @@ from pyqd.net.loop_driver import yield_to_loop
 
 FLAG: Final = "default"
 OCTETS: Final = "application/octet-stream"
-PAGE_BYTES: Final = 1 << 20
-PAGE_BYTES_MAX: Final = 4 << 20
+TRACE_ANSWER_BYTES: Final = 1 << 20
+TRACE_ANSWER_BYTES_MAX: Final = 4 << 20
 POSITION_MAX: Final = 2**63 - 1
 WAIT_MS_MAX: Final = 60_000
 # A reader that waits gets the events of so long at once, and not a block for each.
@@ -55,13 +55,13 @@ class TraceRoutes:
         """Return whole blocks of events from a position on. Switches: yes, up to `wait_ms` at the end of the log."""
         query = request.query()
         position = number(query, "position", "INVALID_POSITION", 0, POSITION_MAX)
-        bytes_max = number(query, "max_bytes", "INVALID_MAX_BYTES", PAGE_BYTES)
+        bytes_max = number(query, "max_bytes", "INVALID_MAX_BYTES", TRACE_ANSWER_BYTES)
         wait_ms = number(query, "wait_ms", "INVALID_WAIT_MS", 0)
         if bytes_max == 0:
             raise HttpError(400, "INVALID_MAX_BYTES")
         if wait_ms:
             self.wait_for_events(position, min(wait_ms, WAIT_MS_MAX) / MS_PER_S)
-        page = self.broker.tracing.read(position, min(bytes_max, PAGE_BYTES_MAX), yield_to_loop)
+        page = self.broker.tracing.read(position, min(bytes_max, TRACE_ANSWER_BYTES_MAX), yield_to_loop)
         return self.page(page)
 
     def wait_for_events(self, position: int, wait_s: float) -> None:
@@ -80,7 +80,7 @@ class TraceRoutes:
         if log is not None and position >= log.sealed_position:
             gevent.sleep(min(LINGER_S, wait_s))
 
-    def page(self, page: Page) -> Response:
+    def page(self, page: BlockPage) -> Response:
         """Return the answer for the blocks that were read."""
         log = self.broker.tracing.log
         headers = (

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 
 from pyqd.primitives.program_start import begin_program
 
+# Modules, and functions in them.
 TOOLS = {
-    "up": "pyqd.apps.up",
-    "import": "pyqd.apps.import_nsqd",
-    "export": "pyqd.apps.export_nsqd",
-    "inspect": "pyqd.apps.inspect_data",
-    "drain": "pyqd.apps.drain_command",
-    "restart": "pyqd.apps.restart_command",
+    "up": ("pyqd.apps.up", "main"),
+    "import": ("pyqd.apps.data_commands", "import_nsqd"),
+    "export": ("pyqd.apps.data_commands", "export_nsqd"),
+    "inspect": ("pyqd.apps.data_commands", "inspect"),
+    "drain": ("pyqd.apps.drain_command", "main"),
+    "restart": ("pyqd.apps.restart_command", "main"),
 }
-DAEMON = "pyqd.apps.daemon"
+DAEMON = ("pyqd.apps.daemon", "main")
 HELP = "help"
 
 
@@ -25,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     word = arguments[0] if arguments else ""
     # Before other code is loaded: until the daemon handles SIGHUP, it would end by one.
     begin_program("pyqd", holds_hangups=word not in TOOLS)
-    module = DAEMON
+    module, function = DAEMON
     if word in TOOLS:
-        module = TOOLS[arguments.pop(0)]
+        module, function = TOOLS[arguments.pop(0)]
     elif word == HELP:
         arguments = ["--help"]
     elif word and not word.startswith("-"):
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from pyqd.primitives.goflags import exit_with_mistake
 
         exit_with_mistake(PROGRAM, unknown_command(word))
-    run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
+    run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
     return run(arguments)
 
 

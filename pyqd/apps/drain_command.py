@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pyqd.apps.local_daemon import LocalDaemon, parser_for, with_daemon
+from pyqd.primitives.http_client import HttpClientConnection
 
 PROG = "pyqd drain"
 POLL_S = 0.2
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run(daemon: LocalDaemon) -> int:
         # One connection for all requests: another one could be the first of a new process, or start it by socket
         # activation.
-        with contextlib.closing(daemon.connect()) as connection:
+        with daemon.connect() as connection:
             progress = daemon.ask_on(connection, "POST", f"/drain{query}")
             with process_of(daemon, progress) as process:
                 shown = ""
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return with_daemon(PROG, given.http_address, run)
 
 
-def asked(daemon: LocalDaemon, connection: http.client.HTTPConnection) -> Any:
+def asked(daemon: LocalDaemon, connection: HttpClientConnection) -> Any:
     """Return the progress; None if the daemon has closed the connection. Raises: TimeoutError if it is silent."""
     try:
         return daemon.ask_on(connection, "GET", "/drain")

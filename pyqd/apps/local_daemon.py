@@ -1,17 +1,16 @@
 """HTTP client of the commands that steer a running pyqd: `pyqd drain`, `pyqd restart`."""
 
-import contextlib
 import http.client
 import ipaddress
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from pyqd.primitives.addresses import UnixAddress, is_ip_address, split_address
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.http_client import HttpAddress, HttpClientConnection
 
 TIMEOUT_S = 30.0
 TOKEN_VARIABLE = "PYQD_TOKEN"
@@ -19,20 +18,6 @@ TOKEN_VARIABLE = "PYQD_TOKEN"
 
 class DaemonRefusedError(Exception):
     """Answer of the daemon that is no success; str() of it is the daemon's text."""
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP connection over a unix socket."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect. Raises: OSError."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class LocalDaemon:
@@ -52,26 +37,28 @@ class LocalDaemon:
             return True
         return is_ip_address(place.host) and ipaddress.ip_address(place.host).is_loopback
 
-    def connect(self, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
-        """Return a connection, which the first request opens."""
+    def connect(self, timeout_s: float = TIMEOUT_S) -> HttpClientConnection:
+        """Return an open connection. Raises: OSError."""
         place = self._place
         if isinstance(place, UnixAddress):
-            return UnixConnection(place.path, timeout_s)
-        return http.client.HTTPConnection(place.host or "127.0.0.1", place.port, timeout=timeout_s)
+            address = HttpAddress("localhost", 0, False, place.path)
+        else:
+            address = HttpAddress(place.host or "127.0.0.1", place.port, False)
+        connection = HttpClientConnection(address, timeout_s=timeout_s)
+        connection.open()
+        return connection
 
     def ask(self, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
         """Return the JSON of an answer. Raises: OSError, http.client.HTTPException, DaemonRefusedError."""
-        with contextlib.closing(self.connect(timeout_s)) as connection:
+        with self.connect(timeout_s) as connection:
             return self.ask_on(connection, method, path)
 
-    def ask_on(self, connection: http.client.HTTPConnection, method: str, path: str) -> Any:
+    def ask_on(self, connection: HttpClientConnection, method: str, path: str) -> Any:
         """Return the JSON of an answer on a connection, which stays open. Raises as `ask` does."""
-        connection.request(method, path, headers=self._headers)
-        answer = connection.getresponse()
-        body = answer.read()
-        if answer.status != 200:
-            raise DaemonRefusedError(f"{method} {path}: {answer.status} {body.decode(errors='replace').strip()}")
-        return json.loads(body)
+        reply = connection.exchange(method, path, headers=self._headers)
+        if reply.status != 200:
+            raise DaemonRefusedError(f"{method} {path}: {reply.status} {reply.body.decode(errors='replace').strip()}")
+        return json.loads(reply.body)
 
 
 def parser_for(prog: str, description: str) -> CommandParser:

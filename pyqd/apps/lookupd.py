@@ -24,7 +24,7 @@ from pyqd.apps.listeners import (
 )
 from pyqd.apps.program import run_program
 from pyqd.lookupd.api import LookupRoutes
-from pyqd.lookupd.metrics import LookupCollector, LookupMetrics
+from pyqd.lookupd.metrics import LookupMetrics
 from pyqd.lookupd.options import LOOKUP_DAEMON, PROGRAM, LookupOptions
 from pyqd.lookupd.registry import Registry
 from pyqd.lookupd.server import LookupServer
@@ -64,10 +64,8 @@ class LookupDaemon:
         }
         self.registry = Registry(options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns)
         self.tcp = LookupServer(self.registry, self.hub, lambda: self.info, Admission(self.tcp_limits))
-        collector = LookupCollector(
-            self.registry, lambda: len(self.tcp.connections), lambda: self.http.connection_count()
-        )
-        routes = [*LookupRoutes(self.registry).routes(), *LookupMetrics(collector).routes()]
+        metrics = LookupMetrics(self.registry, lambda: len(self.tcp.connections), lambda: self.http.connection_count())
+        routes = [*LookupRoutes(self.registry).routes(), *metrics.routes()]
         self.http = HttpServers(
             routes,
             self.addresses,

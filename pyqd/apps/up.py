@@ -27,6 +27,8 @@ from typing import Final
 
 from pyqd.config.options import parse_args
 from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.backoff import NO_JITTER, Backoff
+from pyqd.primitives.http_client import fetch
 from pyqd.primitives.loglines import LogLevel, configure
 
 PROG: Final = "pyqd up"
@@ -36,6 +38,7 @@ BROKER: Final = "pyqd"
 SHIPPER: Final = ("pyqd.tools.pyq_trace", "ship")
 START_WAIT_S: Final = 30.0
 STOP_WAIT_S: Final = 30.0
+ANSWER_WAIT_S: Final = 5.0
 POLL_S: Final = 0.05
 TRACED_BODY_BYTES: Final = 200
 # A crash is followed by a start after this long, twice as long each time, until the program has run for a while.
@@ -48,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Program:
+class Companion:
     """One program of the group. ping: host and port that answer GET /ping; empty if there is none."""
 
     name: str
@@ -59,7 +62,9 @@ class Program:
     successor: int = 0
     started_s: float = 0.0
     restart_at_s: float = 0.0
-    wait_s: float = RESTART_FIRST_S
+    delays: Backoff = dataclasses.field(
+        default_factory=lambda: Backoff(RESTART_FIRST_S, RESTART_LONGEST_S, jitter=NO_JITTER)
+    )
 
     def start(self) -> None:
         """Start the process; it ends with this one, however this one ends."""
@@ -106,7 +111,7 @@ class Program:
 class Group:
     """The programs, in the order of their start. They stop in the other order."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[Companion]) -> None:
         self.programs = programs
         self.is_stopping = False
 
@@ -166,12 +171,12 @@ class Group:
         """Have `start` and `watch` return. Safe in a signal handler."""
         self.is_stopping = True
 
-    def _plan_restart(self, program: Program, code: int) -> None:
+    def _plan_restart(self, program: Companion, code: int) -> None:
         if time.monotonic() - program.started_s > STEADY_S:
-            program.wait_s = RESTART_FIRST_S
-        logger.error("%s has ended with code %d; it starts again in %g s", program.name, code, program.wait_s)
-        program.restart_at_s = time.monotonic() + program.wait_s
-        program.wait_s = min(2 * program.wait_s, RESTART_LONGEST_S)
+            program.delays.reset()
+        wait_s = program.delays.next_s()
+        logger.error("%s has ended with code %d; it starts again in %g s", program.name, code, wait_s)
+        program.restart_at_s = time.monotonic() + wait_s
 
 
 def end_with_parent() -> None:
@@ -185,15 +190,12 @@ def end_with_parent() -> None:
 
 def get(address: tuple[str, int], path: str) -> bytes | None:
     """Return the body of an answer with status 200; None for any other, or without an answer."""
-    connection = http.client.HTTPConnection(*address, timeout=5)
+    url = f"http://{TcpAddress(*address)}{path}"
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.read() if answer.status == http.client.OK else None
+        reply = fetch(url, redirects_max=0, timeout_s=ANSWER_WAIT_S)
     except (OSError, http.client.HTTPException):
         return None
-    finally:
-        connection.close()
+    return reply.body if reply.status == http.client.OK else None
 
 
 def successor_of(address: tuple[str, int]) -> int:
@@ -222,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Program]:
+def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Companion]:
     """Return the programs for a command line."""
     python = [sys.executable, "-m"]
 
@@ -259,15 +261,15 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         *([f"--trace-database={database}"] if database else []),
     ]
     programs = [
-        Program("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
-        Program(BROKER, broker, ping),
+        Companion("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
+        Companion(BROKER, broker, ping),
     ]
     if database and ping is not None:
         # The shipper makes the tables that the web admin reads.
         programs.append(
-            Program("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
+            Companion("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
         )
-    return [*programs, Program("pyqadmin", admin, (LOOPBACK, given.admin_port))]
+    return [*programs, Companion("pyqadmin", admin, (LOOPBACK, given.admin_port))]
 
 
 def trace_database(data_path: str) -> str:

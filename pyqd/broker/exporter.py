@@ -7,9 +7,14 @@ last: without it nsqd finds nothing. The source is read and not changed. Source:
 """
 
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from pyqd.broker.offline_topics import OfflineData, OfflineTopic
+from pyqd.broker.channel import Channel
+from pyqd.broker.offline_broker import OfflineBroker
+from pyqd.broker.peek import DEAD_LETTER, DEFERRED, READY, Cursor, MessageRow, page_of_channel, parse_cursor, queue_page
+from pyqd.broker.replay import no_pause
+from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import (
     METADATA_FILE,
@@ -20,7 +25,6 @@ from pyqd.diskqueue.interchange import (
     queue_name,
 )
 from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
-from pyqd.diskqueue.offline_reader import OfflineRecord
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
@@ -28,6 +32,9 @@ from pyqd.primitives.nsq_compat import NSQ_VERSION
 # nsqd's defaults for writing and reading.
 SEGMENT_BYTES_MAX = 100 * 1024 * 1024
 BODY_BYTES_MAX = 1024 * 1024
+# Messages read at once; a page ends sooner if its bodies are large.
+PAGE_ROWS = 1000
+BODY_BYTES_ANY = 2**32 - 1
 
 
 class ExportedQueue(NamedTuple):
@@ -92,22 +99,14 @@ class Exporter:
 
     def run(self) -> ExportReport:
         """Write everything. Returns: the report."""
-        survey = OfflineData(self.files, self.source)
-        for name, reason in survey.all_unreadable():
-            raise StartupError(f"failed to export - {name}: {reason}")
-        if survey.awaits_start:
-            raise StartupError(
-                f"failed to export - a power failure ended the last run of {self.source}, and its journal holds "
-                "messages that a start restores: start pyqd on it once, stop it, and export then"
-            )
-        self.report.problems = [f"topic {topic.name}: {text}" for topic in survey.topics for text in topic.problems]
+        broker = OfflineBroker(self.source)
         try:
             self.files.make_directory(self.target)
             if self.files.list_directory(self.target):
                 raise StartupError(f"failed to export - {self.target} is not empty")
             try:
-                self._write(survey)
-            except (StorageError, CorruptionError):
+                self._write(broker)
+            except (StorageError, CorruptionError, StartupError):
                 for name in self.files.list_directory(self.target):
                     self.files.remove(os.path.join(self.target, name))
                 raise
@@ -115,40 +114,56 @@ class Exporter:
             raise StartupError(f"failed to export - {error}") from error
         return self.report
 
-    def _write(self, survey: OfflineData) -> None:
-        topics = [
-            NsqdTopic(
-                topic.name, topic.paused, tuple(NsqdChannel(channel.name, channel.paused) for channel in topic.channels)
-            )
-            for topic in survey.topics
-        ]
-        for topic in survey.topics:
-            self._write_topic(topic)
+    def _write(self, broker: OfflineBroker) -> None:
+        topics = []
+        for found in broker.found_topics():
+            for reason in found.reasons():
+                raise StartupError(f"failed to export - {reason}")
+            assert found.topic is not None
+            self._write_topic(found.topic)
+            # Only now all records have been read.
+            self.report.problems += [f"topic {found.name}: {text}" for text in broker.private.problems]
+            channels = tuple(NsqdChannel(channel.name, channel.paused) for channel in found.channels())
+            topics.append(NsqdTopic(found.name, found.topic.paused, channels))
         self.files.write(os.path.join(self.target, METADATA_FILE), format_metadata(topics, NSQ_VERSION))
         self.files.sync_directory(self.target)
 
-    def _write_topic(self, topic: OfflineTopic) -> None:
-        writer = self._writer(queue_name(topic.name))
+    def _write_topic(self, topic: Topic) -> None:
+        self._write_queue(topic, None, held_messages(topic))
+        for channel in topic.channels_by_name.values():
+            self._write_queue(topic, channel, queued_messages(topic, channel))
+
+    def _write_queue(self, topic: Topic, channel: Channel | None, rows: Iterator[MessageRow]) -> None:
+        name = None if channel is None else channel.name
+        writer = NsqdQueueWriter(self.files, self.target, queue_name(topic.name, name), self.segment_bytes_max)
         deferred_count = 0
-        for record in topic.held():
-            deferred_count += record.due_ns > self.now_ns
-            writer.add(self._message(record, 0))
+        for row in rows:
+            deferred_count += row.due_ns > self.now_ns
+            self.report.longest_body_bytes = max(self.report.longest_body_bytes, len(row.body))
+            writer.add(NsqdMessage(row.timestamp_ns, row.attempts, to_hex(row.guid), row.body))
         writer.close()
-        self.report.queues.append(ExportedQueue(topic.name, None, topic.paused, writer.depth, deferred_count))
-        for channel in topic.channels:
-            writer = self._writer(queue_name(topic.name, channel.name))
-            deferred_count = 0
-            for queued in channel.messages():
-                deferred_count += queued.deferred and queued.record.due_ns > self.now_ns
-                writer.add(self._message(queued.record, queued.attempts))
-            writer.close()
-            self.report.queues.append(
-                ExportedQueue(topic.name, channel.name, channel.paused, writer.depth, deferred_count)
-            )
+        paused = topic.paused if channel is None else channel.paused
+        self.report.queues.append(ExportedQueue(topic.name, name, paused, writer.depth, deferred_count))
 
-    def _writer(self, queue: str) -> NsqdQueueWriter:
-        return NsqdQueueWriter(self.files, self.target, queue, self.segment_bytes_max)
 
-    def _message(self, record: OfflineRecord, attempts: int) -> NsqdMessage:
-        self.report.longest_body_bytes = max(self.report.longest_body_bytes, len(record.body))
-        return NsqdMessage(record.timestamp_ns, attempts, to_hex(record.guid), record.body)
+def held_messages(topic: Topic) -> Iterator[MessageRow]:
+    """Yield the messages that no channel has been given."""
+    ordinal = topic.end
+    while True:
+        page = queue_page(topic, None, ordinal, [], PAGE_ROWS, BODY_BYTES_ANY, no_pause)
+        yield from page.rows
+        if page.after is None:
+            return
+        ordinal = topic.reader.ordinal_of(parse_cursor(page.after, READY).numbers[0])
+
+
+def queued_messages(topic: Topic, channel: Channel) -> Iterator[MessageRow]:
+    """Yield the messages of a channel: those delivered before, the others, then the deferred ones by due time."""
+    for state in (READY, DEAD_LETTER, DEFERRED):
+        cursor = Cursor()
+        while True:
+            page = page_of_channel(topic, channel, state, cursor, PAGE_ROWS, BODY_BYTES_ANY, no_pause)
+            yield from page.rows
+            if page.after is None:
+                break
+            cursor = parse_cursor(page.after, state)

@@ -28,12 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
 from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
-from pyqd.broker.offline_topics import FROM_PARKED, TopicState, pack_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
-from pyqd.diskqueue.file_headers import mark_paused
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
-from pyqd.hot.broker.recovery import start_ledger
+from pyqd.hot.broker.recovery import FROM_PARKED_LOG, start_ledger
+from pyqd.hot.broker.topic import new_state
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.guid import from_hex
@@ -149,8 +148,7 @@ class TopicImport:
         if isinstance(self.log, Log):
             for channel in self.channels:
                 self._write_channel(channel, self.log)
-            state = TopicState(paused, self.held_from, 0, self.last_guid, 0, 0)
-            self.files.write(self._path(STATE_FILE), pack_topic_state(state))
+            self.files.write(self._path(STATE_FILE), new_state(paused, self.held_from, self.last_guid))
 
     def _path(self, *parts: str) -> str:
         assert self.directory is not None, "a dry run writes nothing"
@@ -245,13 +243,12 @@ class TopicImport:
         directory = channel_dir(channel.name)
         ledger = Ledger(self.files, self._path(directory, LEDGER_FILE))
         self.ledgers.append(ledger)
-        start_ledger(ledger, log.locate(self.held_from))
+        start_ledger(ledger, log.locate(self.held_from), channel.paused)
         finish_all_but_own(ledger, channel.own, self.held_from)
-        mark_paused(ledger, channel.paused)
         if isinstance(channel.parked, Log):
             self.ledgers.append(Ledger(self.files, self._path(directory, PARKED_LEDGER)))
             noted = [
-                ATTEMPTS_ENTRY.pack(FROM_PARKED, ordinal, attempts)
+                ATTEMPTS_ENTRY.pack(FROM_PARKED_LOG, ordinal, attempts)
                 for ordinal, _, _, _, attempts, _ in channel.parked.records()
             ]
             self.files.write(self._path(directory, ATTEMPTS_FILE), b"".join(noted))

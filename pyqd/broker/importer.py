@@ -22,9 +22,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pyqd.broker.broker import BOOT_ID, NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
+from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY, read_boot_id
 from pyqd.broker.import_topic import ChannelImport, QueueCounts, TopicImport
 from pyqd.config.options import Options
 from pyqd.diskqueue.files import Files
@@ -93,11 +93,6 @@ class ImportReport:
                     f"failed to import nsqd's data - the files of queue {queue} would not be read: move them elsewhere "
                     "to import without them"
                 )
-
-    def note_files(self, names: list[str]) -> None:
-        """Report files that nsqd renamed to `.bad` because it could not read them. Their messages are not imported."""
-        for name in names:
-            self.note(name, "set aside by nsqd as unreadable: omitted")
 
     def add(self, queue: QueueReport) -> None:
         """Add the result of one queue."""
@@ -211,7 +206,8 @@ class Importer:
         report = ImportReport(self.root, dry_run)
         metadata = self._read_metadata(directory)
         report.nsqd_version = metadata.version
-        report.note_files(directory.bad)
+        for name in directory.bad:
+            report.note(name, "set aside by nsqd as unreadable: omitted")
         topics = known_topics(metadata, directory, report.note)
         try:
             if not dry_run:
@@ -287,8 +283,7 @@ class Importer:
         report.moved_to = target
         plan = {"originals": originals, "target": target, "report": report.text()}
         self.files.write(os.path.join(self.importing, PLAN_FILE), json.dumps(plan).encode())
-        boot = self.files.read(BOOT_ID).decode().strip() if self.files.exists(BOOT_ID) else ""
-        node = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
+        node = {"format": NODE_FORMAT, "epoch": 0, "boot": read_boot_id(self.files), "clean": True}
         self.files.write(os.path.join(self.importing, NODE_FILE), json.dumps(node).encode())
         self.files.sync_directory(self.importing)
 
@@ -299,8 +294,10 @@ class Importer:
             if self.files.exists(source):
                 self.files.rename(source, os.path.join(self.root, name))
                 self.files.sync_directory(self.root)
-        plan = self._read_plan()
-        if plan is not None:
+        path = os.path.join(self.importing, PLAN_FILE)
+        # Without it all has been done, and `importing` is being removed.
+        if self.files.exists(path):
+            plan = json.loads(self.files.read(path))
             target = os.path.join(self.root, plan["target"])
             self.files.make_directory(target)
             for name in plan["originals"]:
@@ -310,12 +307,6 @@ class Importer:
             self.files.sync_directory(target)
             self.files.sync_directory(self.root)
         self.files.remove_tree(self.importing)
-
-    def _read_plan(self) -> dict[str, Any] | None:
-        """Return the plan; None when all of it has been done and `importing` is being removed."""
-        path = os.path.join(self.importing, PLAN_FILE)
-        plan: dict[str, Any] | None = json.loads(self.files.read(path)) if self.files.exists(path) else None
-        return plan
 
 
 def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callable[[str, str], None]) -> list[NsqdTopic]:

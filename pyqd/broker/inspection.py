@@ -4,7 +4,11 @@ import datetime
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pyqd.broker.offline_topics import OfflineChannel, OfflineData, OfflineTopic
+from pyqd.broker.channel import Channel
+from pyqd.broker.offline_broker import OfflineBroker, channel_bytes, damage_copies, topic_bytes
+from pyqd.broker.peek import DEFERRED, Cursor, page_of_channel
+from pyqd.broker.replay import no_pause
+from pyqd.broker.topic import Topic
 from pyqd.primitives.durations import SECOND_NS
 
 HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
@@ -42,26 +46,28 @@ class QueueRow(NamedTuple):
 
 
 class Inspection:
-    """All rows of a data directory, and its problems. verify: check every record's checksum too."""
+    """All rows of a data directory, and its problems. verify: check every record's checksum. Raises: StartupError."""
 
-    def __init__(self, survey: OfflineData, verify: bool) -> None:
-        self.node = survey.node
+    def __init__(self, root: str, verify: bool) -> None:
+        broker = OfflineBroker(root)
+        self.node = broker.stored_node
         self.rows: list[QueueRow] = []
-        self.problems: list[str] = [f"{name}: {reason}" for name, reason in survey.all_unreadable()]
-        if survey.awaits_start:
-            self.problems.append(
-                "the last run ended in a power failure: its journal holds messages that this table may lack; "
-                "a start of pyqd restores them"
-            )
+        self.problems: list[str] = []
         self.damage_copies: list[str] = []
-        for topic in survey.topics:
-            self.damage_copies += topic.damage_copies
-            problems = topic.problems + (topic.verify() if verify else [])
-            self.problems += [f"topic {topic.name}: {problem}" for problem in problems]
-            self.rows.append(topic_row(topic, "damaged" if problems or topic.unreadable else "ok"))
-            self.rows += [channel_row(channel) for channel in topic.channels]
-        for name, _ in survey.unreadable:
-            self.rows.append(QueueRow(name, None, False, 0, 0, 0, 0, 0, 0, 0, "unreadable"))
+        damage: list[str] = []
+        unreadable: list[QueueRow] = []
+        for found in broker.found_topics():
+            self.problems += found.reasons()
+            if found.topic is None:
+                unreadable.append(QueueRow(found.name, None, False, 0, 0, 0, 0, 0, 0, 0, "unreadable"))
+                continue
+            self.damage_copies += damage_copies(found.topic)
+            problems = found.problems + (broker.verify(found.topic) if verify else [])
+            damage += [f"topic {found.name}: {problem}" for problem in problems]
+            self.rows.append(topic_row(found.topic, "damaged" if problems or found.unreadable else "ok"))
+            self.rows += [channel_row(found.topic, channel) for channel in found.channels()]
+        self.problems += damage
+        self.rows += unreadable
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for a program."""
@@ -86,41 +92,30 @@ class Inspection:
         ]
 
 
-def topic_row(topic: OfflineTopic, health: str) -> QueueRow:
+def topic_row(topic: Topic, health: str) -> QueueRow:
     """Return the row of a topic."""
     log = topic.log
+    floor = log.first.first_ordinal
+    count = log.end - floor - sum(end - start for start, end in log.holes)
     return QueueRow(
-        topic.name,
-        None,
-        topic.paused,
-        log.count,
-        log.file_bytes,
-        log.first,
-        topic.shown_end,
-        topic.held_count,
-        0,
-        0,
-        health,
+        topic.name, None, topic.paused, count, topic_bytes(topic), floor, topic.end, topic.depth, 0, 0, health
     )
 
 
-def channel_row(channel: OfflineChannel) -> QueueRow:
-    """Return the row of a channel. Cost: reads its parked log."""
-    unfinished = channel.ledger.unfinished_count(channel.topic.shown_end)
-    parked = list(channel.parked())
-    dues = [queued.record.due_ns for queued in parked if queued.deferred]
-    handed_out = len(parked) - len(dues)
+def channel_row(topic: Topic, channel: Channel) -> QueueRow:
+    """Return the row of a channel."""
+    deferred = page_of_channel(topic, channel, DEFERRED, Cursor(), 1, 0, no_pause).rows
     return QueueRow(
-        channel.topic.name,
+        topic.name,
         channel.name,
         channel.paused,
-        unfinished + handed_out + len(dues),
-        channel.file_bytes,
+        channel.depth + channel.deferred_count,
+        channel_bytes(channel),
         channel.ledger.floor,
         channel.ledger.cursor,
-        unfinished + handed_out,
-        len(dues),
-        min(dues, default=0),
+        channel.depth,
+        channel.deferred_count,
+        deferred[0].due_ns if deferred else 0,
         "ok",
     )
 

@@ -29,7 +29,7 @@ _INT64_MAX = 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """One message, as it was seen. body: as much of it as was asked for. The last three: in flight only."""
 
     guid: int
@@ -44,10 +44,10 @@ class Row(NamedTuple):
     deadline_ns: int = 0
 
 
-class Page(NamedTuple):
+class MessagePage(NamedTuple):
     """Messages of one state. after: cursor of the next page; None: there is none."""
 
-    rows: list[Row]
+    rows: list[MessageRow]
     after: str | None
 
 
@@ -79,7 +79,7 @@ def parse_cursor(text: str, state: str) -> Cursor:
 
 def page_of_channel(
     topic: Topic, channel: Channel, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
-) -> Page:
+) -> MessagePage:
     """Return a page of a channel's messages. Raises: TopicGone."""
     if state == READY:
         return ready_page(topic, channel, cursor, count_max, body_bytes_max, pause)
@@ -87,50 +87,52 @@ def page_of_channel(
         return deferred_page(channel, cursor, count_max, body_bytes_max, pause)
     if state == DEAD_LETTER:
         rows, number, at_end = dead_letter_page(channel, cursor.numbers[0], count_max, body_bytes_max)
-        return Page([Row(*row) for row in rows], None if at_end else f"l{number}")
+        return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"l{number}")
     run = run_of(channel)
     slot = cursor.numbers[0] if cursor.kind and cursor.numbers[1] == run else 0
     rows, slot, at_end = in_flight_page(channel, slot, count_max, body_bytes_max)
-    return Page([Row(*row) for row in rows], None if at_end else f"f{slot}.{run}")
+    return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"f{slot}.{run}")
 
 
 def ready_page(
     topic: Topic, channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
-) -> Page:
+) -> MessagePage:
     """Return a page of waiting messages: first those delivered before, then the queue."""
-    found: list[Row] = []
+    found: list[MessageRow] = []
     if cursor.kind != "q":
         rows, number, at_end = returned_page(channel, cursor.numbers[0], count_max, body_bytes_max)
-        found = [Row(*row) for row in rows]
+        found = [MessageRow(*row) for row in rows]
         if not at_end:
-            return Page(found, f"r{number}")
+            return MessagePage(found, f"r{number}")
         if len(found) == count_max:
-            return Page(found, f"q{topic.reader.position_of(channel.ledger.cursor)}")
+            return MessagePage(found, f"q{topic.reader.position_of(channel.ledger.cursor)}")
         start = channel.ledger.cursor
     else:
         start = topic.reader.ordinal_of(cursor.numbers[0])
     return queue_page(topic, channel, start, found, count_max, body_bytes_max, pause)
 
 
-def page_of_topic(topic: Topic, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
+def page_of_topic(
+    topic: Topic, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
+) -> MessagePage:
     """Return a page of the messages that a topic without channels, or a paused one, holds. Raises: TopicGone."""
     if state in (IN_FLIGHT, DEAD_LETTER):
-        return Page([], None)
+        return MessagePage([], None)
     start = topic.reader.ordinal_of(cursor.numbers[0]) if cursor.kind == "q" else topic.end
     page = queue_page(topic, None, start, [], count_max, body_bytes_max, pause)
     now_ns = wall()
-    return Page([row for row in page.rows if (row.due_ns > now_ns) == (state == DEFERRED)], page.after)
+    return MessagePage([row for row in page.rows if (row.due_ns > now_ns) == (state == DEFERRED)], page.after)
 
 
 def queue_page(
     topic: Topic,
     channel: Channel | None,
     start: int,
-    before: list[Row],
+    before: list[MessageRow],
     count_max: int,
     body_bytes_max: int,
     pause: Pause,
-) -> Page:
+) -> MessagePage:
     """Return a page that continues in the topic's log, from an ordinal on. before: rows that the page has already."""
     reader = topic.reader
     walk = QueueWalk(topic, channel, start)
@@ -142,11 +144,11 @@ def queue_page(
             raise TopicGone
         if walk.walk(reader, count_max - len(before), body_bytes_max):
             break
-    rows = before + [Row(*row) for row in walk.rows]
-    return Page(rows, None if walk.at_end else f"q{reader.position_of(walk.ordinal)}")
+    rows = before + [MessageRow(*row) for row in walk.rows]
+    return MessagePage(rows, None if walk.at_end else f"q{reader.position_of(walk.ordinal)}")
 
 
-def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
+def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> MessagePage:
     """Return a page of deferred messages, earliest first."""
     run = run_of(channel)
     after = (-_INT64_MAX, -1)
@@ -160,4 +162,4 @@ def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_m
         if channel.is_closed():
             raise TopicGone
     rows, (due_ns, slot), at_end = search.page(body_bytes_max)
-    return Page([Row(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")
+    return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")

@@ -58,7 +58,7 @@ class PositionBeyondEnd(Exception):  # noqa: N818
         self.next = next_position
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Target in a log: one of these; none: the end."""
 
     earliest: bool = False
@@ -66,7 +66,7 @@ class Place(NamedTuple):
     time_ns: int | None = None
 
 
-class Range(NamedTuple):
+class RecordRange(NamedTuple):
     """Records read. first, next: positions; the next read begins at next. end: position after the newest readable
     record.
     """
@@ -78,15 +78,15 @@ class Range(NamedTuple):
     data: bytes
 
 
-def parse_place(text: str, now_ns: int) -> Place:
+def parse_place(text: str, now_ns: int) -> LogPlace:
     """Return the place that `earliest`, `latest`, a position or a timestamp stands for. Raises: ValueError."""
     if text == EARLIEST:
-        return Place(earliest=True)
+        return LogPlace(earliest=True)
     if text == LATEST:
-        return Place()
+        return LogPlace()
     if text.isascii() and text.isdigit():
-        return Place(position=parse_position(text))
-    return Place(time_ns=parse_timestamp(text, now_ns))
+        return LogPlace(position=parse_position(text))
+    return LogPlace(time_ns=parse_timestamp(text, now_ns))
 
 
 def parse_position(text: str) -> int:
@@ -105,7 +105,7 @@ def readable_end(topic: Topic) -> int:
     return log.end
 
 
-def find(topic: Topic, place: Place, pause: Pause) -> int:
+def find(topic: Topic, place: LogPlace, pause: Pause) -> int:
     """Return the ordinal of a place; the last step was without a pause.
 
     Raises: PositionGone, PositionBeyondEnd, TopicGone. A time before the kept records is their beginning.
@@ -155,7 +155,7 @@ def yield_or_read(broker: "Broker", presence: Presence, pause: Pause) -> None:
     presence.note_read(segment, start, end)
 
 
-def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pause) -> Range:
+def read_range(topic: Topic, place: LogPlace, stop: int, bytes_max: int, pause: Pause) -> RecordRange:
     """Read records from a place to before the position `stop`: whole ones, and at least one if there is one.
 
     bytes_max: of records. Raises: as `find`. If records are trimmed during a pause, the answer ends there; it is valid,
@@ -192,10 +192,10 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
         if log.first.first_ordinal > ordinal:
             break
     end = max(following, reader.position_of(readable_end(topic)))
-    return Range(first, following, end, count, parts[0] if len(parts) == 1 else b"".join(parts))
+    return RecordRange(first, following, end, count, parts[0] if len(parts) == 1 else b"".join(parts))
 
 
-def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]:
+def positions(topic: Topic, place: LogPlace | None, pause: Pause) -> dict[str, Any]:
     """Return the range of readable positions, and the position of a place. Raises: as `find`."""
     reader, log = topic.reader, topic.log
     prepare_in_steps(topic, lambda: reader.prepare(max(readable_end(topic), 1) - 1), pause)
@@ -231,7 +231,7 @@ def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]
     return shown
 
 
-def preview(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str, Any]:
+def preview(topic: Topic, channel: Channel, place: LogPlace, pause: Pause) -> dict[str, Any]:
     """Return the effect of a seek, and change nothing. Raises: as `find`."""
     return effect(topic, channel, seek_target(channel, find(topic, place, pause)))
 
@@ -248,7 +248,7 @@ def effect(topic: Topic, channel: Channel, target: int) -> dict[str, Any]:
     }
 
 
-def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause | None = None) -> dict[str, Any]:
+def move(topic: Topic, channel: Channel, place: LogPlace, pause: Pause, wait: Pause | None = None) -> dict[str, Any]:
     """Move a channel: all messages from the place on are delivered again, all before it are finished.
 
     wait: called until a sync in a thread has ended; None: block. Returns: the effect, as `preview`. Raises: as `find`,
@@ -273,7 +273,7 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause, wait: Pause
                 yield_or_read(topic.broker, topic.reader.presence, pause)
 
 
-def counted_target(topic: Topic, channel: Channel, place: Place, counted: SeekPlace, pause: Pause) -> int:
+def counted_target(topic: Topic, channel: Channel, place: LogPlace, counted: SeekPlace, pause: Pause) -> int:
     """Return the ordinal that a channel is moved to, with the deferred messages after it counted in slices."""
     while True:
         target = seek_target(channel, find(topic, place, pause))

@@ -19,6 +19,8 @@ from pyqd.broker.replay import Pause, no_pause, yield_or_read
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
+from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.fallback.records import ORDINAL_MASK
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
 from pyqd.hot.diskqueue.log import Log
@@ -35,14 +37,12 @@ TRACE_DIRECTORY: Final = "trace"
 LOG_DIRECTORY: Final = "log"
 OPEN_FILE: Final = "open"
 FORMAT: Final = 1
-PAGE_BYTES: Final = 4096
 # Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
 EVENT_BYTES: Final = 16
 # Of a page, as their headers are read on the loop. A reader that has caught up seals a small block with each poll.
 BLOCKS_MAX: Final = 1000
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
-ORDINAL_MASK: Final = (1 << 48) - 1
 
 _RECORD = struct.Struct("<IIQQ")
 _BLOCK = struct.Struct("<HHIq")
@@ -63,7 +63,7 @@ class TraceSetting(NamedTuple):
         return round(self.rate * THRESHOLD_MAX)
 
 
-class Page(NamedTuple):
+class BlockPage(NamedTuple):
     """Blocks read. first: position of the first event. next: the next page begins there. oldest: that is kept."""
 
     data: bytes
@@ -329,19 +329,19 @@ class Tracing:
         """Return whether there is an event at a position or after it, sealed or not."""
         return self.log is not None and self.log.next_position > max(position, self.log.oldest_position)
 
-    def read(self, position: int, bytes_max: int, pause: Pause) -> Page:
+    def read(self, position: int, bytes_max: int, pause: Pause) -> BlockPage:
         """Read whole blocks, from the one with the event at a position on, or from the next one that is kept.
 
         bytes_max: also limits the events, to one for each EVENT_BYTES. A page has BLOCKS_MAX blocks at most. If the
         reader has come to the end, the open block is sealed. pause: yields to the event loop.
         """
         if self.log is None or self._reader is None:
-            return Page(b"", position, position, position)
+            return BlockPage(b"", position, position, position)
         log, reader = self.log, self._reader
         if max(position, log.oldest_position) >= log.sealed_position:
             log.seal()
             if position >= log.sealed_position:
-                return Page(b"", log.sealed_position, log.sealed_position, log.oldest_position)
+                return BlockPage(b"", log.sealed_position, log.sealed_position, log.oldest_position)
 
         def place() -> int:
             # The block before that one may have the event.
@@ -361,13 +361,13 @@ class Tracing:
             ordinal = following
             self._prepare(ordinal, bytes_max, pause)
         if count == 0:
-            return Page(b"", log.sealed_position, log.sealed_position, oldest)
+            return BlockPage(b"", log.sealed_position, log.sealed_position, oldest)
         kept_bytes = bytes_with(data, bytes_max // EVENT_BYTES)
         if kept_bytes < len(data):
             data = data[:kept_bytes]
-            return Page(data, first_position(data), end_position(data), oldest)
+            return BlockPage(data, first_position(data), end_position(data), oldest)
         self._prepare(following, 0, pause)
-        return Page(data, first_position(data), self._position_of(following, data), oldest)
+        return BlockPage(data, first_position(data), self._position_of(following, data), oldest)
 
     def _prepare(self, ordinal: int, bytes_max: int, pause: Pause) -> None:
         """Have a block in memory, and so many bytes from there on, as far as its segment goes."""

@@ -11,22 +11,20 @@ Source: docs/client.md, "asyncio".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
-from pyqd.client.connecting import Pool
-from pyqd.client.consumer import CLOSE_S, CLOSED, DRAIN_S, ConsumerBase, check_concurrency
+from pyqd.client.connecting import BrokerPool
+from pyqd.client.consumer import CLOSE_S, CLOSED, DRAIN_S, ConsumerBase, check_concurrency, check_count
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine.engine import Engine
-from pyqd.client.engine.loop_driver import LoopDriver
+from pyqd.client.engine.loop_driver import AsyncioDriver
 from pyqd.client.errors import (
     AnsweredError,
     AuthenticationError,
@@ -93,7 +91,7 @@ Handler = TypeVar("Handler", bound=Callable[[Message], Awaitable[Any]])
 logger = logging.getLogger("pyqd.client")
 
 
-async def connect(driver: LoopDriver, engine: Engine, begin: Callable[[], Pool]) -> None:
+async def connect(driver: AsyncioDriver, engine: Engine, begin: Callable[[], BrokerPool]) -> None:
     """Connect to all brokers. Raises: the error of one that cannot be reached; ClosedError."""
     # Outside of the lock: the loop must drive the engine before there are links.
     _ = driver.loop
@@ -127,7 +125,7 @@ class Producer(ProducerBase):
         self._drive_by_loop()
 
     def _drive_by_loop(self) -> None:
-        self._driver = driver = LoopDriver(self._engine)
+        self._driver = driver = AsyncioDriver(self._engine)
         # These refer to the driver alone: neither the pool nor a publication must keep its producer alive.
         self._publishing.pool.on_change = partial(driver.call_in_loop, driver.wake_watchers)
         self._on_done: Callable[[Publication], None] = partial(driver.call_in_loop, settle, driver)
@@ -141,9 +139,7 @@ class Producer(ProducerBase):
     async def __aenter__(self) -> Producer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
@@ -253,7 +249,7 @@ class Producer(ProducerBase):
         self._engine.join()
 
 
-def settle(driver: LoopDriver, publication: Publication) -> None:
+def settle(driver: AsyncioDriver, publication: Publication) -> None:
     """Give the future of a publication its result. Called in the loop's thread."""
     future: asyncio.Future[str | None] = publication.future
     if not future.done():
@@ -311,8 +307,6 @@ class Consumer(ConsumerBase):
         made = codec_of(codec)
         super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
         self._drive_by_loop()
-        self._handler: Callable[[Message], Awaitable[Any]] | None = None
-        self._concurrency = 1
         self._tasks: list[WorkerTask] = []
 
     def __del__(self) -> None:
@@ -324,9 +318,7 @@ class Consumer(ConsumerBase):
     async def __aenter__(self) -> Consumer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _after_fork(self) -> None:
@@ -336,7 +328,7 @@ class Consumer(ConsumerBase):
 
     def _drive_by_loop(self) -> None:
         # The callback refers to the driver alone: the consumption must not keep its consumer alive.
-        self._driver = driver = LoopDriver(self._engine)
+        self._driver = driver = AsyncioDriver(self._engine)
         self._consumption.on_ready = lambda: driver.call_in_loop(driver.wake_watchers)
         self._consumption.pool.on_change = self._consumption.on_ready
 
@@ -388,18 +380,8 @@ class Consumer(ConsumerBase):
 
         Raises: ClosedError, AuthenticationError, TlsError, ProtocolError.
         """
-        if count < 1:
-            raise SettingError(f"count={count}: expected a number from 1")
-        first = await self._take(None if timeout is None else time.monotonic() + timeout)
-        if first is None:
-            if self._consumption.is_stopping:
-                raise ClosedError(CLOSED)
-            return []
-        messages = [first]
-        with contextlib.suppress(IndexError):
-            while len(messages) < count:
-                messages.append(self._consumption.ready.popleft())
-        return messages
+        check_count(count)
+        return self._fetched(await self._take(None if timeout is None else time.monotonic() + timeout), count)
 
     def handler(self, concurrency: int = 1) -> Callable[[Handler], Handler]:
         """Return a decorator: the coroutine function handles each message, in that many tasks, after run() or start().
@@ -410,12 +392,7 @@ class Consumer(ConsumerBase):
         check_concurrency(concurrency)
 
         def register(function: Handler) -> Handler:
-            if self._handler is not None:
-                raise SettingError("the consumer has a handler already")
-            self._handler = function
-            self._concurrency = concurrency
-            if self.max_in_flight < concurrency:
-                self.max_in_flight = concurrency
+            self._register(function, concurrency)
             return function
 
         return register

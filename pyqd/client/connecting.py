@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -36,10 +35,10 @@ from pyqd.client.errors import (
 )
 from pyqd.client.settings import Settings
 from pyqd.primitives.addresses import Address, TcpAddress
+from pyqd.primitives.http_client import fetch
 
 # An answer of a lookup daemon names some kilobytes of brokers; a longer one is not read.
 ANSWER_BYTES_MAX: Final = 64 << 20
-PIECE_BYTES: Final = 1 << 16
 # A new attempt to connect is likely to fail in the same way, so that the user should know at once.
 LASTING_ERRORS: Final = (TlsError, AuthenticationError, ProtocolError, SettingError)
 OPEN_S: Final = 5.0
@@ -89,7 +88,7 @@ class Connector:
         return TlsLayer(self._tls_context, self.settings.tls_server_name or host)
 
 
-class Broker:
+class PoolMember:
     """One broker: its link, if there is one, and why there is none."""
 
     def __init__(self, address: Address, health: BrokerHealth) -> None:
@@ -107,7 +106,7 @@ class Broker:
         return self.link is not None and self.link.is_open and self.link.core.is_ready
 
 
-class Pool:
+class BrokerPool:
     """Brokers of one producer or consumer, each with a link that is opened again when it is lost.
 
     handler: gets the events of the links; it calls connected() and lost(). lookup: asked for more brokers. A broker
@@ -126,14 +125,14 @@ class Pool:
         self._engine = connector.engine
         self._handler = handler
         self._is_closed = False
-        self._brokers: dict[Address, Broker] = {}
+        self._brokers: dict[Address, PoolMember] = {}
         self._named: set[Address] = set()
-        self._by_link: dict[Link, Broker] = {}
+        self._by_link: dict[Link, PoolMember] = {}
         self._given = frozenset(addresses)
         self._add(self._given)
 
     @property
-    def brokers(self) -> list[Broker]:
+    def brokers(self) -> list[PoolMember]:
         return list(self._brokers.values())
 
     def start(self) -> None:
@@ -152,7 +151,7 @@ class Pool:
     def _add(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
             if address not in self._brokers:
-                self._brokers[address] = broker = Broker(address, self._new_health())
+                self._brokers[address] = broker = PoolMember(address, self._new_health())
                 if self.has_started:
                     self._connect(broker)
 
@@ -165,7 +164,7 @@ class Pool:
             rng=random.Random(),
         )
 
-    def _connect(self, broker: Broker) -> None:
+    def _connect(self, broker: PoolMember) -> None:
         """Connect to a broker: now, or when its health allows it."""
         if broker.link is not None or broker.retry is not None or self._is_closed:
             return
@@ -219,7 +218,7 @@ class Pool:
                 broker.retry.cancel()
                 self._retry(broker)
 
-    def _retry(self, broker: Broker) -> None:
+    def _retry(self, broker: PoolMember) -> None:
         broker.retry = None
         if self._brokers.get(broker.address) is broker:
             self._connect(broker)
@@ -233,7 +232,7 @@ class Pool:
         errors = (broker.last_error for broker in self._given_brokers() if not broker.was_reached)
         return next((error for error in errors if error is not None), None)
 
-    def _given_brokers(self) -> list[Broker]:
+    def _given_brokers(self) -> list[PoolMember]:
         return [self._brokers[address] for address in self._given]
 
     def lasting_error(self) -> ClientError | None:
@@ -295,17 +294,6 @@ def is_lasting(error: ClientError, link: Link) -> bool:
         return False
     is_refused_set_up = isinstance(error, RefusedError) and not isinstance(error, QuotaError) and not link.was_ready
     return isinstance(error, LASTING_ERRORS) or is_refused_set_up
-
-
-class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, and gives the token to no other server."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Return the request that follows a redirect."""
-        following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if following is not None and following.host != req.host:
-            following.remove_header("Authorization")
-        return following
 
 
 class Lookup:
@@ -384,38 +372,22 @@ class Lookup:
     def ask(self, address: str) -> list[BrokerAddress]:
         """Return the brokers that a lookup daemon names. Raises: LookupFailedError."""
         url = lookup_url(address, self._topic)
-        headers = {"Accept": LOOKUP_MEDIA_TYPE}
-        if self._settings.lookupd_token:
-            headers["Authorization"] = f"Bearer {self._settings.lookupd_token}"
-        deadline_s = time.monotonic() + self._settings.lookupd_timeout
+        token, timeout_s = self._settings.lookupd_token, self._settings.lookupd_timeout
         try:
-            request = urllib.request.Request(url, headers=headers)
-            opener = urllib.request.build_opener(
-                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._ssl), Redirects()
+            reply = fetch(
+                url,
+                headers={"Accept": LOOKUP_MEDIA_TYPE},
+                private={"Authorization": f"Bearer {token}"} if token else {},
+                within_s=timeout_s,
+                timeout_s=timeout_s,
+                bytes_max=ANSWER_BYTES_MAX,
+                new_context=lambda: self._ssl or ssl.create_default_context(),
             )
-            try:
-                answer = opener.open(request, timeout=self._settings.lookupd_timeout)
-            except urllib.error.HTTPError as error:
-                answer = error
-            with answer:
-                body = self._body(answer, deadline_s)
-                return parse_lookup_answer(answer.status or 0, dict(answer.headers.items()), body)
+            return parse_lookup_answer(reply.status, reply.headers, reply.body)
         except TopicUnknownError:
             raise TopicUnknownError(f"{url}: no broker has the topic yet") from None
         except Exception as error:  # http.client raises many kinds for malformed answers
             raise LookupFailedError(f"{url}: {error}") from error
-
-    def _body(self, answer: Any, deadline_s: float) -> bytes:
-        """Return the body of an answer. Raises: LookupFailedError if it is too long, or does not end in time."""
-        body = bytearray()
-        while piece := answer.read1(PIECE_BYTES):
-            body += piece
-            if len(body) > ANSWER_BYTES_MAX:
-                raise LookupFailedError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
-            # The timeout of the socket begins again with each byte.
-            if time.monotonic() > deadline_s:
-                raise LookupFailedError(f"an answer that does not end within {self._settings.lookupd_timeout:g} s")
-        return bytes(body)
 
     def _failed(self, address: str, reason: str) -> None:
         self._is_asking = False

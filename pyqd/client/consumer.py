@@ -13,11 +13,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import Codec, CodecOption, codec_of
-from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.connecting import BrokerPool, Connector, Lookup
 from pyqd.client.consumption import Consumption, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import FlowSettings
 from pyqd.client.engine.engine import Engine
@@ -44,6 +43,12 @@ def check_concurrency(concurrency: object) -> None:
         raise SettingError("the decorator has parentheses: @consumer.handler()")
     if not isinstance(concurrency, int) or concurrency < 1:
         raise SettingError(f"concurrency={concurrency!r}: expected a number from 1")
+
+
+def check_count(count: int) -> None:
+    """Check the parameter of fetch(). Raises: SettingError."""
+    if count < 1:
+        raise SettingError(f"count={count}: expected a number from 1")
 
 
 def check_handler(handler: Callable[..., Any]) -> None:
@@ -86,6 +91,8 @@ class ConsumerBase(OneFaceIterable):
         self.settings = make_settings({**targets.settings, **settings})
         self.topic = topic
         self.channel = channel
+        self._handler: Callable[[Message], Any] | None = None
+        self._concurrency = 1
         self._engine = engine = Engine(f"pyqd consumer of {topic}/{channel}", self)
         try:
             lookup = Lookup(engine, targets.lookupd, self.settings, topic) if targets.lookupd else None
@@ -123,7 +130,7 @@ class ConsumerBase(OneFaceIterable):
             warnings.warn("a consumer was not closed", ResourceWarning, stacklevel=1, source=self)
             engine.abandon(partial(close_links, self._consumption, engine))
 
-    def _begin_connecting(self) -> Pool:
+    def _begin_connecting(self) -> BrokerPool:
         """Connect to all brokers; the caller holds the lock. Raises: ClosedError."""
         if self._has_ended():
             raise ClosedError("the consumer is closed")
@@ -139,6 +146,27 @@ class ConsumerBase(OneFaceIterable):
         if isinstance(self._consumption.error, ClosedError):
             raise self._consumption.error
         return self._engine.is_closed or self._consumption.is_stopping
+
+    def _register(self, function: Callable[[Message], Any], concurrency: int) -> None:
+        """Note the handler. Raises: SettingError if there is one."""
+        if self._handler is not None:
+            raise SettingError("the consumer has a handler already")
+        self._handler = function
+        self._concurrency = concurrency
+        if self.max_in_flight < concurrency:
+            self.max_in_flight = concurrency
+
+    def _fetched(self, first: Message | None, count: int) -> list[Message]:
+        """Return a message and up to count - 1 others that have arrived. Raises: ClosedError if none will come."""
+        if first is None:
+            if self._consumption.is_stopping:
+                raise ClosedError(CLOSED)
+            return []
+        messages = [first]
+        with contextlib.suppress(IndexError):
+            while len(messages) < count:
+                messages.append(self._consumption.ready.popleft())
+        return messages
 
     def _disconnect(self) -> None:
         with self._engine.lock:
@@ -223,16 +251,12 @@ class Consumer(ConsumerBase):
     ) -> None:
         made = codec_of(codec)
         super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
-        self._handler: Callable[[Message], Any] | None = None
-        self._concurrency = 1
         self._workers: list[threading.Thread] = []
 
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self) -> None:
@@ -288,18 +312,8 @@ class Consumer(ConsumerBase):
 
         Raises: ClosedError, AuthenticationError, TlsError, ProtocolError.
         """
-        if count < 1:
-            raise SettingError(f"count={count}: expected a number from 1")
-        first = self._take(None if timeout is None else time.monotonic() + timeout)
-        if first is None:
-            if self._consumption.is_stopping:
-                raise ClosedError(CLOSED)
-            return []
-        messages = [first]
-        with contextlib.suppress(IndexError):
-            while len(messages) < count:
-                messages.append(self._consumption.ready.popleft())
-        return messages
+        check_count(count)
+        return self._fetched(self._take(None if timeout is None else time.monotonic() + timeout), count)
 
     def handler(self, concurrency: int = 1) -> Callable[[Handler], Handler]:
         """Return a decorator: the function handles each message, in that many threads, after run() or start().
@@ -310,13 +324,8 @@ class Consumer(ConsumerBase):
         check_concurrency(concurrency)
 
         def register(function: Handler) -> Handler:
-            if self._handler is not None:
-                raise SettingError("the consumer has a handler already")
             check_handler(function)
-            self._handler = function
-            self._concurrency = concurrency
-            if self.max_in_flight < concurrency:
-                self.max_in_flight = concurrency
+            self._register(function, concurrency)
             return function
 
         return register

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any, Final
 
 from pyqd.client.codecs import Codec
-from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.connecting import BrokerPool, Connector, Lookup
 from pyqd.client.core import commands
-from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal, Response
+from pyqd.client.core.connection import CloseWait, CommandAnswer, Event, Messages, Ready, Refusal
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.engine.link import Link
 from pyqd.client.engine.timers import Timer
@@ -137,7 +137,7 @@ class Consumption:
         self.finished_count = self.requeued_count = self.dead_letter_count = self.late_count = 0
         self.received_count = 0
         self.flow = ConsumerFlow(max_in_flight, flow, random.Random())
-        self.pool = Pool(connector, self, addresses, lookup)
+        self.pool = BrokerPool(connector, self, addresses, lookup)
         self._addresses = tuple(addresses)
         self._connector = connector
         self._engine = connector.engine
@@ -167,7 +167,7 @@ class Consumption:
             elif isinstance(event, Refusal):
                 if self._refused(link, event.data):
                     return
-            elif isinstance(event, Response):
+            elif isinstance(event, CommandAnswer):
                 self._confirmed(link)
             elif isinstance(event, CloseWait):
                 self._agreed_to_close(link)

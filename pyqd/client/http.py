@@ -8,14 +8,10 @@ Source: docs/http.md.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import http.client
 import json
 import logging
-import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
@@ -35,8 +31,11 @@ from pyqd.client.errors import (
     TlsError,
     TooBigError,
 )
-from pyqd.primitives.addresses import check_host
-from pyqd.primitives.http_body import read_body
+from pyqd.primitives.addresses import HostNameError
+from pyqd.primitives.backoff import NO_JITTER, Backoff
+from pyqd.primitives.http_client import ANSWER_BYTES_MAX, AnswerTooLongError, HttpClientConnection
+from pyqd.primitives.http_client import HttpAddress as HttpAddress
+from pyqd.primitives.http_client import Reply as Reply
 from pyqd.primitives.nsq_compat import https_port_in
 from pyqd.primitives.peer_json import json_text
 
@@ -46,11 +45,8 @@ TIMEOUT_S: Final = 30.0
 RETRY_TIMEOUT_S: Final = 10.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LONGEST_S: Final = 2.0
-# A connection that was idle for longer is not reused: the other side may be closing it.
-IDLE_LONGEST_S: Final = 5.0
 # Status codes that a retry may cure. All others are answers.
 PASSING_STATUS: Final = (429, 500, 502, 503, 504)
-ANSWER_BYTES_MAX: Final = 256 << 20
 FORBIDDEN: Final = 403
 QUOTA_CODES: Final = ("TOO_MANY_TOPICS", "TOO_MANY_CHANNELS")
 NAMES: Final = TlsNames(
@@ -60,23 +56,6 @@ NAMES: Final = TlsNames(
 logger = logging.getLogger(__name__)
 
 Self = TypeVar("Self", bound="HttpClient")
-
-
-class Reply(NamedTuple):
-    """An answer: status, headers with lower-case names, body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class HttpAddress(NamedTuple):
-    """Host and port, and whether they speak TLS; or the path of a unix socket, and then host and port are for show."""
-
-    host: str
-    port: int
-    secure: bool
-    path: str | None = None
 
 
 def parse_http_address(text: str, tls: bool = False) -> HttpAddress:
@@ -101,26 +80,12 @@ def parse_http_address(text: str, tls: bool = False) -> HttpAddress:
     return HttpAddress(host, port or (HTTPS_PORT if secure else HTTP_PORT), secure)
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self.path = path
-
-    def connect(self) -> None:
-        """Connect to the path."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
-
-
 class HttpClient:
     """One connection to one address, kept open between requests and reconnected when it breaks.
 
     tls: whether an address without a scheme means HTTPS. new_context: makes the TLS context, for each connection.
     timeout_s: of one request, without progress. connect_timeout_s: of connecting, if it differs. retry_timeout_s: time
-    for retries of a failing request. Raises: SettingError for the address.
+    for retries of a failing request. check_peer: as in HttpClientConnection. Raises: SettingError for the address.
     """
 
     # Words of remedies, for programs whose options have other names.
@@ -136,21 +101,24 @@ class HttpClient:
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float | None = None,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
+        check_peer: Callable[[str], None] = lambda _host: None,
     ) -> None:
         self.address = address
         self.place = parse_http_address(address, tls)
         self.timeout_s = timeout_s
-        self.connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         self.retry_timeout_s = retry_timeout_s
-        self._new_context = new_context
         # http.client would name the token in its error.
         if token and not (token.isascii() and token.isprintable()):
             raise SettingError("the token has characters that no header can have")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._open: http.client.HTTPConnection | None = None
-        # http.client forgets the socket of an answer that ends with the connection.
-        self._socket: socket.socket | None = None
-        self._used_s = 0.0
+        self._connection = HttpClientConnection(
+            self.place,
+            new_context=new_context,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            bytes_max=ANSWER_BYTES_MAX,
+            check_peer=check_peer,
+        )
 
     @property
     def host(self) -> str:
@@ -159,21 +127,11 @@ class HttpClient:
     @property
     def is_open(self) -> bool:
         """True if a connection is kept from an earlier request."""
-        return self._open is not None
+        return self._connection.is_open
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
-        if self._open is not None:
-            self._open.close()
-            self._open = self._socket = None
-
-    def abort(self) -> None:
-        """End a request that another thread waits for: it fails at once."""
-        connection = self._socket
-        if connection is not None:
-            # Not the method of a TLS socket, whose reader would go on without TLS.
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        self._connection.close()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -189,18 +147,20 @@ class HttpClient:
         body: bytes | None = None,
         *,
         retry: bool = True,
+        within_s: float | None = None,
     ) -> Reply:
         """Send a request and return the answer, whatever its status.
 
-        retry: retry after a failure on the way; only for requests that may be repeated. Raises: NotConnectedError if
-        there was no answer, or only ones about passing trouble, until the time was over; TlsError; SettingError.
+        retry: retry after a failure on the way; only for requests that may be repeated. within_s: limit for one whole
+        answer. Raises: NotConnectedError if there was no answer, or only ones about passing trouble, until the time was
+        over; TlsError; SettingError.
         """
         target = f"{path}?{urlencode(query)}" if query else path
         deadline_s = time.monotonic() + (self.retry_timeout_s if retry else 0)
-        wait_s = RETRY_FIRST_S
+        delays = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, jitter=NO_JITTER)
         while True:
             try:
-                reply = self._once(method, target, body)
+                reply = self._once(method, target, body, within_s)
                 if reply.status not in PASSING_STATUS or not retry:
                     return reply
                 failure = f"answered {reply.status} {message_of(reply)}"
@@ -215,8 +175,7 @@ class HttpClient:
                 tried = f", tried for {self.retry_timeout_s:g} s" if retry and self.retry_timeout_s else ""
                 raise NotConnectedError(f"{self.address}: {method} {path}: {failure}{tried}")
             logger.info("%s: %s %s: %s; trying again", self.address, method, path, failure)
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+            time.sleep(min(delays.next_s(), left_s))
 
     def _passing(self, error: Exception) -> str:
         """Return the text of a failure that may pass. Raises: TlsError for one that lasts."""
@@ -234,69 +193,30 @@ class HttpClient:
             return f"the connection ended within the answer, after {len(error.partial)} bytes of its body"
         return f"{type(error).__name__}: {error}"
 
-    def _once(self, method: str, target: str, body: bytes | None) -> Reply:
-        # Without a socket, http.client would connect by itself after an answer that has closed the connection.
-        if time.monotonic() - self._used_s > IDLE_LONGEST_S or (self._open is not None and self._open.sock is None):
-            self.close()
-        if self._open is None:
-            self._open = self._connection()
-            self._connect(self._open)
-            if self._headers and self.place.path is None and not self.place.secure:
-                refusal = self._refusal_in_clear(self._open)
+    def _once(self, method: str, target: str, body: bytes | None, within_s: float | None) -> Reply:
+        try:
+            if self._connection.open() and self._headers and self.place.path is None and not self.place.secure:
+                refusal = self._refusal_in_clear()
                 if refusal is not None:
                     self.close()
                     return refusal
-        return self._exchange(self._open, method, target, body, self._headers)
+            return self._connection.exchange(method, target, body, self._headers, within_s=within_s)
+        except HostNameError as error:
+            raise NotConnectedError(f"{self.address}: {error}") from None
+        except AnswerTooLongError as error:
+            raise ProtocolError(f"{self.address}: {method} {target}: {error}") from None
 
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> Reply:
-        connection.request(method, target, body=body, headers=headers)
-        answer = connection.getresponse()
-        data = read_body(answer, ANSWER_BYTES_MAX)
-        if len(data) > ANSWER_BYTES_MAX:
-            raise ProtocolError(f"{self.address}: {method} {target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
-        self._used_s = time.monotonic()
-        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
-
-    def _refusal_in_clear(self, connection: http.client.HTTPConnection) -> Reply | None:
+    def _refusal_in_clear(self) -> Reply | None:
         """Return the answer of a daemon that takes HTTPS only; None if the daemon takes HTTP.
 
         Asked without the token: the token would have been read on the way by the time the daemon refuses it.
         """
-        reply = self._exchange(connection, "GET", "/ping", None, {})
+        reply = self._connection.exchange("GET", "/ping")
         if reply.status == FORBIDDEN and https_port_in(reply.body):
             return reply
-        if connection.sock is None:
-            # The other side closes after each answer.
-            self._connect(connection)
+        # The other side may close after each answer.
+        self._connection.open()
         return None
-
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            check_host(self.place.host)
-        except OSError as error:
-            # Another attempt would fail, too.
-            raise NotConnectedError(f"{self.address}: {error}") from None
-        connection.connect()
-        self._socket = connection.sock
-        self._socket.settimeout(self.timeout_s)
-        if self.place.path is None:
-            refuse_own(connection.sock)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        place = self.place
-        if place.path is not None:
-            return UnixConnection(place.path, self.connect_timeout_s)
-        if not place.secure:
-            return http.client.HTTPConnection(place.host, place.port, timeout=self.connect_timeout_s)
-        context = self._new_context()
-        return http.client.HTTPSConnection(place.host, place.port, timeout=self.connect_timeout_s, context=context)
 
     def json(self, path: str, **query: object) -> Any:
         """Send a GET and return the answer's JSON. Raises: as `request`; RefusedError, ProtocolError."""
@@ -407,16 +327,3 @@ def message_of(reply: Reply) -> str:
         return str(json.loads(reply.body)["message"])
     except (ValueError, KeyError, TypeError):
         return reply.body[:200].decode(errors="replace")
-
-
-def refuse_own(connection: socket.socket) -> None:
-    """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError.
-
-    If no process listens on a port from the range for clients, the system may give that very port to the connecting
-    socket. It then receives its own bytes, and keeps the port from the broker that is to start.
-    """
-    if connection.getsockname() != connection.getpeername():
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-    raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens: the connection has reached its own socket")

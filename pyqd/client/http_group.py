@@ -12,7 +12,7 @@ from pyqd.client.core.discovery import BrokerAddress, TopicUnknownError, parse_l
 from pyqd.client.errors import ClientError, LookupFailedError, NotConnectedError, NotFoundError, SettingError
 from pyqd.client.http import BrokerHttp, ChannelResult, HttpClient, parse_http_address
 from pyqd.client.outgoing import Delay, Time, parse_due
-from pyqd.client.settings import Settings, Targets
+from pyqd.client.settings import BrokerTargets, Settings
 from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.addresses import TcpAddress
 
@@ -33,7 +33,7 @@ class HttpGroup:
     ClientError.
     """
 
-    def __init__(self, targets: Targets, settings: Settings, timeout_s: float | None = None) -> None:
+    def __init__(self, targets: BrokerTargets, settings: Settings, timeout_s: float | None = None) -> None:
         self._settings = settings
         self._timeout_s = TIMEOUT_S if timeout_s is None else min(TIMEOUT_S, timeout_s)
         self._addresses = _flat(settings.http) or tuple(_host(address) for address in targets.brokers)

@@ -25,7 +25,7 @@ from pyqd.client import Consumer, Producer
 from pyqd.client.ecosystem.deferral import DeferringProducer
 from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.ecosystem.inbox import Inbox, Owner
-from pyqd.client.ecosystem.kombu_channel import Binding, Channel
+from pyqd.client.ecosystem.kombu_channel import Binding, KombuChannel
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError
 from pyqd.client.settings import TCP_PORT, check_timeout, make_settings, parse_targets
 from pyqd.primitives.addresses import Address, UnixAddress, check_host
@@ -34,14 +34,14 @@ DEFAULT_HOST: Final = "127.0.0.1"
 SCHEME: Final = "pyqd"
 CONNECT_S: Final = 5.0
 
-__all__ = ["Channel", "Transport"]
+__all__ = ["Transport"]
 
 
 class Transport(virtual.Transport):  # type: ignore[misc]
     """Connection of kombu to one or several brokers. The settings of the client are in the URL's query, or in the
     transport option `client`, a dictionary."""
 
-    Channel = Channel
+    Channel = KombuChannel
     can_parse_url = True
     default_port = TCP_PORT
     driver_type = SCHEME

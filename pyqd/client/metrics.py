@@ -92,12 +92,8 @@ def _role_of(stats: dict[str, Any]) -> str:
     return PRODUCER if "published" in stats else CONSUMER
 
 
-def _label_names(role: str) -> list[str]:
-    return ["name"] if role == PRODUCER else ["name", "topic", "channel"]
-
-
 def _family(field: Field, found: list[tuple[dict[str, Any], dict[str, str]]]) -> Metric:
-    names = _label_names(field.role)
+    names = ["name"] if field.role == PRODUCER else ["name", "topic", "channel"]
     sums: dict[tuple[str, ...], float] = {}
     for stats, labels in found:
         if _role_of(stats) == field.role:

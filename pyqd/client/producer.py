@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from pyqd.client.codecs import Codec, CodecOption, codec_of
-from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.connecting import BrokerPool, Connector, Lookup
 from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import BufferFullError, ClosedError
@@ -96,7 +95,7 @@ class ProducerBase(OneFace):
             warnings.warn("a producer was not closed", ResourceWarning, stacklevel=1, source=self)
             engine.abandon(partial(close_links, self._publishing, engine))
 
-    def _begin_connecting(self) -> Pool:
+    def _begin_connecting(self) -> BrokerPool:
         """Connect to all brokers; the caller holds the lock. Raises: ClosedError."""
         if self._publishing.is_closed:
             raise ClosedError("the producer is closed")
@@ -169,9 +168,7 @@ class Producer(ProducerBase):
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Final
 
-from pyqd.client.connecting import Connector, Lookup, Pool
-from pyqd.client.core.connection import Event, Ready, Refusal, Response
+from pyqd.client.connecting import BrokerPool, Connector, Lookup
+from pyqd.client.core.connection import CommandAnswer, Event, Ready, Refusal
 from pyqd.client.engine.link import Link
 from pyqd.client.engine.role import Waiter
 from pyqd.client.errors import (
@@ -87,7 +87,7 @@ class Publishing:
         *,
         retry_unanswered: bool = True,
     ) -> None:
-        self.pool = Pool(connector, self, addresses, lookup)
+        self.pool = BrokerPool(connector, self, addresses, lookup)
         self.pending_bytes = 0
         self.pending_count = 0
         self.published_count = 0
@@ -178,7 +178,7 @@ class Publishing:
         unanswered = self._unanswered.get(link)
         is_new = False
         for event in events:
-            if type(event) is Response:
+            if type(event) is CommandAnswer:
                 if unanswered:
                     publication = unanswered.popleft()
                     # One publication may have several answers, of which the last one counts.
@@ -281,7 +281,9 @@ class Publishing:
             for publication in overdue:
                 self._finish(publication, self.timed_out(publication))
         for link, unanswered in list(self._ready):
-            if unanswered and unanswered[0].deadline_s <= now_s and self._is_stuck(link, unanswered[0], now_s):
+            # An impatient user is no reason to give a link up: others wait for answers on it.
+            is_stuck = unanswered and (not unanswered[0].is_done() or now_s - link.heard_s > SILENT_S)
+            if is_stuck and unanswered[0].deadline_s <= now_s:
                 link.fail(UnansweredError(f"{link.broker}: no answer in time"))
             elif is_mixed and link.is_open:
                 self._end_overdue(link, unanswered, now_s)
@@ -294,10 +296,6 @@ class Publishing:
             return
         for publication in overdue:
             self._finish(publication, self.timed_out(publication))
-
-    def _is_stuck(self, link: Link, oldest: Publication, now_s: float) -> bool:
-        """True if a link is given up. An impatient user is no reason: others wait for answers on the same link."""
-        return not oldest.is_done() or now_s - link.heard_s > SILENT_S
 
     def timed_out(self, publication: Publication) -> ClientError:
         """Return the error for a publication whose deadline is over."""

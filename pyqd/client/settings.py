@@ -232,7 +232,7 @@ TIMES: Final = (
 TLS_OPTIONS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_key_password", "tls_server_name")
 
 
-class Targets(NamedTuple):
+class BrokerTargets(NamedTuple):
     """Brokers and lookup daemons to work with, and the settings that URLs gave. timeout: of producers, in seconds."""
 
     brokers: tuple[Address, ...]
@@ -264,7 +264,7 @@ def _hint(name: str) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str] | None) -> Targets:
+def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str] | None) -> BrokerTargets:
     """Return the brokers, lookup daemons and settings that addresses and URLs name. Raises: SettingError.
 
     nsqd: `host:4150`, `host`, `[::1]:4150`, a path of a unix socket, or a URL such as
@@ -286,7 +286,7 @@ def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str]
     daemons = [part.strip() for text in daemons for part in text.split(",") if part.strip()]
     if not brokers and not daemons:
         raise SettingError("no broker is named: give nsqd='host:4150', or lookupd='host:4161'")
-    return Targets(tuple(dict.fromkeys(brokers)), parse_lookup_addresses(daemons), settings, timeout)
+    return BrokerTargets(tuple(dict.fromkeys(brokers)), parse_lookup_addresses(daemons), settings, timeout)
 
 
 def parse_address(text: str) -> Address:
@@ -324,7 +324,7 @@ def _flatten(values: object) -> list[str]:
     return [text for value in values for text in _flatten(value)]
 
 
-def _parse_url(text: str) -> Targets:
+def _parse_url(text: str) -> BrokerTargets:
     shown = re.sub("//.*@", "//...@", text)
     try:
         parts = urlsplit(text)
@@ -355,7 +355,7 @@ def _parse_url(text: str) -> Targets:
             settings[name] = _parse_value(name, str(NAMES[name].type), value)
         else:
             make_settings({name: value})
-    return Targets(tuple(brokers), tuple(daemons), settings, timeout)
+    return BrokerTargets(tuple(brokers), tuple(daemons), settings, timeout)
 
 
 def _parse_value(name: str, kind: str, text: str) -> Any:

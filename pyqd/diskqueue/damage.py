@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyqd.hot.diskqueue.segment import SEGMENT_HEADER_SIZE
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class DamageReport(DamageCount):
     def report(self, path: str | None, offset: int, size_bytes: int, lost_count: int, detail: str) -> None:
         """Keep a damaged range aside, count it and log it."""
         self.add(1, lost_count, size_bytes)
+        is_record = size_bytes and offset >= SEGMENT_HEADER_SIZE
+        self._files.note_damage(f"{path}: damaged record at offset {offset}" if is_record else f"{path}: {detail}")
         kept = self._keep(path, offset, size_bytes) if path is not None and size_bytes else "no copy kept"
         logger.error(
             "DISKQUEUE(%s): %s - %d bytes at offset %d, records lost: %d - %s",
@@ -94,6 +97,7 @@ class DamageReport(DamageCount):
     def file_set_aside(self, path: str, error: Exception) -> None:
         """Move a file that cannot be read as a segment out of the log; its records show as missing."""
         self.add(1, 0, 0)
+        self._files.note_damage(str(error))
         kept = "the file could not be moved"
         try:
             target = self._target(os.path.basename(path))
@@ -106,6 +110,7 @@ class DamageReport(DamageCount):
     def missing(self, start: int, end: int) -> None:
         """Count and log the records of an ordinal range that no segment has."""
         self.add(1, end - start, 0)
+        self._files.note_damage(f"{self._directory}: records {start} to {end - 1} are missing")
         logger.error("DISKQUEUE(%s): records %d to %d are missing", self._directory, start, end - 1)
 
     def _target(self, name: str) -> str:

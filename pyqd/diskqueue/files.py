@@ -2,7 +2,7 @@
 
 Everything the disk queue asks of the system goes through one `Files` object, so that a test can give one that runs out
 of space, tears or forgets. The calls the standard library lacks, or makes while holding the interpreter's lock, go
-through cffi, which releases it: they run in threads beside the loop.
+through cffi, which releases it: they run in threads.
 
 Sources: mmap(2), madvise(2), msync(2), syncfs(2), fallocate(2).
 """
@@ -58,13 +58,49 @@ _libc: Any = _ffi.dlopen(None)
 _MAP_FAILED = 2 ** (8 * _ffi.sizeof("size_t")) - 1
 
 
-def _map_memory(size_bytes: int) -> Mapping:
+def map_memory(size_bytes: int) -> Mapping:
+    """Return a mapping of anonymous memory, zeros. Raises: StorageError."""
     address = _libc.mmap(_ffi.NULL, size_bytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     number = int(_ffi.cast("uintptr_t", address))
     if number == _MAP_FAILED:
-        error = _ffi.errno
-        raise storage_error("map", "memory", OSError(error, os.strerror(error)))
+        raise storage_error("map", "memory", refused())
     return Mapping(number, size_bytes)
+
+
+@contextlib.contextmanager
+def reporting(operation: str, path: str) -> Iterator[None]:
+    """Raise what the system refuses within as a StorageError. operation: one word for it. path: what it is done to."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(operation, path, error) from error
+
+
+def refused() -> OSError:
+    """Return the error of a call into the C library that has just failed."""
+    return OSError(_ffi.errno, os.strerror(_ffi.errno))
+
+
+@contextlib.contextmanager
+def opened(operation: str, path: str, flags: int) -> Iterator[int]:
+    """Open a file for the body of the with statement. Yields: its descriptor. Raises: StorageError."""
+    with reporting(operation, path):
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_new(making: str, path: str) -> Iterator[int]:
+    """Make a file, or empty an existing one, under a name that it has until it is whole. path: named in an error."""
+    with reporting("create", path):
+        fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -113,14 +149,8 @@ def _reserve_missing(fd: int, path: str) -> int:
 
 def _map_step_by_step(path: str) -> Mapping:
     """Map an existing file by calls of which each says why it fails. Raises: as `Files.open_mapped`."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise storage_error("open", path, error) from error
-    try:
+    with opened("open", path, os.O_RDWR) as fd:
         return map_file(fd, _reserve_missing(fd, path), path)
-    finally:
-        os.close(fd)
 
 
 def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
@@ -128,21 +158,17 @@ def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
 
     The first store to a missing page makes the kernel read ahead, up to a MiB of blocks that were never written.
     """
-    try:
+    with reporting("write", path):
         os.pwrite(fd, bytes(min(PAGE_BYTES, size_bytes)), 0)
-    except OSError as error:
-        raise storage_error("write", path, error) from error
 
 
 def _write_whole(fd: int, content: memoryview, path: str) -> None:
     """Write the content of a file from its start on, and sync it."""
     offset = 0
-    try:
+    with reporting("write", path):
         while offset < len(content):
             offset += os.pwrite(fd, content[offset:], offset)
         os.fsync(fd)
-    except OSError as error:
-        raise storage_error("write", path, error) from error
 
 
 def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
@@ -170,19 +196,16 @@ def _fill_with_zeros(fd: int, size_bytes: int, path: str, rest: Callable[[int], 
 
     rest: called after each write with the number of bytes written.
     """
-    try:
-        # Anonymous memory, as writes past the page cache want whole pages.
-        with mmap.mmap(-1, ZEROS_AT_ONCE_BYTES) as memory, memoryview(memory) as zeros:
-            for offset in range(0, size_bytes, ZEROS_AT_ONCE_BYTES):
-                with zeros[: size_bytes - offset] as part:
-                    os.pwrite(fd, part, offset)
-                    rest(offset + len(part))
-            os.fsync(fd)
-            # Written like a commit: if that fails, the file is useless.
-            with zeros[:PAGE_BYTES] as page:
-                os.pwritev(fd, [page], 0, os.RWF_DSYNC)
-    except OSError as error:
-        raise storage_error("write", path, error) from error
+    # Anonymous memory, as writes past the page cache want whole pages.
+    with reporting("write", path), mmap.mmap(-1, ZEROS_AT_ONCE_BYTES) as memory, memoryview(memory) as zeros:
+        for offset in range(0, size_bytes, ZEROS_AT_ONCE_BYTES):
+            with zeros[: size_bytes - offset] as part:
+                os.pwrite(fd, part, offset)
+                rest(offset + len(part))
+        os.fsync(fd)
+        # Written like a commit: if that fails, the file is useless.
+        with zeros[:PAGE_BYTES] as page:
+            os.pwritev(fd, [page], 0, os.RWF_DSYNC)
 
 
 class JournalFile:
@@ -206,12 +229,10 @@ class JournalFile:
         content: begins at a multiple of a block in memory. Raises: StorageError (any part of it may be there).
         """
         done = 0
-        try:
+        with reporting("write", self.path):
             while done < len(content):
                 # The flush with each call, and not for the file: it stands in a trace then.
                 done += os.pwritev(self._fd, [content[done:]], offset + done, os.RWF_DSYNC)
-        except OSError as error:
-            raise storage_error("write", self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -228,6 +249,9 @@ class Files:
 
     distrusted = False
 
+    def note_damage(self, text: str) -> None:
+        """Take note of damage that a log has found; the log has reported it."""
+
     def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
         """Make a file of that size with all its blocks reserved, map it shared and, if asked, populate its pages.
 
@@ -236,25 +260,20 @@ class Files:
         path None: anonymous memory.
         """
         if path is None:
-            return _map_memory(size_bytes)
+            return map_memory(size_bytes)
         making = path + MAKING
-        try:
-            fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise storage_error("create", path, error) from error
-        try:
-            _reserve(fd, size_bytes, path)
-            _write_first_page(fd, size_bytes, path)
-            mapping = map_file(fd, size_bytes, path)
-            self.rename(making, path)
-        except StorageError:
-            # The file is gone if its directory was moved away meanwhile, like that of a deleted topic. If it stays for
-            # another reason, the first error counts, and the next start removes the file.
-            with contextlib.suppress(OSError):
-                os.unlink(making)
-            raise
-        finally:
-            os.close(fd)
+        with opened_new(making, path) as fd:
+            try:
+                _reserve(fd, size_bytes, path)
+                _write_first_page(fd, size_bytes, path)
+                mapping = map_file(fd, size_bytes, path)
+                self.rename(making, path)
+            except StorageError:
+                # The file is gone if its directory was moved away meanwhile, like that of a deleted topic. If it stays
+                # for another reason, the first error counts, and the next start removes the file.
+                with contextlib.suppress(OSError):
+                    os.unlink(making)
+                raise
         if populate:
             self.populate(mapping, 0, size_bytes)
         return mapping
@@ -267,22 +286,17 @@ class Files:
         if mapping.path is not None:
             raise ValueError("only memory can be put into a file")
         making = left = path + MAKING
-        try:
-            fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise storage_error("create", path, error) from error
-        try:
-            _reserve(fd, mapping.size_bytes, path)
-            _write_whole(fd, mapping.view(), path)
-            self.rename(making, path)
-            left = path
-            mapping.replace_by_file(fd, path)
-        except StorageError:
-            with contextlib.suppress(OSError):
-                os.unlink(left)
-            raise
-        finally:
-            os.close(fd)
+        with opened_new(making, path) as fd:
+            try:
+                _reserve(fd, mapping.size_bytes, path)
+                _write_whole(fd, mapping.view(), path)
+                self.rename(making, path)
+                left = path
+                mapping.replace_by_file(fd, path)
+            except StorageError:
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
+                raise
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Populate a page-aligned range of a mapping, so that no store in it waits for the file system.
@@ -338,10 +352,8 @@ class Files:
 
     def open_for_writing(self, path: str) -> int:
         """Return a descriptor of an existing file, for writing to it; the caller's to close."""
-        try:
+        with reporting("open", path):
             return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error("open", path, error) from error
 
     def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Write a page-aligned range of a mapping to stable storage; blocks, with the interpreter's lock released."""
@@ -350,8 +362,7 @@ class Files:
         address = _ffi.cast("void *", mapping.address + start_bytes)
         with _pinned(mapping) as found:
             if found and _libc.msync(address, length_bytes, MS_SYNC) != 0:
-                error = _ffi.errno
-                raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
+                raise storage_error("sync", mapping.path, refused())
 
     def write_out(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Write most of a range before it is synced, in slices; blocks, with the lock released.
@@ -361,18 +372,12 @@ class Files:
         """
         if mapping.path is None:
             return
-        try:
-            fd = os.open(mapping.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            end_bytes = start_bytes + length_bytes
+        end_bytes = start_bytes + length_bytes
+        with contextlib.suppress(StorageError), opened("open", mapping.path, os.O_RDONLY) as fd:
             for at_bytes in range(start_bytes, end_bytes, WRITTEN_OUT_AT_ONCE_BYTES):
                 piece_bytes = min(WRITTEN_OUT_AT_ONCE_BYTES, end_bytes - at_bytes)
                 if _libc.sync_file_range(fd, at_bytes, piece_bytes, WRITE_OUT_AND_WAIT) != 0:
                     return
-        finally:
-            os.close(fd)
 
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Make a page-aligned range dirty, so that the next sync writes it even if it counts as clean; blocks."""
@@ -404,44 +409,25 @@ class Files:
 
         Returns: whether it did; False if only single files can be synced. Source: syncfs(2).
         """
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error("sync", path, error) from error
-        try:
+        with opened("sync", path, os.O_RDONLY) as fd:
             if _libc.syncfs(fd) != 0:
-                error_number = _ffi.errno
-                raise storage_error("sync", path, OSError(error_number, os.strerror(error_number)))
-        finally:
-            os.close(fd)
+                raise storage_error("sync", path, refused())
         return True
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise storage_error("sync", path, error) from error
+        with reporting("sync", path), opened("sync", path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            os.fsync(fd)
 
     def make_directory(self, path: str) -> None:
         """Create a directory if it is missing; its parent exists."""
-        try:
+        with reporting("create", path), contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            return
-        except OSError as error:
-            raise storage_error("create", path, error) from error
 
     def list_directory(self, path: str) -> list[str]:
         """Return the names in a directory."""
-        try:
+        with reporting("list", path):
             return os.listdir(path)
-        except OSError as error:
-            raise storage_error("list", path, error) from error
 
     def entries_of(self, path: str) -> list[str] | None:
         """Return the names in a directory; None if the path names none."""
@@ -462,10 +448,8 @@ class Files:
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that this user may still use in a path's file system. Source: statvfs(3)."""
-        try:
+        with reporting("stat", path):
             found = os.statvfs(path)
-        except OSError as error:
-            raise storage_error("stat", path, error) from error
         return found.f_bavail * found.f_frsize
 
     def exists(self, path: str) -> bool:
@@ -478,37 +462,26 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """Return the whole content of a small file."""
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise storage_error("read", path, error) from error
+        with reporting("read", path), open(path, "rb") as file:
+            return file.read()
 
     def size_of(self, path: str) -> int:
         """Return the bytes of a file."""
-        try:
+        with reporting("read", path):
             return os.stat(path).st_size
-        except OSError as error:
-            raise storage_error("read", path, error) from error
 
     def read_range(self, path: str, start_bytes: int, length_bytes: int) -> bytes:
         """Return the bytes of a file from an offset on; fewer than requested at its end."""
-        try:
-            with open(path, "rb", buffering=0) as file:
-                return os.pread(file.fileno(), length_bytes, start_bytes)
-        except OSError as error:
-            raise storage_error("read", path, error) from error
+        with reporting("read", path), opened("read", path, os.O_RDONLY) as fd:
+            return os.pread(fd, length_bytes, start_bytes)
 
     def append(self, path: str, content: bytes) -> None:
         """Write at the end of a file, made if missing, and sync it."""
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(fd)
-        except OSError as error:
-            raise storage_error("write", path, error) from error
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        with reporting("write", path), open(os.open(path, flags, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
     def write(self, path: str, content: bytes) -> None:
         """Replace a small file's content, whole or not at all: written beside it, synced, renamed over it."""
@@ -532,14 +505,8 @@ class Files:
         write whole sectors.
         """
         assert len(content) <= PAGE_BYTES, "a block takes one page"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error("write", path, error) from error
-        try:
+        with opened("write", path, os.O_RDWR) as fd:
             _write_whole(fd, memoryview(content.ljust(PAGE_BYTES)), path)
-        finally:
-            os.close(fd)
 
     def new_journal_file(
         self,
@@ -555,15 +522,13 @@ class Files:
         failure no file is left.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        try:
+        with reporting("create", path):
             try:
                 fd = os.open(path, flags | os.O_DIRECT, 0o600)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 fd = os.open(path, flags, 0o600)
-        except OSError as error:
-            raise storage_error("create", path, error) from error
         try:
             with reserving:
                 _reserve(fd, size_bytes, path)
@@ -578,29 +543,20 @@ class Files:
     def overwrite(self, path: str, start_bytes: int, content: bytes) -> None:
         """Write bytes into a file that has them; they are in the page cache then."""
         view = memoryview(content)
-        try:
-            with open(path, "r+b", buffering=0) as file:
-                while view:
-                    written = os.pwrite(file.fileno(), view, start_bytes)
-                    view, start_bytes = view[written:], start_bytes + written
-        except OSError as error:
-            raise storage_error("write", path, error) from error
+        with reporting("write", path), opened("write", path, os.O_RDWR) as fd:
+            while view:
+                written = os.pwrite(fd, view, start_bytes)
+                view, start_bytes = view[written:], start_bytes + written
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing the file that had it."""
-        try:
+        with reporting("rename", source):
             os.rename(source, target)
-        except OSError as error:
-            raise storage_error("rename", source, error) from error
 
     def remove(self, path: str) -> None:
         """Remove a file; one that is gone already is fine."""
-        try:
+        with reporting("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise storage_error("remove", path, error) from error
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all in it; one that is gone already is fine.

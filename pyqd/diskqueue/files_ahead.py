@@ -21,7 +21,7 @@ class FilesAhead(Files):
 
     @contextlib.contextmanager
     def load_ahead(self, directory: str, entries: list[str]) -> Iterator[Callable[[], object]]:
-        """Do as `Files.load_ahead`, with a thread if there is an arena, in which a start needs few mappings."""
+        """Like `Files.load_ahead`, with a thread if there is an arena, in which a start needs few mappings."""
         assert self._ahead is None, "one load at a time"
         if not arena.is_reserved():
             yield no_preparation
@@ -40,12 +40,10 @@ class FilesAhead(Files):
             ahead.close()
 
     def list_directory(self, path: str) -> list[str]:
-        """Do as `Files.list_directory`."""
         names = None if self._ahead is None else self._ahead.take_names(path)
         return super().list_directory(path) if names is None else names
 
     def open_mapped(self, path: str) -> Mapping:
-        """Do as `Files.open_mapped`."""
         mapping = None if self._ahead is None else self._ahead.take_mapping(path)
         if mapping is None:
             return super().open_mapped(path)

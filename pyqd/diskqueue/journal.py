@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 InBackground = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 
 
-class Place(NamedTuple):
+class CommitPlace(NamedTuple):
     """Place in a file for the commit under way, with the blocks to write there."""
 
     file: JournalFile
@@ -138,7 +138,7 @@ class Journal:
         self._commit.begin()
         return self._commit
 
-    def place(self) -> Place | None:
+    def place(self) -> CommitPlace | None:
         """Return the place of the gathered commit; None if there is no space."""
         size_bytes = self._commit.whole_bytes
         if size_bytes > self.file_bytes:
@@ -153,7 +153,7 @@ class Journal:
         generation, file = self._used[-1]
         assert self._busy is None, "two commits at a time"
         self._busy = file
-        place = Place(
+        place = CommitPlace(
             file,
             self._offset,
             self._commit.finish(generation, self.oldest, self._offset, self.latest_created_ns),

@@ -30,9 +30,32 @@ from pyqd.diskqueue.interchange import (
     segment_file,
     split_queue,
 )
-from pyqd.diskqueue.offline_reader import Window
 
 WRITE_BUFFER_BYTES = 4 << 20
+NSQD_READ_BYTES = 256 << 10
+
+
+class Window:
+    """Part of a file in memory, which moves along as the file is read from front to back.
+
+    Thousands of files can be read at the same time: each costs its window, and none a descriptor. Raises: StorageError.
+    """
+
+    def __init__(self, files: Files, path: str, window_bytes: int = NSQD_READ_BYTES) -> None:
+        self.path = path
+        self._files = files
+        self._window_bytes = window_bytes
+        self._start = 0
+        self._content = b""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes from an offset, fewer at the end of the file."""
+        at = offset - self._start
+        if at < 0 or at + count > len(self._content):
+            self._content = self._files.read_range(self.path, offset, max(count, self._window_bytes))
+            self._start = offset
+            at = 0
+        return self._content[at : at + count]
 
 
 class NsqdDirectory:

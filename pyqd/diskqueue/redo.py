@@ -31,12 +31,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyqd.diskqueue.damage import BAD, damaged_directory
-from pyqd.diskqueue.file_headers import SEGMENT_HEADER_BYTES, SegmentHeader, drained_seq, parse_segment_header
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
 from pyqd.hot.diskqueue.logstart import SUFFIX
+from pyqd.hot.diskqueue.segment import SEGMENT_HEADER_SIZE, segment_identity
 from pyqd.hot.primitives import crc32c
-from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, StorageError
+from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 
 READ_AT_ONCE_BYTES = 1 << 20
 
@@ -208,9 +208,11 @@ class JournaledTopic:
         there = self._files.exists(path)
         if not there and self._is_set_aside(path):
             return
-        header = self._header_of(path) if there else None
         mine = (entry.segment_number, entry.first_seq)
-        theirs = (0, 0) if header is None else (header.number, header.first_seq)
+        theirs = self._identity_at(path) if there else (0, 0)
+        if theirs[0] == 0:
+            # A spare is overwritten whatever it held.
+            theirs = (0, 0)
         if theirs > mine or (theirs < mine and entry.start != 0):
             return
         if not there:
@@ -221,7 +223,7 @@ class JournaledTopic:
                     raise
                 logger.warning("%s is not restored: there is no space, and all of its messages were finished", path)
                 return
-        skipped = SEGMENT_HEADER_BYTES if theirs == mine and entry.start == 0 else 0
+        skipped = SEGMENT_HEADER_SIZE if theirs == mine and entry.start == 0 else 0
         content = self._files.read_range(entry.path, entry.at + skipped, entry.length - skipped)
         try:
             self._files.overwrite(path, entry.start + skipped, content)
@@ -251,7 +253,8 @@ class JournaledTopic:
             try:
                 self._files.overwrite(path, start + at, part)
             except StorageError as error:
-                if error.errno != errno.EIO or self._is_readable(path, start + at):
+                page = (start + at) // PAGE_BYTES * PAGE_BYTES
+                if error.errno != errno.EIO or self._readable(path, page, PAGE_BYTES) is not None:
                     # The start is refused; the next one retries with the same journal.
                     raise
                 # The log finds and bridges the damage, as with any unreadable page.
@@ -269,11 +272,8 @@ class JournaledTopic:
         for name in self._files.list_directory(log_directory):
             number = name.removesuffix(SUFFIX)
             if number.isdigit() and int(number) > entry.file_number:
-                content = self._beginning_of(os.path.join(log_directory, name))
-                header = segment_header_in(content, name)
-                if (header is not None and header.number > entry.segment_number) or (
-                    drained_seq(content) > entry.first_seq
-                ):
+                segment_number, first_seq = self._identity_at(os.path.join(log_directory, name))
+                if segment_number > entry.segment_number or (segment_number == 0 and first_seq > entry.first_seq):
                     return True
         return False
 
@@ -285,36 +285,18 @@ class JournaledTopic:
         directory, name = os.path.split(path)
         return self._files.exists(os.path.join(damaged_directory(directory), name))
 
-    def _is_readable(self, path: str, at: int) -> bool:
-        """Return whether the page with the byte at an offset can be read. Raises: StorageError for anything but EIO."""
+    def _readable(self, path: str, start: int, length: int) -> bytes | None:
+        """Return a range of a file; None if the disk cannot read it. Raises: StorageError for any other error."""
         try:
-            self._files.read_range(path, at // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)
+            return self._files.read_range(path, start, length)
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            return False
-        return True
+            return None
 
-    def _beginning_of(self, path: str) -> bytes:
-        """Return the bytes of a segment's header; none if they cannot be read. Raises: StorageError, except EIO."""
-        try:
-            return self._files.read_range(path, 0, SEGMENT_HEADER_BYTES)
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            return b""
-
-    def _header_of(self, path: str) -> SegmentHeader | None:
-        """Return the header of the segment in a file; None if there is none that can be believed."""
-        return segment_header_in(self._beginning_of(path), path)
-
-
-def segment_header_in(content: bytes, path: str) -> SegmentHeader | None:
-    """Return the header of the segment in a file's first bytes; None if there is none that can be believed."""
-    try:
-        return parse_segment_header(content, path)
-    except CorruptionError:
-        return None
+    def _identity_at(self, path: str) -> tuple[int, int]:
+        """Return the identity of the segment in a file; (0, 0) if it has none. Raises: StorageError, except EIO."""
+        return segment_identity(self._readable(path, 0, SEGMENT_HEADER_SIZE) or b"")
 
 
 class Redo:

@@ -31,7 +31,7 @@ SYNC_FAILED = "sync-failed"
 RESERVED = "sync-failed.reserved"
 
 
-class Range(NamedTuple):
+class DirtyRange(NamedTuple):
     """Range of a mapping, from a page's start. failures: the mapping's count when the range was gathered."""
 
     mapping: Mapping
@@ -40,9 +40,9 @@ class Range(NamedTuple):
     failures: int
 
 
-def dirty_range(mapping: Mapping, start_bytes: int, length_bytes: int) -> Range:
+def dirty_range(mapping: Mapping, start_bytes: int, length_bytes: int) -> DirtyRange:
     """Return the dirty part of a mapping as a range, gathered now."""
-    return Range(mapping, start_bytes, length_bytes, mapping.failed_syncs)
+    return DirtyRange(mapping, start_bytes, length_bytes, mapping.failed_syncs)
 
 
 class ReliableSync:
@@ -81,7 +81,7 @@ class ReliableSync:
             if failures == failed:
                 mapping.healed_syncs = failed
 
-    def sync_file_system(self, ranges: Sequence[Range]) -> bool:
+    def sync_file_system(self, ranges: Sequence[DirtyRange]) -> bool:
         """Write all of the file system to stable storage; blocks. Raises: StorageError.
 
         Returns: whether the ranges are there now; if False, they have to be synced one by one.
@@ -130,7 +130,7 @@ class ReliableSync:
         else:
             self.files.rename(self._note, self._reserved)
 
-    def _are_sound(self, ranges: Sequence[Range]) -> bool:
+    def _are_sound(self, ranges: Sequence[DirtyRange]) -> bool:
         """Return whether no sync of the ranges' files has failed since they were gathered and none is under way."""
         with self._changed:
             return all(

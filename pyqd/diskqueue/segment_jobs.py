@@ -1,7 +1,7 @@
 """Blocking work on segment files for a `SegmentPool`: make, populate, sync and remove them.
 
 `SegmentJobs` works on the spot and makes nothing ahead: for importers, and for logs that are being closed.
-`BackgroundJobs` works in threads beside the event loop; one object serves all logs of a broker. It reports results on
+`BackgroundJobs` works in threads; one object serves all logs of a broker. It reports results on
 the event loop, by the pool's methods `offer_spare`, `note_retired` and `note_pages`.
 """
 

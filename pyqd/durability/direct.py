@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pyqd.diskqueue.journal import Place
+from pyqd.diskqueue.journal import CommitPlace
 from pyqd.hot.diskqueue.writethread import WriteThread
 from pyqd.net.events import READ_EVENT
 from pyqd.primitives.errors import storage_error
@@ -60,7 +60,7 @@ class DirectWriter:
         self._watcher = hub.loop.io(self._thread.fileno, READ_EVENT)
         self._watcher.start(self._on_event)
 
-    def write(self, place: Place, done: Done, in_thread: Callable[[], None]) -> None:
+    def write(self, place: CommitPlace, done: Done, in_thread: Callable[[], None]) -> None:
         """Begin to write a commit; done(None, error) is called on the loop. in_thread: writes the commit in another
         way.
         """

@@ -28,7 +28,7 @@ from gevent.event import AsyncResult
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
-from pyqd.diskqueue.journal import Place
+from pyqd.diskqueue.journal import CommitPlace
 from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
 from pyqd.hot.broker.topic import journal_topics
@@ -44,7 +44,7 @@ Done = Callable[[Any, BaseException | None], None]
 logger = logging.getLogger(__name__)
 
 
-def in_thread_always(_place: Place, _done: Done, in_thread: Callable[[], None]) -> None:
+def in_thread_always(_place: CommitPlace, _done: Done, in_thread: Callable[[], None]) -> None:
     """Write each commit in a thread."""
     in_thread()
 
@@ -63,7 +63,7 @@ class Round:
 class Work:
     """Writes of one round. place: of its commit in the journal, if it has one. job: syncs of single files, if any."""
 
-    def __init__(self, place: Place | None, job: Job | None) -> None:
+    def __init__(self, place: CommitPlace | None, job: Job | None) -> None:
         self.place = place
         self.job = job
         self.started_s = time.perf_counter()
@@ -90,7 +90,7 @@ class GroupCommit:
         broker: Broker,
         in_background: Callable[[Callable[[], Any], Done], None],
         soon: Callable[[Callable[[], None]], object],
-        write: Callable[[Place, Done, Callable[[], None]], None] = in_thread_always,
+        write: Callable[[CommitPlace, Done, Callable[[], None]], None] = in_thread_always,
         after_poll: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._broker = broker

@@ -32,7 +32,7 @@ from gevent.event import Event
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import DirtyVersion, Topic
-from pyqd.diskqueue.reliable_sync import Range, ReliableSync, dirty_range
+from pyqd.diskqueue.reliable_sync import DirtyRange, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue import arena
@@ -103,12 +103,12 @@ class Job:
         self.versions: list[tuple[str, DirtyVersion]] = []
         self.directories: list[str] = []
         self.names: list[tuple[Names, Gathered]] = []
-        self.ranges: list[Range] = []
-        self.states: list[Range] = []
+        self.ranges: list[DirtyRange] = []
+        self.states: list[DirtyRange] = []
         self.given: list[tuple[Topic, int]] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
-        self.headers: list[tuple[SyncedLedger, Range]] = []
+        self.headers: list[tuple[SyncedLedger, DirtyRange]] = []
         self.parked: list[SyncedParked] = []
         self.topics: list[Topic] = []
         self.took_s = 0.0
@@ -202,7 +202,7 @@ class Job:
             self.write(syncs, behind, [], many)
         self.took_s = time.perf_counter() - started_s
 
-    def write(self, syncs: ReliableSync, ranges: list[Range], directories: list[str], many: bool) -> None:
+    def write(self, syncs: ReliableSync, ranges: list[DirtyRange], directories: list[str], many: bool) -> None:
         """Write ranges and directories one by one, or sync the whole file system if there are many."""
         if many and syncs.sync_file_system(ranges):
             return

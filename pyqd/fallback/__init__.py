@@ -7,7 +7,6 @@ back on ImportError; both forms take the same arguments and return the same valu
     client_frames    pyqd.hot.wire.client_frames
     columns          pyqd.hot.wire.columns
     mpub             pyqd.hot.wire.mpub
-    trace_events     pyqd.hot.wire.trace_events
 
 `records` decodes the same bytes as `columns`, one record at a time, and is also for programs that read a topic's log.
 `trace_rows` makes lists or Arrow record batches of decoded trace events.

@@ -3,64 +3,24 @@
 One record costs about a microsecond. pyx/wire/columns.pyx describes the layout of the buffers.
 """
 
-import struct
 from array import array
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from pyqd.fallback.checksums import values as checksums_of
-from pyqd.fallback.records import ALIGN_BYTES, HEADER_BYTES, LOST
+from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, LOST, ORDINAL_MASK, Header, spans
 from pyqd.primitives.durations import MICROSECOND_NS
 
 ID_BYTES: Final = 16
-ORDINAL_MASK: Final = (1 << 48) - 1
-
-_HEADER = struct.Struct("<IIQQqqHHHH")
-_CHECKED_FROM = 8
-
-
-class Decoded(Protocol):
-    """Result of both decoders: columns as buffers in Arrow's layout, and counts of missing records.
-
-    lost: the number of expected records without a row; damaged: of these, records with a wrong checksum. following: the
-    position to read next.
-    """
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def damaged(self) -> int: ...
-    @property
-    def following(self) -> int: ...
-    @property
-    def body_offsets(self) -> bytes | None: ...
-    @property
-    def bodies(self) -> bytes | None: ...
-    @property
-    def id_offsets(self) -> bytes: ...
-    @property
-    def ids(self) -> bytes: ...
-    @property
-    def positions(self) -> bytes: ...
-    @property
-    def timestamps_ns(self) -> bytes: ...
-    @property
-    def timestamps_us(self) -> bytes: ...
-    @property
-    def dues_us(self) -> bytes: ...
-    @property
-    def due_bits(self) -> bytes: ...
-    @property
-    def due_count(self) -> int: ...
-    @property
-    def attempts(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of one answer; see `Decoded`."""
+    """Columns as buffers in Arrow's layout, and counts of missing records.
+
+    lost: the number of expected records without a row; damaged: of these, records with a wrong checksum. following: the
+    position to read next.
+    """
 
     rows: int
     lost: int
@@ -77,9 +37,6 @@ class Columns:
     due_bits: bytes
     due_count: int
     attempts: bytes
-
-
-Header = tuple[int, ...]
 
 
 def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: bool = False) -> Columns:
@@ -114,22 +71,6 @@ def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: b
     return columns_of(data, rows, with_bodies, lost, damaged, expected)
 
 
-def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:
-    """Return offset and header of each record, and the reason why the last one is not a record, or None."""
-    found: list[tuple[int, Header]] = []
-    at, end = 0, len(data)
-    while at < end:
-        if end - at < HEADER_BYTES:
-            return found, f"the data end within the header of the record at offset {at}"
-        header = _HEADER.unpack_from(data, at)
-        behind = (at + HEADER_BYTES + header[0] + ALIGN_BYTES - 1) & -ALIGN_BYTES
-        if header[0] == 0 or behind > end:
-            return found, f"the data end within the record at offset {at}"
-        found.append((at, header))
-        at = behind
-    return found, None
-
-
 def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
     """Return for each record whether its checksum is right. The attempts noted by a delivery count as 0 in the
     checksum.
@@ -139,8 +80,8 @@ def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
         for at, _ in found:
             whole[at + 44 : at + 46] = b"\0\0"
         data = bytes(whole)
-    starts = [at + _CHECKED_FROM for at, _ in found]
-    sizes = [header[0] + HEADER_BYTES - _CHECKED_FROM for _, header in found]
+    starts = [at + CHECKED_FROM for at, _ in found]
+    sizes = [header[0] + HEADER_BYTES - CHECKED_FROM for _, header in found]
     right = checksums_of(data, starts, sizes, [header[0] for _, header in found])
     return [header[1] == checksum for (_, header), checksum in zip(found, right, strict=True)]
 
@@ -148,7 +89,6 @@ def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
 def columns_of(
     data: bytes, rows: list[tuple[int, Header]], with_bodies: bool, lost: int, damaged: int, following: int
 ) -> Columns:
-    """Return the columns of records, given by offset and header."""
     body_offsets = array("i", [0])
     end = 0
     for _, header in rows:

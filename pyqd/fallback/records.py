@@ -11,13 +11,19 @@ from typing import Final, NamedTuple
 FORMAT: Final = 1
 HEADER_BYTES: Final = 48
 ALIGN_BYTES: Final = 8
+# Of a position; the rest is the epoch.
+ORDINAL_BITS: Final = 48
+ORDINAL_MASK: Final = (1 << ORDINAL_BITS) - 1
 
 LOST: Final = 1
 
-_HEADER = struct.Struct("<IIQQqqHHI")
-_CHECKED_FROM = 8
+CHECKED_FROM: Final = 8
+
+_HEADER = struct.Struct("<IIQQqqHHHH")
 
 assert _HEADER.size == HEADER_BYTES
+
+Header = tuple[int, ...]
 
 
 class Record(NamedTuple):
@@ -49,20 +55,31 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
     within a record, or a checksum is wrong; the records before have been yielded.
     """
     crc32c = checksum_function() if verify else None
-    at = 0
+    found, cut = spans(data)
     view = memoryview(data)
-    while at < len(data):
-        if len(data) - at < HEADER_BYTES:
-            raise ValueError(f"the data end within the header of the record at offset {at}")
-        size, checksum, position, guid, timestamp_ns, due_ns, _, flags, _ = _HEADER.unpack_from(data, at)
+    for at, (size, checksum, position, guid, timestamp_ns, due_ns, _, flags, _, _) in found:
         body_at = at + HEADER_BYTES
-        behind = (body_at + size + ALIGN_BYTES - 1) & -ALIGN_BYTES
-        if size == 0 or behind > len(data):
-            raise ValueError(f"the data end within the record at offset {at}")
-        if crc32c is not None and crc32c(view[at + _CHECKED_FROM : body_at + size], size) != checksum:
+        if crc32c is not None and crc32c(view[at + CHECKED_FROM : body_at + size], size) != checksum:
             raise ValueError(f"the checksum of the record at offset {at} is wrong")
         if flags & ~LOST:
             raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")
         if not flags:
             yield Record(position, b"%016x" % guid, timestamp_ns, due_ns, data[body_at : body_at + size])
+    if cut is not None:
+        raise ValueError(cut)
+
+
+def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:
+    """Return offset and header of each record, and the reason why the last one is not a record, or None."""
+    found: list[tuple[int, Header]] = []
+    at, end = 0, len(data)
+    while at < end:
+        if end - at < HEADER_BYTES:
+            return found, f"the data end within the header of the record at offset {at}"
+        header = _HEADER.unpack_from(data, at)
+        behind = (at + HEADER_BYTES + header[0] + ALIGN_BYTES - 1) & -ALIGN_BYTES
+        if header[0] == 0 or behind > end:
+            return found, f"the data end within the record at offset {at}"
+        found.append((at, header))
         at = behind
+    return found, None

@@ -7,7 +7,8 @@ import importlib
 from array import array
 from typing import Any, Final
 
-from pyqd.fallback.trace_events import KINDS, Decoded
+from pyqd.fallback.columns import ID_BYTES
+from pyqd.hot.wire.trace_events import KINDS, TraceColumns
 
 NAMES: Final = (
     "position",
@@ -26,10 +27,9 @@ NAMES: Final = (
     "reason",
     "body",
 )
-ID_BYTES: Final = 16
 
 
-def lists(decoded: Decoded) -> dict[str, list[Any]]:
+def lists(decoded: TraceColumns) -> dict[str, list[Any]]:
     """Return a list for each column, by name."""
     return {
         "position": array("q", decoded.positions).tolist(),
@@ -50,7 +50,7 @@ def lists(decoded: Decoded) -> dict[str, list[Any]]:
     }
 
 
-def _ids(decoded: Decoded) -> list[str | None]:
+def _ids(decoded: TraceColumns) -> list[str | None]:
     offsets = array("i", decoded.id_offsets)
     text = decoded.ids.decode("ascii")
     return [text[at : at + ID_BYTES] if at != offsets[row + 1] else None for row, at in enumerate(offsets[:-1])]
@@ -70,7 +70,7 @@ def _numbers(code: str, values: bytes, bits: bytes) -> list[int | None]:
     return [value if _has(bits, row) else None for row, value in enumerate(array(code, values))]
 
 
-def _bodies(decoded: Decoded) -> list[bytes | None]:
+def _bodies(decoded: TraceColumns) -> list[bytes | None]:
     if not any(decoded.body_bits):
         return [None] * decoded.rows
     offsets = array("i", decoded.body_offsets)
@@ -80,7 +80,7 @@ def _bodies(decoded: Decoded) -> list[bytes | None]:
     ]
 
 
-def record_batch(decoded: Decoded) -> Any:
+def record_batch(decoded: TraceColumns) -> Any:
     """Return a pyarrow.RecordBatch over the buffers, without a copy. Texts are dictionary-encoded, as is the kind.
 
     Raises: ImportError without pyarrow.
@@ -89,7 +89,7 @@ def record_batch(decoded: Decoded) -> Any:
     rows = decoded.rows
 
     def numbers(kind: Any, values: bytes, bits: bytes | None = None) -> Any:
-        return pa.Array.from_buffers(kind, rows, [bits and pa.py_buffer(bits), pa.py_buffer(values)])
+        return pa.Array.from_buffers(kind, rows, [None if bits is None else pa.py_buffer(bits), pa.py_buffer(values)])
 
     def texts(values: list[str | None], indexes: Any) -> Any:
         return pa.DictionaryArray.from_arrays(indexes, pa.array(values, pa.string()))

@@ -11,7 +11,7 @@ from typing import Final
 from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, text_response, to_json
 from pyqd.http.query import Query
 from pyqd.http.router import Route
-from pyqd.lookupd.registry import Place, Registry
+from pyqd.lookupd.registry import RegisteredName, Registry
 from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.nsq_compat import NSQ_VERSION
@@ -134,7 +134,7 @@ def gathered(parts: Iterable[bytes]) -> list[bytes]:
     return found
 
 
-def log_deletion(place: Place) -> None:
+def log_deletion(place: RegisteredName) -> None:
     """Log that a topic or channel was deleted."""
     if place.channel:
         logger.info("DB: removing channel(%s) from topic(%s)", place.channel, place.topic)

@@ -15,10 +15,9 @@ import gevent.socket
 import gevent.ssl
 
 from pyqd import __version__
-from pyqd.primitives.addresses import TcpAddress, check_host
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.errors import reason_of
-from pyqd.primitives.http_body import read_body
-from pyqd.primitives.nsq_compat import https_port_in
+from pyqd.primitives.http_client import fetch
 from pyqd.primitives.peer_json import json_text
 
 # Some 15,000 names of full length.
@@ -52,39 +51,28 @@ class ChannelQuery:
 
     def ask(self, address: TcpAddress, topic: str, timeout_s: float) -> list[str]:
         """Return the names that a lookup daemon has, not checked. Raises: QueryError. Switches: yes."""
-        target = f"/channels?{urlencode({'topic': topic})}"
+        url = f"http://{address}/channels?{urlencode({'topic': topic})}"
         # Without the time: a query may have spent a part of it in a queue.
         with gevent.Timeout(timeout_s, QueryError("no answer in time")):
             try:
-                status, body = self._exchange(address, target, tls=False)
-                if status == http.client.FORBIDDEN and (port := https_port_in(body)):
-                    status, body = self._exchange(TcpAddress(address.host, port), target, tls=True)
+                status, _, body = fetch(
+                    url,
+                    headers=HEADERS,
+                    redirects_max=0,
+                    takes_https=True,
+                    new_context=self._tls_context,
+                    bytes_max=ANSWER_BYTES_MAX,
+                    sockets=gevent.socket,
+                )
             except ssl.SSLCertVerificationError as error:
                 raise QueryError(reason_of(error), CHECK_AUTHORITY) from error
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 raise QueryError(reason_of(error)) from error
         if status == http.client.UNAUTHORIZED:
             raise QueryError(f"status {status}", CHECK_TOKENS)
         if status != http.client.OK:
             raise QueryError(f"status {status}")
         return channels_in(body)
-
-    def _exchange(self, address: TcpAddress, target: str, *, tls: bool) -> tuple[int, bytes]:
-        """Return status and body of the answer to a GET. Raises: QueryError, OSError, HTTPException. Switches: yes."""
-        connection = http.client.HTTPConnection(address.host, address.port)
-        check_host(address.host)
-        connection.sock = gevent.socket.create_connection((address.host, address.port))
-        try:
-            if tls:
-                connection.sock = self._tls_context().wrap_socket(connection.sock, server_hostname=address.host)
-            connection.request("GET", target, headers=HEADERS)
-            response = connection.getresponse()
-            body = read_body(response, ANSWER_BYTES_MAX)
-        finally:
-            connection.close()
-        if len(body) > ANSWER_BYTES_MAX:
-            raise QueryError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
-        return response.status, body
 
     def _tls_context(self) -> gevent.ssl.SSLContext:
         """Return the check of a lookup daemon's certificate. Raises: OSError. Switches: at the first call."""

@@ -23,14 +23,21 @@ HELP = {
 }
 
 
-class LookupCollector(Collector):
-    """Collector of the registry's metrics. tcp_connections, http_connections: return the open connections."""
+class LookupMetrics(Collector):
+    """Metrics of one registry, and the route that Prometheus scrapes.
+
+    tcp_connections, http_connections: return the open connections.
+    """
 
     def __init__(
         self, registry: Registry, tcp_connections: Callable[[], int], http_connections: Callable[[], int]
     ) -> None:
         self._registry = registry
         self._connections = {"tcp": tcp_connections, "http": http_connections}
+        self._collectors = CollectorRegistry()
+        self._collectors.register(self)
+        for of_process in (ProcessCollector, PlatformCollector, GCCollector):
+            of_process(registry=self._collectors)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of this daemon."""
@@ -42,20 +49,10 @@ class LookupCollector(Collector):
             family.add_metric([protocol], count_of())
         yield family
 
-
-class LookupMetrics:
-    """The route that Prometheus scrapes."""
-
-    def __init__(self, collector: LookupCollector) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(collector)
-        for of_process in (ProcessCollector, PlatformCollector, GCCollector):
-            of_process(registry=self._registry)
-
     def routes(self) -> list[Route]:
         """Return the route. It is not logged: scrapes come every few seconds."""
         return [Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right="status")]
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text."""
-        return Response(200, generate_latest(self._registry), CONTENT_TYPE)
+        return Response(200, generate_latest(self._collectors), CONTENT_TYPE)

@@ -25,9 +25,9 @@ import gevent
 from gevent.event import Event
 
 from pyqd.lookupd.peer_connection import LookupInfo, PeerConnection, PeerError
-from pyqd.net.backoff import Backoff
 from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.backoff import Backoff
 
 PING_S: Final = 15.0
 BACKOFF_FIRST_S: Final = 0.1

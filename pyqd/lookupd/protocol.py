@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyqd.lookupd.registry import Peer, Producer, Registry
+from pyqd.lookupd.registry import Peer, RegisteredBroker, Registry
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goquote import go_quote, go_quote_str
 from pyqd.primitives.names import is_valid_name_str
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 is_valid_name = functools.lru_cache(NAMES_KNOWN_MAX)(is_valid_name_str)
 
 
-class ProtocolError(Exception):
+class SessionError(Exception):
     """Answer that ends a connection: code and description. The cause, if any, is only logged."""
 
     def __init__(self, code: str, description: str = "") -> None:
@@ -59,7 +59,7 @@ def framed(data: bytes) -> bytes:
 OK: Final = framed(b"OK")
 
 
-class Session:
+class LookupSession:
     """Conversation with one broker.
 
     remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: the monotonic
@@ -75,7 +75,7 @@ class Session:
     ) -> None:
         self.remote = remote
         self.closing = False
-        self.producer: Producer | None = None
+        self.producer: RegisteredBroker | None = None
         self._registry = registry
         self._info = info
         self._now_ns = now_ns
@@ -102,7 +102,7 @@ class Session:
             finally:
                 self._log_new()
             self._unread = data[at:]
-        except ProtocolError as error:
+        except SessionError as error:
             cause = f" - {error.__cause__}" if error.__cause__ is not None else ""
             logger.error("[%s] - %s%s", self.remote, error, cause)
             answers.append(framed(str(error).encode()))
@@ -126,14 +126,14 @@ class Session:
                 return 0
             if not data.startswith(MAGIC):
                 cause = ValueError(f"magic {go_quote(data[: len(MAGIC)]).decode()}")
-                raise ProtocolError("E_BAD_PROTOCOL") from cause
+                raise SessionError("E_BAD_PROTOCOL") from cause
             self._has_magic = True
             at = len(MAGIC)
         while True:
             end = data.find(b"\n", at, at + LINE_BYTES_MAX + 1)
             if end < 0:
                 if len(data) - at > LINE_BYTES_MAX:
-                    raise ProtocolError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
+                    raise SessionError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
                 return at
             line = data[at:end]
             if line.lstrip().startswith(b"IDENTIFY"):
@@ -151,7 +151,7 @@ class Session:
         words = words_of(line)
         command = self._commands.get(words[0])
         if command is None:
-            raise ProtocolError("E_INVALID", f"invalid command {words[0]}")
+            raise SessionError("E_INVALID", f"invalid command {words[0]}")
         return command(words)
 
     def _ping(self, _words: list[str]) -> bytes:
@@ -165,12 +165,12 @@ class Session:
     def _identify(self, data: bytes, at: int, answers: list[bytes]) -> int:
         """Run IDENTIFY. at: of the size, behind the line. Returns: the end of the body; -1 if it has not come yet."""
         if self.producer is not None:
-            raise ProtocolError("E_INVALID", "cannot IDENTIFY again")
+            raise SessionError("E_INVALID", "cannot IDENTIFY again")
         if len(data) < at + _SIZE.size:
             return -1
         (size,) = _SIZE.unpack_from(data, at)
         if not 0 <= size <= BODY_BYTES_MAX:
-            raise ProtocolError("E_BAD_BODY", f"IDENTIFY invalid body size {size}, 0 to {BODY_BYTES_MAX} are allowed")
+            raise SessionError("E_BAD_BODY", f"IDENTIFY invalid body size {size}, 0 to {BODY_BYTES_MAX} are allowed")
         at += _SIZE.size
         if len(data) < at + size:
             return -1
@@ -189,18 +189,18 @@ class Session:
         answers.append(framed(json.dumps(self._info(), separators=(",", ":"), sort_keys=True).encode()))
         return int(at + size)
 
-    def _names(self, words: list[str]) -> tuple[Producer, str, str]:
+    def _names(self, words: list[str]) -> tuple[RegisteredBroker, str, str]:
         """Return the producer, the topic and the channel, which may be empty, of REGISTER or UNREGISTER."""
         if self.producer is None:
-            raise ProtocolError("E_INVALID", "client must IDENTIFY")
+            raise SessionError("E_INVALID", "client must IDENTIFY")
         if len(words) == 1:
-            raise ProtocolError("E_INVALID", f"{words[0]} insufficient number of params")
+            raise SessionError("E_INVALID", f"{words[0]} insufficient number of params")
         topic = words[1]
         channel = words[2] if len(words) > 2 else ""
         if not is_valid_name(topic):
-            raise ProtocolError("E_BAD_TOPIC", f"{words[0]} topic name '{topic}' is not valid")
+            raise SessionError("E_BAD_TOPIC", f"{words[0]} topic name '{topic}' is not valid")
         if channel and not is_valid_name(channel):
-            raise ProtocolError("E_BAD_CHANNEL", f"{words[0]} channel name '{channel}' is not valid")
+            raise SessionError("E_BAD_CHANNEL", f"{words[0]} channel name '{channel}' is not valid")
         return self.producer, topic, channel
 
     def _register(self, words: list[str]) -> bytes:
@@ -243,7 +243,7 @@ def words_of(line: bytes) -> list[str]:
 
 
 def parse_peer(body: bytes, remote: str) -> Peer:
-    """Return the identity of a broker from the body of its IDENTIFY. Raises: ProtocolError.
+    """Return the identity of a broker from the body of its IDENTIFY. Raises: SessionError.
 
     Keys match in any case, as in Go's decoder; of several the last one counts, and null leaves a field as it is.
     """
@@ -270,8 +270,8 @@ def parse_peer(body: bytes, remote: str) -> Peer:
                 values[name] = value
     except (ValueError, RecursionError) as error:
         logger.info("[%s] - IDENTIFY: %s", remote, error)
-        raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+        raise SessionError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
     peer = Peer(remote_address=remote, **values)
     if not (peer.broadcast_address and peer.tcp_port and peer.http_port and peer.version):
-        raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
+        raise SessionError("E_BAD_BODY", "IDENTIFY missing fields")
     return peer

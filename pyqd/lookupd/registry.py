@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sortedcontainers import SortedDict
@@ -62,7 +62,7 @@ class Peer:
         return port == str(self.http_port) and address in (self.broadcast_address, f"[{self.broadcast_address}]")
 
 
-class Producer:
+class RegisteredBroker:
     """One broker that is connected. last_update_ns: of its IDENTIFY or last PING."""
 
     __slots__ = ("json", "last_update_ns", "number", "peer", "places")
@@ -76,7 +76,7 @@ class Producer:
         self.json = to_compact_json(peer.as_dict())
 
 
-class Place:
+class RegisteredName:
     """One topic or channel. number: of it, the lowest that was free. channel: "" for a topic."""
 
     __slots__ = ("channel", "number", "producers", "topic")
@@ -91,13 +91,6 @@ class Place:
     def key(self) -> str:
         """Name in `/debug`."""
         return f"channel:{self.topic}:{self.channel}" if self.channel else f"topic:{self.topic}:"
-
-
-@dataclass(slots=True)
-class Channels:
-    """Channels of a topic by name. They may outlive the topic's own registration, and come before it."""
-
-    place_of: SortedDict = field(default_factory=SortedDict)
 
 
 def lookup_answer(channels: list[str], producers: list[bytes]) -> bytes:
@@ -119,11 +112,12 @@ class Registry:
     def __init__(self, inactive_ns: int = 5 * MINUTE_NS, tombstone_ns: int = 45 * SECOND_NS) -> None:
         self.inactive_ns = inactive_ns
         self.tombstone_ns = tombstone_ns
-        self._producers: list[Producer | None] = []
+        self._producers: list[RegisteredBroker | None] = []
         self._free_producers: list[int] = []
-        self._places: list[Place | None] = []
+        self._places: list[RegisteredName | None] = []
         self._free_places: list[int] = []
         self._topics = SortedDict()
+        # By topic, then by name. They may outlive the topic's own registration, and come before it.
         self._channels_of = SortedDict()
         # Topic and number of a producer to the timestamp of its tombstone.
         self._tombstones: dict[tuple[str, int], int] = {}
@@ -132,10 +126,10 @@ class Registry:
 
     # Producers
 
-    def add(self, peer: Peer, now_ns: int) -> Producer:
+    def add(self, peer: Peer, now_ns: int) -> RegisteredBroker:
         """Add a broker that has sent IDENTIFY."""
         number = heapq.heappop(self._free_producers) if self._free_producers else len(self._producers)
-        producer = Producer(peer, number, now_ns)
+        producer = RegisteredBroker(peer, number, now_ns)
         if number == len(self._producers):
             self._producers.append(producer)
         else:
@@ -143,7 +137,7 @@ class Registry:
             self._producers[number] = producer
         return producer
 
-    def remove(self, producer: Producer) -> None:
+    def remove(self, producer: RegisteredBroker) -> None:
         """Remove a broker whose connection has closed. Its topics and channels stay."""
         assert self._producers[producer.number] is producer
         for number in list(producer.places):
@@ -155,7 +149,7 @@ class Registry:
         self._producers[producer.number] = None
         heapq.heappush(self._free_producers, producer.number)
 
-    def ping(self, producer: Producer, now_ns: int) -> None:
+    def ping(self, producer: RegisteredBroker, now_ns: int) -> None:
         """Record the time of a PING."""
         if not self.is_active(producer, now_ns):
             for number in producer.places:
@@ -164,17 +158,17 @@ class Registry:
                 self._changed(place.topic)
         producer.last_update_ns = now_ns
 
-    def is_active(self, producer: Producer, now_ns: int) -> bool:
+    def is_active(self, producer: RegisteredBroker, now_ns: int) -> bool:
         """Return whether a producer was heard of lately."""
         return now_ns - producer.last_update_ns <= self.inactive_ns
 
-    def producers(self) -> Iterator[Producer]:
+    def producers(self) -> Iterator[RegisteredBroker]:
         """Yield all producers."""
         return (producer for producer in self._producers if producer is not None)
 
     # Registrations
 
-    def register(self, producer: Producer, topic: str, channel: str = "") -> tuple[bool, bool]:
+    def register(self, producer: RegisteredBroker, topic: str, channel: str = "") -> tuple[bool, bool]:
         """Register a producer for a topic, and for a channel of it if one is given.
 
         Returns: whether it was not registered for the topic, and for the channel, before.
@@ -191,7 +185,7 @@ class Registry:
                 producer.places.add(place.number)
         return new_topic, new_channel
 
-    def unregister(self, producer: Producer, topic: str, channel: str = "") -> list[str]:
+    def unregister(self, producer: RegisteredBroker, topic: str, channel: str = "") -> list[str]:
         """End a registration; that of a topic ends those of its channels.
 
         The named topic or channel is deleted if it is ephemeral and has no producer left. Channels stay without their
@@ -209,7 +203,7 @@ class Registry:
                 self._delete(place)
         return ended
 
-    def _end(self, producer: Producer, place: Place) -> bool:
+    def _end(self, producer: RegisteredBroker, place: RegisteredName) -> bool:
         """End one registration. Returns: whether there was one."""
         ended = place.producers.discard(producer.number)
         if ended:
@@ -219,9 +213,9 @@ class Registry:
             self._changed(place.topic)
         return ended
 
-    def create_topic(self, topic: str) -> Place:
+    def create_topic(self, topic: str) -> RegisteredName:
         """Create a topic without producers, if it is missing."""
-        place: Place | None = self._topics.get(topic)
+        place: RegisteredName | None = self._topics.get(topic)
         if place is None:
             place = self._topics[topic] = self._new_place(topic, "")
             self._changed(topic)
@@ -233,7 +227,7 @@ class Registry:
         if self._channel_place(topic, channel) is None:
             self._new_channel(topic, channel)
 
-    def topic_deletion(self, topic: str) -> Iterator[Place]:
+    def topic_deletion(self, topic: str) -> Iterator[RegisteredName]:
         """Delete a topic and its channels, or all topics if the name is `*`, step by step.
 
         The registry may change between two steps. Yields: each channel and topic after its deletion.
@@ -339,7 +333,7 @@ class Registry:
                 producers = map(self._producer, place.producers)
                 yield place.key, [self._debug_row(producer, topic, ahead_ns) for producer in producers]
 
-    def places_of(self, producer: Producer) -> Iterable[Place]:
+    def places_of(self, producer: RegisteredBroker) -> Iterable[RegisteredName]:
         """Yield the topics and channels that a producer is registered for."""
         for number in producer.places:
             place = self._places[number]
@@ -358,34 +352,34 @@ class Registry:
 
     # Parts
 
-    def _producer(self, number: int) -> Producer:
+    def _producer(self, number: int) -> RegisteredBroker:
         producer = self._producers[number]
         assert producer is not None, "a producer ends its registrations before it leaves"
         return producer
 
-    def _topic_places(self, topic: str) -> list[Place]:
+    def _topic_places(self, topic: str) -> list[RegisteredName]:
         if topic == ALL:
             return list(self._topics.values())
         place = self._topics.get(topic)
         return [] if place is None else [place]
 
-    def _channels(self, topic: str) -> Iterator[Place]:
+    def _channels(self, topic: str) -> Iterator[RegisteredName]:
         channels = self._channels_of.values() if topic == ALL else filter(None, [self._channels_of.get(topic)])
-        return (place for of_topic in channels for place in of_topic.place_of.values())
+        return (place for of_topic in channels for place in of_topic.values())
 
-    def _channel_place(self, topic: str, channel: str) -> Place | None:
+    def _channel_place(self, topic: str, channel: str) -> RegisteredName | None:
         of_topic = self._channels_of.get(topic)
-        return None if of_topic is None else of_topic.place_of.get(channel)
+        return None if of_topic is None else of_topic.get(channel)
 
-    def _new_channel(self, topic: str, channel: str) -> Place:
+    def _new_channel(self, topic: str, channel: str) -> RegisteredName:
         place = self._new_place(topic, channel)
-        self._channels_of.setdefault(topic, Channels()).place_of[channel] = place
+        self._channels_of.setdefault(topic, SortedDict())[channel] = place
         self._changed(topic)
         return place
 
-    def _new_place(self, topic: str, channel: str) -> Place:
+    def _new_place(self, topic: str, channel: str) -> RegisteredName:
         number = heapq.heappop(self._free_places) if self._free_places else len(self._places)
-        place = Place(topic, channel, number)
+        place = RegisteredName(topic, channel, number)
         if number == len(self._places):
             self._places.append(place)
         else:
@@ -393,7 +387,7 @@ class Registry:
             self._places[number] = place
         return place
 
-    def _delete(self, place: Place) -> None:
+    def _delete(self, place: RegisteredName) -> None:
         """Delete a topic or channel, with all registrations for it."""
         for number in list(place.producers):
             self._producer(number).places.discard(place.number)
@@ -401,8 +395,8 @@ class Registry:
                 self._forget_tombstone(place.topic, number)
         if place.channel:
             of_topic = self._channels_of[place.topic]
-            del of_topic.place_of[place.channel]
-            if not of_topic.place_of:
+            del of_topic[place.channel]
+            if not of_topic:
                 del self._channels_of[place.topic]
         else:
             del self._topics[place.topic]
@@ -424,7 +418,7 @@ class Registry:
         at_ns = self._tombstones.get((topic, number))
         return 0 if at_ns is None else at_ns + self.tombstone_ns
 
-    def _debug_row(self, producer: Producer, topic: str, ahead_ns: int) -> dict[str, Any]:
+    def _debug_row(self, producer: RegisteredBroker, topic: str, ahead_ns: int) -> dict[str, Any]:
         at_ns = self._tombstones.get((topic, producer.number))
         shown = producer.peer.as_dict()
         return {

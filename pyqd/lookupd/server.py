@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyqd.lookupd.protocol import ProtocolError, Session, framed
+from pyqd.lookupd.protocol import LookupSession, SessionError, framed
 from pyqd.lookupd.registry import Registry
 from pyqd.net.admission import Admission
 from pyqd.net.events import READ_EVENT, WRITE_EVENT
@@ -31,7 +31,7 @@ class LookupConnection:
     """Connection of one broker. on_end: called once, when it is closed."""
 
     def __init__(
-        self, accepted: socket.socket, session: Session, loop: Any, on_end: Callable[["LookupConnection"], None]
+        self, accepted: socket.socket, session: LookupSession, loop: Any, on_end: Callable[["LookupConnection"], None]
     ) -> None:
         self.session = session
         self._socket = accepted
@@ -116,7 +116,7 @@ class LookupServer:
         reason = self.admission.admit(remote)
         if reason:
             logger.warning("TCP: refused %s - %s", remote, reason)
-            self.admission.turn_away(accepted, framed(str(ProtocolError("E_INVALID", reason)).encode()))
+            self.admission.turn_away(accepted, framed(str(SessionError("E_INVALID", reason)).encode()))
             return
         logger.info("TCP: new client(%s)", remote)
         if accepted.family != socket.AF_UNIX:
@@ -124,7 +124,7 @@ class LookupServer:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
-        session = Session(self.registry, remote, self._info)
+        session = LookupSession(self.registry, remote, self._info)
         self.connections.add(LookupConnection(accepted, session, self._hub.loop, self._ended))
 
     def _ended(self, connection: LookupConnection) -> None:

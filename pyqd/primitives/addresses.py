@@ -50,15 +50,19 @@ def is_ip_address(text: str) -> bool:
     return True
 
 
+class HostNameError(OSError):
+    """No host can have this name, so that another attempt would fail, too."""
+
+
 def check_host(host: str) -> None:
-    """Raise OSError, as for a host that is not found, if no host can have this name.
+    """Raise HostNameError if no host can have this name.
 
     The functions of the socket module raise UnicodeError then, and gevent's also log it with a traceback.
     """
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no host name: {error}") from None
+        raise HostNameError(f"{host!r} is no host name: {error}") from None
 
 
 def require_host(text: str) -> None:

@@ -1,6 +1,6 @@
 """HTTP client that queries the auth servers in the greenlet of the client; the event loop keeps running.
 
-The HTTP client is Python's own on gevent's sockets. Each query has a connection of its own, as nsqd's have.
+Each query has a connection of its own, as nsqd's have.
 
 Source: docs/nsq/tcp-protocol.md, "Authorisation".
 """
@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import SplitResult, urlencode, urljoin, urlsplit, urlunsplit
+from urllib.parse import urlencode
 
 import gevent
 import gevent.socket
@@ -18,27 +18,23 @@ import gevent.ssl
 
 from pyqd import __version__
 from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
-from pyqd.primitives.addresses import check_host
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError, reason_of
 from pyqd.primitives.goquote import go_quote
-from pyqd.primitives.http_body import read_body
-from pyqd.primitives.nsq_compat import https_port_in
+from pyqd.primitives.http_client import fetch
 from pyqd.tcp.permissions import BadAnswer, Permissions, decode_permissions
 
 METHODS: Final = ("get", "post")
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 512
-REDIRECTS_MAX: Final = 10
-REDIRECTS: Final = (301, 302, 303, 307, 308)
-KEEPING_THE_METHOD: Final = (307, 308)
+HEADERS: Final = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"{PROGRAM}/{__version__}"}
 
 
 class AuthError(Exception):
     """No auth server gave a valid answer. str() gives the reasons, which are logged and not sent to the client."""
 
 
-class _TimedOut(Exception):  # noqa: N818 - an outcome, not an error
+class _QueryTimedOut(Exception):  # noqa: N818 - an outcome, not an error
     pass
 
 
@@ -75,8 +71,9 @@ class AuthServers:
         start = random.randrange(len(self.addresses))
         for address in self.addresses[start:] + self.addresses[:start]:
             try:
-                return decode_permissions(self._query(endpoint_of(address), values, secret))
-            except (OSError, http.client.HTTPException, BadAnswer, _TimedOut, ValueError) as error:
+                url = address if "://" in address else f"http://{address}/auth"
+                return decode_permissions(self._query(url, values, secret))
+            except (OSError, http.client.HTTPException, BadAnswer, _QueryTimedOut, ValueError) as error:
                 failures.append(f"failed to auth against {address} - {reason_of(error)}")
         raise AuthError("; ".join(failures))
 
@@ -89,58 +86,21 @@ class AuthServers:
             body = json.dumps({key: [value] for key, value in sorted(fields.items())}, separators=(",", ":")).encode()
         else:
             url = f"{url}?{text}"
-        status, answer = self._request(url, body)
-        if status == 403 and not url.startswith("https"):
-            status, answer = self._request(https_url(url, answer), body)
-        if status != 200:
-            raise BadAnswer(f"got response {status} {quoted_start(answer)}")
-        return answer
-
-    def _request(self, url: str, body: bytes | None) -> tuple[int, bytes]:
-        """Send a request and follow redirects. Returns: status and body. Raises: the exceptions that `ask` catches."""
-        with gevent.Timeout(self.request_s, _TimedOut("the request timed out")):
-            for _ in range(REDIRECTS_MAX):
-                status, location, answer = self._exchange(urlsplit(url), body)
-                if status not in REDIRECTS or not location:
-                    return status, answer
-                url = urljoin(url, location)
-                if status not in KEEPING_THE_METHOD:
-                    body = None
-        raise BadAnswer(f"stopped after {REDIRECTS_MAX} redirects")
-
-    def _exchange(self, url: SplitResult, body: bytes | None) -> tuple[int, str, bytes]:
-        headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"{PROGRAM}/{__version__}"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        connection = self._connection(url)
-        try:
-            target = urlunsplit(("", "", url.path or "/", url.query, ""))
-            connection.request("GET" if body is None else "POST", target, body, headers)
-            response = connection.getresponse()
-            answer = read_body(response, ANSWER_BYTES_MAX)
-            if len(answer) > ANSWER_BYTES_MAX:
-                raise BadAnswer(f"the answer has more than {ANSWER_BYTES_MAX} bytes")
-            return response.status, response.headers.get("Location", ""), answer
-        finally:
-            connection.close()
-
-    def _connection(self, url: SplitResult) -> http.client.HTTPConnection:
-        """Return a connection to the server of a URL, connected."""
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise BadAnswer(f'unsupported URL "{url.geturl()}"')
-        port = url.port or (443 if url.scheme == "https" else 80)
-        connection = http.client.HTTPConnection(url.hostname, port)
-        with gevent.Timeout(self.connect_s, _TimedOut("connecting timed out")):
-            check_host(url.hostname)
-            sock = gevent.socket.create_connection((url.hostname, port))
-        if url.scheme == "https":
-            try:
-                sock = self._tls_context().wrap_socket(sock, server_hostname=url.hostname)
-            except BaseException:
-                sock.close()
-                raise
-        connection.sock = sock
-        return connection
+        headers = HEADERS if body is None else {**HEADERS, "Content-Type": "application/json"}
+        with gevent.Timeout(self.request_s, _QueryTimedOut("the request timed out")):
+            reply = fetch(
+                url,
+                body,
+                headers,
+                takes_https=True,
+                new_context=self._tls_context,
+                bytes_max=ANSWER_BYTES_MAX,
+                connect_timeout_s=self.connect_s,
+                sockets=gevent.socket,
+            )
+        if reply.status != 200:
+            raise BadAnswer(f"got response {reply.status} {go_quote(reply.body[:SHOWN_BYTES_MAX]).decode()}")
+        return reply.body
 
     def _tls_context(self) -> gevent.ssl.SSLContext:
         """Return the TLS context that verifies servers: by the authorities of --tls-root-ca-file, or the system's."""
@@ -156,23 +116,3 @@ class AuthServers:
 def seconds(time_ns: int) -> float | None:
     """Return a timeout in seconds, or None for 0, which means no timeout."""
     return time_ns / SECOND_NS if time_ns > 0 else None
-
-
-def endpoint_of(address: str) -> str:
-    """Return the URL for a value of --auth-http-address: an address gets the path /auth."""
-    return address if "://" in address else f"http://{address}/auth"
-
-
-def quoted_start(answer: bytes) -> str:
-    """Return the start of an answer in double quotes."""
-    return go_quote(answer[:SHOWN_BYTES_MAX]).decode()
-
-
-def https_url(url: str, answer: bytes) -> str:
-    """Return the URL by HTTPS on the port that a refusal names. Raises: BadAnswer."""
-    port = https_port_in(answer)
-    if not port:
-        raise BadAnswer(f"got response 403 {quoted_start(answer)}")
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit(("https", f"{host}:{port}", parts.path, parts.query, ""))

@@ -19,10 +19,10 @@ import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
+from pyqd.primitives.http_client import HttpAddress, HttpClientConnection, Reply
 from pyqd.testing.published import PublishedMessage, utc
 
 HOST = "127.0.0.1"
@@ -107,9 +107,7 @@ class BrokerProcess:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -170,7 +168,7 @@ class BrokerProcess:
 
     def request(self, method: str, path: str, body: bytes | None = None, **query: object) -> bytes:
         """Return the body of an answer of the HTTP API. Raises: BrokerError if the status is not 200."""
-        return self._request(method, path, body, query)[0]
+        return self._request(method, path, body, query).body
 
     def stats(self) -> dict[str, Any]:
         """Return the answer of GET /stats: a dict with the list `topics`, and much about the process."""
@@ -198,13 +196,13 @@ class BrokerProcess:
         start: object = "earliest"
         while self.topic_stats(topic) is not None:
             query = {"topic": topic, "from": start, "max_bytes": ANSWER_BYTES_MAX}
-            body, headers = self._request("GET", "/topic/log", None, query)
+            _, headers, body = self._request("GET", "/topic/log", None, query)
             # The records come from memory over loopback: their checksums would only bring compiled code in here.
             for record in decode(body, verify=False):
                 due = utc(record.due_ns) if record.due_ns else None
                 messages.append(PublishedMessage(record.id.decode(), record.body, utc(record.timestamp_ns), due))
-            start = headers["X-Pyqd-Next"]
-            if int(start) >= int(headers["X-Pyqd-End"]):
+            start = headers["x-pyqd-next"]
+            if int(start) >= int(headers["x-pyqd-end"]):
                 break
         return messages
 
@@ -253,24 +251,20 @@ class BrokerProcess:
                 raise BrokerError(f"waited {timeout:g} s for {what}: {text}")
             time.sleep(STATS_POLL_S)
 
-    def _request(
-        self, method: str, path: str, body: bytes | None, query: Mapping[str, object]
-    ) -> tuple[bytes, http.client.HTTPMessage]:
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=REQUEST_WAIT_S)
+    def _request(self, method: str, path: str, body: bytes | None, query: Mapping[str, object]) -> Reply:
+        address = HttpAddress(HOST, self.http_port, False)
         target = f"{path}?{urlencode(query)}" if query else path
         try:
-            connection.request(method, target, body)
-            answer = connection.getresponse()
-            data = answer.read()
+            with HttpClientConnection(address, timeout_s=REQUEST_WAIT_S) as connection:
+                connection.open()
+                reply = connection.exchange(method, target, body)
         except (OSError, http.client.HTTPException) as error:
             state = "running" if self.is_running else "stopped"
             reason = str(error) or type(error).__name__
             raise self._error(f"{method} {target} failed: {reason}; the daemon is {state}") from error
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            raise BrokerError(f"{method} {target}: {answer.status} {data.decode(errors='replace')}")
-        return data, answer.headers
+        if reply.status != http.client.OK:
+            raise BrokerError(f"{method} {target}: {reply.status} {reply.body.decode(errors='replace')}")
+        return reply
 
     def _spawned(self) -> "subprocess.Popen[bytes]":
         arguments = [

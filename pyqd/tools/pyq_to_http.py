@@ -16,7 +16,7 @@ from pyqd.client.message import Message
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.common import EXIT_OK, client_options, log, run_tool
 from pyqd.tools.intake import Tasks, consume, consumer_of, without_spent
-from pyqd.tools.to_http.connection import Connections
+from pyqd.tools.to_http.connection import ServerConnections
 from pyqd.tools.to_http.delivery import Delivery, Retries
 from pyqd.tools.to_http.options import ToHttpOptions
 from pyqd.tools.to_http.sender import DeliveryError, Sender
@@ -38,7 +38,7 @@ class ToHttp:
     def __init__(self, options: ToHttpOptions) -> None:
         self._options = options
         self._consumer_options = client_options(TOOL, options.consumer_opt)
-        self._connections = Connections(options.connect_timeout_s)
+        self._connections = ServerConnections(options.connect_timeout_s)
         sender = Sender(self._connections, options.headers(), options.request_timeout_s)
         retries = Retries(options.retries, options.retry_delay_ns / SECOND_NS)
         self._delivery = Delivery(

@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from pyqd.primitives.backoff import NO_JITTER, Backoff
+
 RETRY_FIRST_S: Final = 30.0
 RETRY_MAX_S: Final = 900.0
 
@@ -54,7 +56,7 @@ class Host:
 
     is_dead: bool = False
     retry_at_s: float = 0.0
-    retry_delay_s: float = RETRY_FIRST_S
+    delays: Backoff = field(default_factory=lambda: Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=NO_JITTER))
     sums: list[float] = field(default_factory=lambda: [0.0] * SLICES)
     counts: list[int] = field(default_factory=lambda: [0] * SLICES)
 
@@ -62,9 +64,8 @@ class Host:
         return not self.is_dead or self.retry_at_s < now_s
 
     def try_again(self, now_s: float) -> None:
-        """Note that a dead target gets a message; the next one comes after twice the time if it fails."""
-        self.retry_delay_s = min(2 * self.retry_delay_s, RETRY_MAX_S)
-        self.retry_at_s = now_s + self.retry_delay_s
+        """Note a failure, or that a dead target gets a message: the next one comes after a time that doubles."""
+        self.retry_at_s = now_s + self.delays.next_s()
 
 
 class HostPool:
@@ -96,8 +97,8 @@ class HostPool:
             host.is_dead = False
         elif not host.is_dead:
             host.is_dead = True
-            host.retry_delay_s = RETRY_FIRST_S
-            host.retry_at_s = now_s + RETRY_FIRST_S
+            host.delays.reset()
+            host.try_again(now_s)
 
 
 class EpsilonGreedy(HostPool):

@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from pyqd.trace.errors import UrlError
+from pyqd.trace import UrlError
 from pyqd.trace.stores.mysql import MysqlStore
 from pyqd.trace.stores.postgresql import PostgresqlStore
 from pyqd.trace.stores.sqlite import SqliteStore

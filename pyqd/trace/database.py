@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
-from pyqd.fallback.trace_events import Decoded
-from pyqd.trace import schema
+from pyqd.hot.wire.trace_events import TraceColumns
+from pyqd.trace import DatabaseError, MovedError, SchemaError, UrlError, schema
 from pyqd.trace.addresses import shown, store_of
-from pyqd.trace.errors import DatabaseError, MovedError, SchemaError, UrlError
 from pyqd.trace.recent import RecentDeliveries
-from pyqd.trace.rows import Batch, Drop, Place, batch_of
-from pyqd.trace.stores.store import ANSWER_S, Change
+from pyqd.trace.rows import Drop, Place, TraceBatch, batch_of
+from pyqd.trace.stores.store import ANSWER_S, OutcomeChange
 from pyqd.trace.versions import VERSION_TABLE, Versions, current
 from pyqd.wire.trace_states import IN_FLIGHT
 
@@ -35,25 +34,13 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
-class Node:
+class TraceNode:
     """Log of a broker in the database. position: of the first event that is not stored yet; 0: none is stored."""
 
     node_id: int
     log: str
     nsqd: str
     position: int
-
-
-@dataclass(frozen=True)
-class Portion:
-    """Rows of consecutive events; see the table trace_portions."""
-
-    first_position: int
-    end_position: int
-    oldest_at: datetime
-    newest_at: datetime
-    row_count: int
-    size_bytes: int
 
 
 class Database:
@@ -77,7 +64,6 @@ class Database:
         self._recent: dict[int, RecentDeliveries] = {}
 
     def close(self) -> None:
-        """Close all connections."""
         self.engine.dispose()
 
     def forget(self) -> None:
@@ -153,7 +139,7 @@ class Database:
             with connection.begin():
                 return self._versions.upgrade(connection, self.store)
 
-    def node(self, log: str, nsqd: str) -> Node:
+    def node(self, log: str, nsqd: str) -> TraceNode:
         """Return the log of a broker, which is added if it is new. nsqd: cut to the length of the column.
 
         Raises: as `transaction`.
@@ -165,24 +151,24 @@ class Database:
             if found is not None:
                 if found.nsqd != nsqd:
                     connection.execute(sa.update(table).where(table.c.log == log).values(nsqd=nsqd))
-                return Node(found.node_id, log, nsqd, found.position)
+                return TraceNode(found.node_id, log, nsqd, found.position)
             # Also more than the numbers of rows whose node was removed.
             highest = [
                 connection.scalar(sa.select(sa.func.max(rows.c.node_id))) or 0 for rows in (table, *schema.ROW_TABLES)
             ]
-            node = Node(max(highest) + 1, log, nsqd, 0)
+            node = TraceNode(max(highest) + 1, log, nsqd, 0)
             values = {"node_id": node.node_id, "log": log, "nsqd": nsqd, "position": 0}
             connection.execute(sa.insert(table).values(values))
             return node
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[TraceNode]:
         """Return the logs of all brokers. Raises: as `transaction`."""
         table = schema.nodes
         with self.transaction("read", reading=True) as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.node_id))
-            return [Node(row.node_id, row.log, row.nsqd, row.position) for row in rows]
+            return [TraceNode(row.node_id, row.log, row.nsqd, row.position) for row in rows]
 
-    def write(self, node: Node, decoded: Decoded) -> Node:
+    def write(self, node: TraceNode, decoded: TraceColumns) -> TraceNode:
         """Store events that follow the node's position. Returns: the node with the position after them.
 
         Raises: MovedError if the events after the position have been stored by another shipper; as `transaction`.
@@ -201,7 +187,7 @@ class Database:
         recent.learn(batch, changed, decoded.following)
         return replace(node, position=decoded.following)
 
-    def _lock(self, connection: sa.Connection, node: Node) -> None:
+    def _lock(self, connection: sa.Connection, node: TraceNode) -> None:
         table = schema.nodes
         query = sa.select(table.c.position).where(table.c.node_id == node.node_id).with_for_update()
         position = connection.scalar(query)
@@ -211,7 +197,7 @@ class Database:
             raise MovedError(position)
 
     def _apply_ends(
-        self, connection: sa.Connection, node: Node, batch: Batch, recent: RecentDeliveries
+        self, connection: sa.Connection, node: TraceNode, batch: TraceBatch, recent: RecentDeliveries
     ) -> dict[Place, tuple[int, str]]:
         """Set the outcomes of deliveries that were stored before. Returns: position and outcome of the changed ones.
 
@@ -234,7 +220,7 @@ class Database:
             if earlier.finished is not None and (new is None or new[0] != "finished"):
                 batch.events.append(batch.event_row(earlier.finished))
             if new is not None:
-                changes.append(Change(position, literals.plain(new[0]), new[1]))
+                changes.append(OutcomeChange(position, literals.plain(new[0]), new[1]))
                 changed[place] = position, new[0]
         if changes:
             self.store.change(connection, node.node_id, changes)
@@ -242,7 +228,7 @@ class Database:
             connection.execute(_cancel(node.node_id, drop))
         return changed
 
-    def _insert(self, connection: sa.Connection, node: Node, batch: Batch, following: int) -> None:
+    def _insert(self, connection: sa.Connection, node: TraceNode, batch: TraceBatch, following: int) -> None:
         """Insert the rows of a batch, and note the position after it."""
         store = self.store
         size_bytes = row_count = 0
@@ -254,11 +240,11 @@ class Database:
         values: dict[str, Any] = {"position": following, "shipped_at": datetime.now(timezone.utc)}
         if batch.event_count:
             at = values["event_at"] = _time(batch.last_us)
-            self._note_portion(connection, node, Portion(node.position, following, at, at, row_count, size_bytes))
+            self._note_portion(connection, node, following, at, row_count, size_bytes)
         connection.execute(sa.update(schema.nodes).where(schema.nodes.c.node_id == node.node_id).values(values))
 
     def _last_deliveries(
-        self, connection: sa.Connection, node: Node, ids: Sequence[str]
+        self, connection: sa.Connection, node: TraceNode, ids: Sequence[str]
     ) -> dict[Place, tuple[int, str]]:
         """Return position and outcome of the last delivery of messages."""
         table = schema.deliveries.c
@@ -277,26 +263,24 @@ class Database:
                     found[key] = position, outcome
         return found
 
-    def _note_portion(self, connection: sa.Connection, node: Node, added: Portion) -> None:
-        """Count rows for retention: with those of the newest portion, or as a new one."""
+    def _note_portion(
+        self, connection: sa.Connection, node: TraceNode, following: int, at: datetime, row_count: int, size_bytes: int
+    ) -> None:
+        """Count rows for retention: with those of the newest portion, or as a new one. at: time of the last event."""
         table = schema.portions
+        own = table.c.node_id == node.node_id
         newest = connection.execute(
-            sa.select(table).where(table.c.node_id == node.node_id).order_by(table.c.first_position.desc()).limit(1)
+            sa.select(table).where(own).order_by(table.c.first_position.desc()).limit(1)
         ).one_or_none()
-        if newest is None or newest.row_count >= PORTION_ROWS or added.newest_at - newest.oldest_at > PORTION_TIME:
-            connection.execute(sa.insert(table).values(node_id=node.node_id, **asdict(added)))
+        values = {"end_position": following, "newest_at": at, "row_count": row_count, "size_bytes": size_bytes}
+        if newest is None or newest.row_count >= PORTION_ROWS or at - newest.oldest_at > PORTION_TIME:
+            first = {"node_id": node.node_id, "first_position": node.position, "oldest_at": at}
+            connection.execute(sa.insert(table).values(first | values))
             return
-        changed = {
-            "end_position": added.end_position,
-            "newest_at": max(newest.newest_at, added.newest_at),
-            "row_count": newest.row_count + added.row_count,
-            "size_bytes": newest.size_bytes + added.size_bytes,
-        }
-        connection.execute(
-            sa.update(table)
-            .where(table.c.node_id == node.node_id, table.c.first_position == newest.first_position)
-            .values(changed)
-        )
+        values["newest_at"] = max(newest.newest_at, at)
+        values["row_count"] += newest.row_count
+        values["size_bytes"] += newest.size_bytes
+        connection.execute(sa.update(table).where(own, table.c.first_position == newest.first_position).values(values))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyqd.client.errors import ClientError
-from pyqd.fallback.trace_events import Decoded
-from pyqd.trace.backoff import Backoff
-from pyqd.trace.source import Identity, Page, TraceSource
+from pyqd.hot.wire.trace_events import TraceColumns
+from pyqd.trace.outage import Outage
+from pyqd.trace.source import EventPage, LogIdentity, TraceSource
 
 WAIT_MS: Final = 10_000
 # A page with so many events is probably followed by others, which are read at once.
@@ -26,7 +26,7 @@ class Arrival:
     """Message of a fetcher to the writer: the broker has been reached, and the fetcher waits for `begin`."""
 
     fetcher: Fetcher
-    identity: Identity
+    identity: LogIdentity
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Events:
 
     fetcher: Fetcher
     turn: int
-    events: Decoded
+    events: TraceColumns
     end: int
 
 
@@ -76,7 +76,7 @@ class Fetcher(threading.Thread):
         self.turn = 0
         # None: wait for `begin`.
         self._position: int | None = None
-        self._backoff = Backoff()
+        self._outage = Outage()
         # In place of `source`, from the next attempt on.
         self._renewed: TraceSource | None = None
         self._is_ended = False
@@ -84,7 +84,7 @@ class Fetcher(threading.Thread):
     @property
     def is_failing(self) -> bool:
         """True from a failure to the next success."""
-        return self._backoff.count > 0
+        return self._outage.count > 0
 
     def renew(self, source: TraceSource) -> None:
         """Use another connection to the same address from the next attempt on: the login may have changed."""
@@ -93,20 +93,13 @@ class Fetcher(threading.Thread):
     def end(self) -> None:
         """End the thread soon, also while others go on."""
         self._is_ended = True
-        self.pause()
+        self.begin(None)
 
     def _is_over(self) -> bool:
         return self._is_ended or self._stopped.is_set()
 
-    def begin(self, position: int) -> None:
-        """Read from a position on. Pages of turns before are obsolete."""
-        self._turn_to(position)
-
-    def pause(self) -> None:
-        """Read nothing until the next `begin`. Pages of turns before are obsolete."""
-        self._turn_to(None)
-
-    def _turn_to(self, position: int | None) -> None:
+    def begin(self, position: int | None) -> None:
+        """Read from a position on; None: read nothing until the next call. Pages of turns before are obsolete."""
         with self._begun:
             self.turn += 1
             self._position = position
@@ -120,18 +113,17 @@ class Fetcher(threading.Thread):
             return self.turn, self._position or 0
 
     def run(self) -> None:
-        """Read until stopped."""
         error = None
         while not self._is_over() and error is None:
             try:
                 self._read()
                 break
             except ClientError as failure:
-                if self._is_once and self._backoff.count:
+                if self._is_once and self._outage.count:
                     error = failure
                 else:
-                    self._backoff.note(f"cannot read the event log: {failure}")
-                    self._stopped.wait(self._backoff.next_s())
+                    self._outage.note(f"cannot read the event log: {failure}")
+                    self._stopped.wait(self._outage.next_s())
             if self._renewed is not None:
                 self.source.close()
                 self.source, self._renewed = self._renewed, None
@@ -141,7 +133,7 @@ class Fetcher(threading.Thread):
     def _read(self) -> None:
         """Read until stopped or, if once, until the end of the log. Raises: ClientError."""
         while not self._is_over():
-            self.pause()
+            self.begin(None)
             identity = self.source.identity()
             self._put(Arrival(self, identity))
             if self._read_log(identity.log):
@@ -161,10 +153,10 @@ class Fetcher(threading.Thread):
             if page.log != log:
                 return False
             if page.end < expected:
-                self._backoff.note(_shortened(self.source.address, page.end, expected))
-                self._stopped.wait(self._backoff.next_s())
+                self._outage.note(_shortened(self.source.address, page.end, expected))
+                self._stopped.wait(self._outage.next_s())
                 continue
-            self._backoff.recovered(f"{self.source.address}: reading the event log again")
+            self._outage.recovered(f"{self.source.address}: reading the event log again")
             position = page.next
             self._hand_over(turn, expected, page)
             if self._is_once and position >= page.end:
@@ -172,7 +164,7 @@ class Fetcher(threading.Thread):
             if page.events.rows < FULL_PAGE_EVENTS:
                 self._stopped.wait(max(0.0, self._interval_s - (time.monotonic() - started_s)))
 
-    def _hand_over(self, turn: int, expected: int, page: Page) -> None:
+    def _hand_over(self, turn: int, expected: int, page: EventPage) -> None:
         """Put the events of a page, unless it is obsolete."""
         events = page.events
         if events.damaged:

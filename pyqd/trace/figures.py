@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.trace.search import SecondsBetween
+from pyqd.trace.search import SecondsBetween, TraceQuery, narrowed
 
 # Upper limits of classes of durations, in seconds: a percentile is the limit of its class.
 LIMITS_S: Final = tuple(round(digit * 10.0**exponent, 6) for exponent in range(-4, 5) for digit in (1, 2, 5))
@@ -54,7 +54,7 @@ class GapFigures:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TraceFigures:
     """Figures of all topics and channels, in the order of their names. gaps: of all brokers that have any."""
 
     topics: list[TopicFigures]
@@ -64,13 +64,14 @@ class Figures:
 
 def figures_of(
     database: Database, topic: str | None = None, since: datetime | None = None, until: datetime | None = None
-) -> Figures:
+) -> TraceFigures:
     """Return the figures of the messages that were published, and the deliveries that were sent, in a span of time.
 
     Gaps are those that were noticed in it, as it is unknown which topics they concern.
     Raises: DatabaseError, SchemaError.
     """
     publication, delivery = schema.publications.c, schema.deliveries.c
+    query = TraceQuery(topic, since=since, until=until)
     number = _class_of(SecondsBetween(delivery.sent_at, delivery.outcome_at))
     topics = (
         sa.select(
@@ -80,7 +81,7 @@ def figures_of(
             sa.func.min(publication.published_at).label("first_at"),
             sa.func.max(publication.published_at).label("last_at"),
         )
-        .where(*_within(publication.topic, publication.published_at, topic, since, until))
+        .where(*narrowed(query, schema.publications, publication.published_at))
         .group_by(publication.topic)
         .order_by(publication.topic)
     )
@@ -92,21 +93,25 @@ def figures_of(
             number.label("number"),
             sa.func.count().label("count"),
         )
-        .where(*_within(delivery.topic, delivery.sent_at, topic, since, until))
+        .where(*narrowed(query, schema.deliveries, delivery.sent_at))
         .group_by(delivery.topic, delivery.channel, delivery.outcome, sa.literal_column("number"))
         .order_by(delivery.topic, delivery.channel)
     )
     with database.transaction("read", reading=True) as connection:
-        found = [TopicFigures(*_plain(row)) for row in connection.execute(topics)]
+        # Sums are decimals in some databases.
+        found = [
+            TopicFigures(topic, int(count), int(size_bytes), *times)
+            for topic, count, size_bytes, *times in connection.execute(topics)
+        ]
         rows = connection.execute(channels).all()
         gaps = [
             GapFigures(nsqd, int(event_count), int(unknown_count), last_at)
-            for nsqd, event_count, unknown_count, last_at in connection.execute(_gaps(since, until))
+            for nsqd, event_count, unknown_count, last_at in connection.execute(_gaps(replace(query, topic=None)))
         ]
-    return Figures(found, _summed(rows), gaps)
+    return TraceFigures(found, _summed(rows), gaps)
 
 
-def _gaps(since: datetime | None, until: datetime | None) -> sa.Select[Any]:
+def _gaps(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of lost events by broker."""
     gap, node = schema.gaps.c, schema.nodes.c
     return (
@@ -117,26 +122,10 @@ def _gaps(since: datetime | None, until: datetime | None) -> sa.Select[Any]:
             sa.func.max(gap.noticed_at),
         )
         .join_from(schema.gaps, schema.nodes, gap.node_id == node.node_id)
-        .where(*_in_span(gap.noticed_at, since, until))
+        .where(*narrowed(query, schema.gaps, gap.noticed_at))
         .group_by(node.nsqd)
         .order_by(node.nsqd)
     )
-
-
-def _plain(row: Sequence[Any]) -> Iterator[Any]:
-    """Yield the values of a row; sums are decimals in some databases."""
-    name, count, size_bytes, *times = row
-    yield from (name, int(count), int(size_bytes), *times)
-
-
-def _within(
-    name: Any, at: Any, topic: str | None, since: datetime | None, until: datetime | None
-) -> list[sa.ColumnElement[bool]]:
-    return [*([] if topic is None else [name == topic]), *_in_span(at, since, until)]
-
-
-def _in_span(at: Any, since: datetime | None, until: datetime | None) -> list[sa.ColumnElement[bool]]:
-    return [*([] if since is None else [at >= since]), *([] if until is None else [at < until])]
 
 
 def _class_of(duration_s: sa.ColumnElement[float]) -> sa.ColumnElement[int]:

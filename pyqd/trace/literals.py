@@ -60,7 +60,6 @@ class Literals:
 
 
 def same(value: Any) -> Any:
-    """Return the value itself."""
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from pyqd.trace.rows import Batch, Place
+from pyqd.trace.rows import Place, TraceBatch
 
 # A delivery takes some 300 bytes of memory.
 DELIVERIES_MAX: Final = 100_000
@@ -24,7 +24,6 @@ class RecentDeliveries:
         self._position = 0
 
     def clear(self) -> None:
-        """Forget all."""
         self._found.clear()
 
     def begin(self, position: int) -> None:
@@ -36,7 +35,7 @@ class RecentDeliveries:
         """Return position and outcome; None if they are not known."""
         return self._found.get(place)
 
-    def learn(self, batch: Batch, changed: dict[Place, tuple[int, str]], following: int) -> None:
+    def learn(self, batch: TraceBatch, changed: dict[Place, tuple[int, str]], following: int) -> None:
         """Take over the deliveries of a batch that has been stored.
 
         changed: those before the batch with another outcome. following: position after the batch.

@@ -1,7 +1,7 @@
 """Conversion of trace events: a batch of decoded events becomes rows of the tables in pyqd.trace.schema.
 
 A delivery is one row. Its outcome is that of the event that ends it, usually in the same batch. If the delivery is in
-an earlier batch, `Batch.earlier` holds its end, and the caller applies it to the row in the database.
+an earlier batch, `TraceBatch.earlier` holds its end, and the caller applies it to the row in the database.
 
 An outcome changes in these cases only:
 
@@ -26,11 +26,11 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from pyqd.fallback.trace_events import KINDS, Decoded
+from pyqd.hot.wire.trace_events import KINDS, TraceColumns
 from pyqd.trace import schema
 from pyqd.trace.literals import Literals
-from pyqd.trace.schema import ID_CHARS, NAME_CHARS, OUTCOMES, TEXT_CHARS
-from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, SEEK
+from pyqd.trace.schema import ID_CHARS, NAME_CHARS, TEXT_CHARS
+from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, OUTCOMES, SEEK
 
 PUBLISHED: Final = KINDS.index("published")
 STORED: Final = KINDS.index("stored")
@@ -75,7 +75,7 @@ class Earlier:
 
     end: tuple[str, Any] | None = None
     fate: tuple[str, Any] | None = None
-    # Index of the FIN, for the case that it ends no delivery of the database: then `Batch.event_row` makes its row.
+    # Index of the FIN, which becomes a row by `TraceBatch.event_row` if it ends no delivery of the database.
     finished: int | None = None
 
     def change(self, outcome: str) -> tuple[str, Any] | None:
@@ -101,7 +101,7 @@ class Drop(NamedTuple):
 
 
 @dataclass
-class Batch:
+class TraceBatch:
     """Rows of some consecutive events of one broker, by table, with values in the form for the database."""
 
     event_count: int
@@ -128,7 +128,7 @@ class Batch:
         yield schema.gaps, self.gaps
 
 
-def batch_of(decoded: Decoded, node_id: int, literals: Literals) -> Batch:
+def batch_of(decoded: TraceColumns, node_id: int, literals: Literals) -> TraceBatch:
     """Return the rows of decoded events."""
     assembly = _Assembly(decoded, node_id, literals)
     assembly.read_events()
@@ -142,7 +142,7 @@ def _chosen(values: Sequence[Any], bits: bytes, null: Any) -> list[Any]:
     return [value if bits[row >> 3] & 1 << (row & 7) else null for row, value in enumerate(values)]
 
 
-def _kinds(decoded: Decoded) -> bytes:
+def _kinds(decoded: TraceColumns) -> bytes:
     """Return the kinds of the events, with BULK for those on many messages."""
     if not any(decoded.count_bits):
         return decoded.kinds
@@ -154,7 +154,7 @@ def _kinds(decoded: Decoded) -> bytes:
 class _Assembly:
     """State of one pass over the events of a batch."""
 
-    def __init__(self, decoded: Decoded, node_id: int, literals: Literals) -> None:
+    def __init__(self, decoded: TraceColumns, node_id: int, literals: Literals) -> None:
         self.decoded = decoded
         self.node_id = node_id
         self.literals = literals
@@ -180,7 +180,7 @@ class _Assembly:
         self.delays_ms = _chosen(array("q", decoded.delays_ms), decoded.delay_bits, self.null)
         self.counts = _chosen(array("q", decoded.counts), decoded.count_bits, self.null)
         self.dues = self._dues()
-        self.batch = Batch(decoded.rows, times_us[-1] if times_us else 0, self._event)
+        self.batch = TraceBatch(decoded.rows, times_us[-1] if times_us else 0, self._event)
         self.last: dict[Key, Row] = {}
         self.earlier: dict[Key, Earlier] = {}
         # Time of the first act that took back all messages in flight, by channel and topic.
@@ -347,7 +347,7 @@ class _Assembly:
             at_us = array("q", self.decoded.timestamps_us)[row]
             self.batch.drops.append(Drop(self.positions[row], topic, channel, at_us))
 
-    def finish(self) -> Batch:
+    def finish(self) -> TraceBatch:
         """Return the rows."""
         batch = self.batch
         batch.publications = self._publications()

@@ -14,14 +14,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from pyqd.trace.column_types import BIG, BODY, UtcTime, ascii_text, free_text
-from pyqd.wire.trace_states import IN_FLIGHT
 
 NAME_CHARS: Final = 64
 ID_CHARS: Final = 16
 TEXT_CHARS: Final = 128
 OUTCOME_CHARS: Final = 16
-
-OUTCOMES: Final = (IN_FLIGHT, "finished", "requeued", "timed_out", "disconnected", "dead_lettered", "cancelled")
 
 metadata: Final = sa.MetaData()
 

@@ -13,15 +13,12 @@ from sqlalchemy.sql.functions import GenericFunction
 
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.trace.schema import OUTCOMES
-from pyqd.wire.trace_states import CLEARED, SEEK, WAITING
+from pyqd.wire.trace_states import CLEARED, SEEK, UNFINISHED, WAITING
 
 # Deliveries after which the message is not delivered again.
 LAST: Final = ("finished", "dead_lettered", "cancelled")
 # Events after which a message that was never sent will not be.
 REMOVED: Final = ("finished", "dead_lettered", "cancelled", "dropped")
-UNFINISHED: Final = "unfinished"
-STATES: Final = (UNFINISHED, WAITING, *OUTCOMES)
 
 
 class SecondsBetween(GenericFunction[float]):
@@ -56,7 +53,7 @@ def _in_mysql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Query:
+class TraceQuery:
     """Conditions; those that are None are not asked for.
 
     since, until: time of the last delivery, or for a message that was never sent the time at which the channel got it.
@@ -76,8 +73,8 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A message in a channel. state: `waiting`, or the outcome of its last delivery. at: see Query.since."""
+class FoundMessage:
+    """A message in a channel. state: `waiting`, or the outcome of its last delivery. at: see TraceQuery.since."""
 
     message_id: str
     topic: str
@@ -100,16 +97,16 @@ class Found:
         return (self.outcome_at - since).total_seconds()
 
 
-def find(database: Database, query: Query) -> list[Found]:
+def find(database: Database, query: TraceQuery) -> list[FoundMessage]:
     """Return the messages of a query, the newest first. Raises: DatabaseError, SchemaError."""
-    selects: list[tuple[sa.Table, Callable[[Query], sa.Select[Any]]]] = []
+    selects: list[tuple[sa.Table, Callable[[TraceQuery], sa.Select[Any]]]] = []
     if query.state != WAITING:
         selects.append((schema.deliveries, _delivered))
     if query.state in (None, UNFINISHED, WAITING) and query.slower_than is None and query.attempts_above is None:
         selects.append((schema.events, _waiting))
     with database.transaction("read", reading=True) as connection:
         found = [
-            Found(**row._mapping)
+            FoundMessage(**row._mapping)
             for table, select in selects
             for topic, channel in _places(connection, table, query)
             for row in connection.execute(select(replace(query, topic=topic, channel=channel)))
@@ -117,7 +114,7 @@ def find(database: Database, query: Query) -> list[Found]:
     return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
 
 
-def _places(connection: sa.Connection, table: sa.Table, query: Query) -> Iterator[tuple[str, str]]:
+def _places(connection: sa.Connection, table: sa.Table, query: TraceQuery) -> Iterator[tuple[str, str]]:
     """Yield the topics and channels of a query that a table has.
 
     One select for all would sort all rows of the table. A select for one channel reads its newest rows by an index.
@@ -138,7 +135,7 @@ def _names(connection: sa.Connection, column: sa.Column[Any], *conditions: sa.Co
         name = connection.scalar(query.where(column > name))
 
 
-def newest(database: Database, query: Query) -> list[Found]:
+def newest(database: Database, query: TraceQuery) -> list[FoundMessage]:
     """Return the messages of a query, those that no channel has got included, the newest first.
 
     Raises: DatabaseError, SchemaError.
@@ -147,7 +144,7 @@ def newest(database: Database, query: Query) -> list[Found]:
     return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
 
 
-def unclaimed(database: Database, query: Query) -> list[Found]:
+def unclaimed(database: Database, query: TraceQuery) -> list[FoundMessage]:
     """Return messages of which nothing is known but that they were published, the newest first.
 
     Their topic had no channel then, or was paused. If it has got one since, only the first delivery tells. Such a
@@ -157,15 +154,15 @@ def unclaimed(database: Database, query: Query) -> list[Found]:
     if query.state not in (None, UNFINISHED, WAITING) or any(each is not None for each in narrow):
         return []
     with database.transaction("read", reading=True) as connection:
-        return [Found(**row._mapping) for row in connection.execute(_unclaimed(query))]
+        return [FoundMessage(**row._mapping) for row in connection.execute(_unclaimed(query))]
 
 
-def _unclaimed(query: Query) -> sa.Select[Any]:
+def _unclaimed(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that were held when they were published, and that no channel is known to have got.
 
     They may have been rescheduled since.
     """
-    publication, node, bulk = schema.publications, schema.nodes, schema.bulk_events
+    publication, bulk = schema.publications, schema.bulk_events
 
     def elsewhere(table: sa.Table, *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         names = ("node_id", "message_id", "topic")
@@ -177,35 +174,47 @@ def _unclaimed(query: Query) -> sa.Select[Any]:
         bulk.c.reason.in_(CLEARED),
         bulk.c.position > publication.c.position,
     )
-    conditions = _narrowed(query, publication, publication.c.published_at)
-    return (
-        sa.select(
-            publication.c.message_id,
-            publication.c.topic,
-            sa.literal("").label("channel"),
-            node.c.nsqd,
-            sa.literal(WAITING).label("state"),
-            publication.c.published_at.label("at"),
-            sa.literal(0).label("attempts"),
-            sa.null().label("client"),
-            sa.null().label("outcome_at"),
-            publication.c.published_at,
-            publication.c.due_at,
-        )
-        .select_from(publication.join(node, node.c.node_id == publication.c.node_id))
-        .where(
-            publication.c.held == 1,
-            *conditions,
-            ~elsewhere(schema.deliveries),
-            ~elsewhere(schema.events, schema.events.c.event.in_(("stored", *REMOVED))),
-            ~cleared,
-        )
-        .order_by(publication.c.published_at.desc())
-        .limit(query.limit)
-    )
+    conditions = [
+        publication.c.held == 1,
+        *narrowed(query, publication, publication.c.published_at),
+        ~elsewhere(schema.deliveries),
+        ~elsewhere(schema.events, schema.events.c.event.in_(("stored", *REMOVED))),
+        ~cleared,
+    ]
+    return _newest(query, publication, publication.c.published_at, conditions, channel=sa.literal(""))
 
 
-def _narrowed(query: Query, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
+def _newest(
+    query: TraceQuery, table: sa.Table, at: sa.Column[Any], conditions: Iterable[Any], **values: sa.ColumnElement[Any]
+) -> sa.Select[Any]:
+    """Return the select of the newest messages that a table has. values: fields of FoundMessage, those of a message
+    that was never sent by default.
+    """
+    node, publication = schema.nodes, schema.publications
+    source: sa.FromClause = table.join(node, node.c.node_id == table.c.node_id)
+    if table is not publication:
+        names = ("message_id", "node_id", "topic")
+        source = source.outerjoin(publication, sa.and_(*(publication.c[name] == table.c[name] for name in names)))
+    fields = {
+        "message_id": table.c.message_id,
+        "topic": table.c.topic,
+        "channel": table.c.get("channel"),
+        "nsqd": node.c.nsqd,
+        "state": sa.literal(WAITING),
+        "at": at,
+        "attempts": sa.literal(0),
+        "client": sa.null(),
+        "outcome_at": sa.null(),
+        "published_at": publication.c.published_at,
+        "due_at": publication.c.due_at,
+        **values,
+    }
+    columns = (value.label(name) for name, value in fields.items() if value is not None)
+    return sa.select(*columns).select_from(source).where(*conditions).order_by(at.desc()).limit(query.limit)
+
+
+def narrowed(query: TraceQuery, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the conditions of a query on topic, channel and time."""
     if query.topic is not None:
         yield table.c.topic == query.topic
     if query.topics is not None:
@@ -224,12 +233,12 @@ def _same(one: Any, other: Any) -> sa.ColumnElement[bool]:
     return sa.and_(*(one.c[name] == other.c[name] for name in names))
 
 
-def _delivered(query: Query) -> sa.Select[Any]:
+def _delivered(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that were sent, by their last deliveries."""
-    delivery, node, publication = schema.deliveries, schema.nodes, schema.publications
+    delivery, publication = schema.deliveries, schema.publications
     later = schema.deliveries.alias("later")
     conditions = [
-        *_narrowed(query, delivery, delivery.c.sent_at),
+        *narrowed(query, delivery, delivery.c.sent_at),
         ~sa.exists().where(_same(later, delivery), later.c.position > delivery.c.position),
     ]
     if query.state == UNFINISHED:
@@ -251,29 +260,15 @@ def _delivered(query: Query) -> sa.Select[Any]:
         # A channel gets a message when it is published. Most rows need no look at other tables then.
         stored = delivery.c.stored_at
         conditions.append(stored.is_(None) | (SecondsBetween(stored, delivery.c.outcome_at) > least_s))
-    published = sa.and_(
-        publication.c.message_id == delivery.c.message_id,
-        publication.c.node_id == delivery.c.node_id,
-        publication.c.topic == delivery.c.topic,
-    )
-    return (
-        sa.select(
-            delivery.c.message_id,
-            delivery.c.topic,
-            delivery.c.channel,
-            node.c.nsqd,
-            delivery.c.outcome.label("state"),
-            delivery.c.sent_at.label("at"),
-            delivery.c.attempt.label("attempts"),
-            delivery.c.client,
-            delivery.c.outcome_at,
-            publication.c.published_at,
-            publication.c.due_at,
-        )
-        .select_from(delivery.join(node, node.c.node_id == delivery.c.node_id).outerjoin(publication, published))
-        .where(*conditions)
-        .order_by(delivery.c.sent_at.desc())
-        .limit(query.limit)
+    return _newest(
+        query,
+        delivery,
+        delivery.c.sent_at,
+        conditions,
+        state=delivery.c.outcome,
+        attempts=delivery.c.attempt,
+        client=delivery.c.client,
+        outcome_at=delivery.c.outcome_at,
     )
 
 
@@ -320,36 +315,13 @@ def _on_many(bulk: Any, of: sa.Table) -> Iterator[sa.ColumnElement[bool]]:
     yield bulk.c.channel == of.c.channel
 
 
-def _waiting(query: Query) -> sa.Select[Any]:
+def _waiting(query: TraceQuery) -> sa.Select[Any]:
     """Return the select of messages that a channel has got and that were never sent."""
-    event, node, publication = schema.events, schema.nodes, schema.publications
-    published = sa.and_(
-        publication.c.message_id == event.c.message_id,
-        publication.c.node_id == event.c.node_id,
-        publication.c.topic == event.c.topic,
-    )
+    event = schema.events
     conditions = [
-        *_narrowed(query, event, event.c.happened_at),
+        *narrowed(query, event, event.c.happened_at),
         event.c.event == "stored",
         ~sa.exists().where(_same(schema.deliveries, event)),
         ~_removed(event),
     ]
-    return (
-        sa.select(
-            event.c.message_id,
-            event.c.topic,
-            event.c.channel,
-            node.c.nsqd,
-            sa.literal(WAITING).label("state"),
-            event.c.happened_at.label("at"),
-            sa.literal(0).label("attempts"),
-            sa.null().label("client"),
-            sa.null().label("outcome_at"),
-            publication.c.published_at,
-            publication.c.due_at,
-        )
-        .select_from(event.join(node, node.c.node_id == event.c.node_id).outerjoin(publication, published))
-        .where(*conditions)
-        .order_by(event.c.happened_at.desc())
-        .limit(query.limit)
-    )
+    return _newest(query, event, event.c.happened_at, conditions)

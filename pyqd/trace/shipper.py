@@ -18,13 +18,14 @@ from typing import Final, TypeVar
 
 from pyqd.client.errors import ClientError
 from pyqd.client.http import HttpClient
-from pyqd.fallback.trace_events import LOST_EVENTS, Decoded
-from pyqd.trace.backoff import Backoff
-from pyqd.trace.database import Database, Node
-from pyqd.trace.errors import DatabaseError, MovedError
+from pyqd.hot.wire.trace_events import TraceColumns
+from pyqd.trace import DatabaseError, MovedError
+from pyqd.trace.database import Database, TraceNode
 from pyqd.trace.fetcher import Arrival, Ended, Events, Fetcher, Message
+from pyqd.trace.outage import Outage
 from pyqd.trace.retention import Retention
-from pyqd.trace.source import Identity, TraceSource
+from pyqd.trace.rows import LOST_EVENTS
+from pyqd.trace.source import LogIdentity, TraceSource
 
 # Pages that wait for the writer.
 PAGES_AHEAD: Final = 2
@@ -76,12 +77,12 @@ class Shipper:
         self._stopped = threading.Event()
         self._queue: queue.Queue[Message] = queue.Queue(PAGES_AHEAD)
         self._fetchers: dict[str, Fetcher] = {}
-        self._nodes: dict[Fetcher, Node] = {}
+        self._nodes: dict[Fetcher, TraceNode] = {}
         # Fetchers that have found another reader of their broker at work: the time to try again, and the broker.
-        self._standby: dict[Fetcher, tuple[float, Identity]] = {}
+        self._standby: dict[Fetcher, tuple[float, LogIdentity]] = {}
         # Fetchers on standby whose other reader is a fetcher here.
         self._doubles: set[Fetcher] = set()
-        self._backoff = Backoff()
+        self._outage = Outage()
         self._event_count = 0
         self._lags: dict[Fetcher, int] = {}
         self._reported_s = time.monotonic()
@@ -140,15 +141,15 @@ class Shipper:
 
     def _discover(self) -> None:
         """Start fetchers for all brokers that are found, from time to time."""
-        backoff = Backoff()
+        outage = Outage()
         while not self._stopped.is_set():
             try:
                 self._start_fetchers()
-                backoff.recovered("brokers are found again")
+                outage.recovered("brokers are found again")
                 self._stopped.wait(self._options.discovery_s)
             except ClientError as error:
-                backoff.note(f"cannot find brokers: {error}")
-                self._stopped.wait(backoff.next_s())
+                outage.note(f"cannot find brokers: {error}")
+                self._stopped.wait(outage.next_s())
 
     def _start_fetchers(self) -> None:
         """Start a fetcher for each broker that is new, and end those that fail for brokers that are gone."""
@@ -182,12 +183,12 @@ class Shipper:
             try:
                 result = write()
             except DatabaseError as error:
-                if self._options.is_once and self._backoff.count >= ONCE_RETRIES:
+                if self._options.is_once and self._outage.count >= ONCE_RETRIES:
                     raise
-                self._backoff.note(str(error))
-                self._stopped.wait(self._backoff.next_s())
+                self._outage.note(str(error))
+                self._stopped.wait(self._outage.next_s())
             else:
-                self._backoff.recovered(f"{self._database.name} is used again")
+                self._outage.recovered(f"{self._database.name} is used again")
                 return result
         return None
 
@@ -197,7 +198,7 @@ class Shipper:
         elif message.turn == message.fetcher.turn:
             self._store(message)
 
-    def _begin(self, fetcher: Fetcher, identity: Identity) -> None:
+    def _begin(self, fetcher: Fetcher, identity: LogIdentity) -> None:
         """Have a fetcher read from the position that the database has."""
         for other in [each for each, node in self._nodes.items() if each is not fetcher and node.log == identity.log]:
             if not other.is_failing:
@@ -205,7 +206,7 @@ class Shipper:
                 return
             # The broker has another address now.
             self._forget(other)
-            other.pause()
+            other.begin(None)
         self._doubles.discard(fetcher)
         node = self._persist(lambda: self._database.node(identity.log, identity.nsqd))
         if node is not None:
@@ -216,12 +217,12 @@ class Shipper:
     def _store(self, message: Events) -> None:
         fetcher = message.fetcher
         node = self._nodes[fetcher]
-        failures = self._backoff.total
-        written: Node | None
+        failures = self._outage.total
+        written: TraceNode | None
         try:
             written = self._persist(lambda: self._database.write(node, message.events))
         except MovedError as moved:
-            if self._backoff.total == failures or moved.position != message.events.following:
+            if self._outage.total == failures or moved.position != message.events.following:
                 self._stand_by(fetcher, moved)
                 return
             # The connection was lost after the database had stored the events, and before it could say so.
@@ -237,10 +238,10 @@ class Shipper:
         """Leave a broker to another shipper for a while."""
         node = self._nodes[fetcher]
         logger.info("%s: %s; standing by", node.nsqd, moved)
-        fetcher.pause()
-        self._standby[fetcher] = time.monotonic() + self._options.standby_s, Identity(node.log, node.nsqd)
+        fetcher.begin(None)
+        self._standby[fetcher] = time.monotonic() + self._options.standby_s, LogIdentity(node.log, node.nsqd)
 
-    def _stand_aside(self, fetcher: Fetcher, other: Fetcher, identity: Identity) -> None:
+    def _stand_aside(self, fetcher: Fetcher, other: Fetcher, identity: LogIdentity) -> None:
         """Leave a broker to the fetcher of another address of it, while that one can read."""
         if fetcher not in self._doubles:
             addresses = f"{fetcher.source.address} and {other.source.address}"
@@ -272,7 +273,7 @@ class Shipper:
             self._event_count, self._reported_s = 0, now_s
 
 
-def _gaps_in(events: Decoded) -> Iterator[str]:
+def _gaps_in(events: TraceColumns) -> Iterator[str]:
     """Yield a text for each gap in events."""
     row = events.kinds.find(LOST_EVENTS)
     if row < 0:

@@ -6,51 +6,40 @@ Source: docs/trace.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.client.http import HttpClient, Reply
-from pyqd.fallback import records, trace_events
-from pyqd.fallback.trace_events import Decoded
-
-Decoder = Callable[[bytes, int, bool], Decoded]
-
-try:
-    from pyqd.hot.wire.trace_events import decode as compiled_decode
-except ImportError:  # For a copy of the Python modules without the compiled ones.
-    decode: Decoder = trace_events.decode
-else:
-    decode = compiled_decode
+from pyqd.fallback import records
+from pyqd.hot.wire.trace_events import TraceColumns, decode
 
 # Bytes of one answer: some 150,000 events.
-PAGE_BYTES: Final = 2 << 20
+POLLED_BYTES: Final = 2 << 20
 # Place of a number in the header of a block.
 DENSE_FROM: Final = struct.Struct("<q")
 DENSE_FROM_AT: Final = 16
-OK: Final = 200
-NOT_FOUND: Final = 404
 
 
 class NoTraceError(ClientError):
     """The broker has no event log that this program can read."""
 
 
-class Identity(NamedTuple):
+class LogIdentity(NamedTuple):
     """Broker behind an address. log: stays the same over restarts, and is another one in a new data directory."""
 
     log: str
     nsqd: str
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Some events of a log.
 
     next: position to ask for next. end: position after the newest event that the broker has.
     """
 
     log: str
-    events: Decoded
+    events: TraceColumns
     next: int
     end: int
 
@@ -63,40 +52,38 @@ class TraceSource:
         self.address = client.address
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
-    def identity(self) -> Identity:
-        """Return the identity of the broker."""
+    def identity(self) -> LogIdentity:
         info = self._client.json("/info")
         try:
             nsqd = f"{info['broadcast_address']}:{info['http_port']}"
         except (KeyError, TypeError):
             raise ProtocolError(f"{self.address}: /info is not the answer of a broker") from None
         reply = self._get(position=0, max_bytes=1)
-        return Identity(self._header(reply, "x-pyqd-node"), nsqd)
+        return LogIdentity(self._header(reply, "x-pyqd-node"), nsqd)
 
-    def read(self, expected: int, position: int, wait_ms: int) -> Page:
+    def read(self, expected: int, position: int, wait_ms: int) -> EventPage:
         """Return events.
 
         expected: position of the first one that the reader does not have; 0: it has none. position: to ask for; behind
         `expected` if the blocks in between are damaged, which becomes a gap before the next events. wait_ms: longest
         wait for the first event, if there is none yet.
         """
-        reply = self._get(position=position, max_bytes=PAGE_BYTES, wait_ms=wait_ms)
+        reply = self._get(position=position, max_bytes=POLLED_BYTES, wait_ms=wait_ms)
         try:
             # Events that were overwritten before the first request are a gap too.
             events = decode(reply.body, expected or first_given(reply.body), True)
         except ValueError as error:
             raise NoTraceError(f"{self.address}: cannot read the event log: {error}; is the broker newer?") from None
         following, end = (self._number(reply, name) for name in ("x-pyqd-next", "x-pyqd-end"))
-        return Page(self._header(reply, "x-pyqd-node"), events, following, end)
+        return EventPage(self._header(reply, "x-pyqd-node"), events, following, end)
 
     def _get(self, **query: int) -> Reply:
         reply = self._client.request("GET", "/trace/log", query, retry=False)
-        if reply.status == OK:
+        if reply.status == HTTPStatus.OK:
             return reply
-        if reply.status == NOT_FOUND:
+        if reply.status == HTTPStatus.NOT_FOUND:
             raise NoTraceError(f"{self.address}: the broker has no event log: it is nsqd, or an older pyqd")
         raise self._client.refusal("/trace/log", query, reply)
 

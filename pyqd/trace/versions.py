@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from pyqd.trace.errors import SchemaError
+from pyqd.trace import SchemaError
 from pyqd.trace.stores.store import Store
 
 if TYPE_CHECKING:

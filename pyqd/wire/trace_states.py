@@ -6,6 +6,11 @@ from typing import Final
 
 WAITING: Final = "waiting"
 IN_FLIGHT: Final = "in_flight"
+# Outcomes of a delivery.
+OUTCOMES: Final = (IN_FLIGHT, "finished", "requeued", "timed_out", "disconnected", "dead_lettered", "cancelled")
+UNFINISHED: Final = "unfinished"
+# States to search for.
+STATES: Final = (UNFINISHED, WAITING, *OUTCOMES)
 # State after an event; after all others it stays.
 STATE_AFTER: Final = {
     "stored": WAITING,

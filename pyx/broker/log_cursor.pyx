@@ -28,8 +28,9 @@ from libc.stdint cimport UINT64_MAX
 from pyqd.hot.diskqueue.ledger cimport LedgerHeader
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
-from pyqd.hot.diskqueue.presence cimport is_backlog, page_above, page_below
+from pyqd.hot.diskqueue.presence cimport is_backlog, page_below
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.releases cimport whole_pages
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, record_verdict
 
 from pyqd.primitives.errors import StorageError
@@ -99,8 +100,8 @@ cdef class LogCursor:
         """
         cdef Mapping mapping = self.segment.mapping
         cdef uint64_t start = page_below(self.offset)
-        cdef uint64_t end = page_above(self.offset + length)
-        cdef uint64_t asked_end = min(end, min(page_above(self.segment.tail), mapping.size_bytes))
+        cdef uint64_t end = whole_pages(self.offset + length)
+        cdef uint64_t asked_end = min(end, min(whole_pages(self.segment.tail), mapping.size_bytes))
         if mapping.path is None:
             self.present_end = UINT64_MAX
             return True
@@ -142,7 +143,7 @@ cdef class LogCursor:
     cdef int set_unmapped(self, Segment segment, uint64_t start, uint64_t end) except -1:
         self.unmapped = segment
         self.unmapped_start = page_below(start)
-        self.unmapped_end = min(page_above(end), min(page_above(segment.tail), segment.mapping.size_bytes))
+        self.unmapped_end = min(whole_pages(end), min(whole_pages(segment.tail), segment.mapping.size_bytes))
         return 0
 
     cdef int note_read(self, Segment segment, uint64_t start, uint64_t end) except -1:

@@ -48,7 +48,7 @@ from pyqd.hot.wire.record cimport (
 )
 
 cdef enum:
-    PAGE_BYTES_MAX = 4 << 20             # of bodies; a page ends with the one that goes beyond
+    LISTING_BYTES_MAX = 4 << 20             # of bodies; a page ends with the one that goes beyond
     RECORDS_PER_SLICE = 20000             # walked over in one part ...
     BYTES_PER_SLICE = 1 << 20             # ... and bytes, or one record
     RUN_TO_SKIP = 1000                   # finished records that are skipped rather than walked over
@@ -82,7 +82,7 @@ def dead_letter_page(ChannelCore channel not None, uint64_t number, uint64_t cou
 cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
     cdef uint64_t end = ring.end()
     cdef const ReadyEntry* entry
-    cdef uint64_t free_bytes = PAGE_BYTES_MAX
+    cdef uint64_t free_bytes = LISTING_BYTES_MAX
     rows = []
     number = max(number, ring.first)
     while number < end and <uint64_t> len(rows) < count_max and free_bytes:
@@ -106,7 +106,7 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
     """
     cdef uint32_t at = <uint32_t> min(slot, <uint64_t> channel.slots.capacity)
     cdef int64_t since_mono_ns = wall_ns() - mono_ns()
-    cdef uint64_t free_bytes = PAGE_BYTES_MAX
+    cdef uint64_t free_bytes = LISTING_BYTES_MAX
     cdef const Slot* held
     rows = []
     while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and free_bytes:
@@ -214,7 +214,7 @@ cdef class DeferredSearch:
     def page(self, uint64_t body_bytes_max):
         """Return (rows, (due time, slot) to resume after, at the end?), once the page is found."""
         cdef ParkedLog parked = self.channel.parking.parked
-        cdef uint64_t free_bytes = PAGE_BYTES_MAX
+        cdef uint64_t free_bytes = LISTING_BYTES_MAX
         cdef const Record* record
         cdef uint32_t slot
         cdef int64_t due_ns
@@ -246,7 +246,7 @@ cdef class QueueWalk:
         self.ordinal = max(ordinal, self.readable.end if channel is None else channel.ledger.header.cursor)
         self.ordinal = self.next_unfinished(self.ordinal)
         self.rows = []
-        self.free_bytes = PAGE_BYTES_MAX
+        self.free_bytes = LISTING_BYTES_MAX
 
     cdef uint64_t end(self) noexcept:
         return self.readable.log.end if self.channel is None else self.readable.end

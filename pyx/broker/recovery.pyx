@@ -21,10 +21,13 @@ from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.wire.record cimport RECORD_LOST, Record, record_ordinal, record_span
 
+FROM_PARKED_LOG = FROM_PARKED
 
-def start_ledger(Ledger ledger not None, Position position not None):
-    """Make a fresh ledger begin at a position of the log."""
+
+def start_ledger(Ledger ledger not None, Position position not None, bint paused=False):
+    """Make a fresh ledger begin at a position of the log. paused: the channel is paused from the start on."""
     ledger.reset(position.ordinal, ledger.header.parked_from)
+    ledger.header.paused = ledger.header.paused or paused
     ledger.header.start = position.ordinal
     ledger.header.spared = 0
     ledger.header.cursor_offset = position.offset

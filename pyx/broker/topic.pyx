@@ -73,6 +73,18 @@ def check_state(Mapping mapping not None):
             path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
 
 
+def new_state(bint paused, uint64_t held_from, uint64_t last_guid):
+    """Return the content of a state for a topic that is imported. last_guid: no id to come is at or below it."""
+    cdef TopicState state
+    memset(&state, 0, sizeof(state))
+    state.magic = MAGIC
+    state.version = TOPIC_STATE_VERSION
+    state.paused = paused
+    state.held_from = held_from
+    state.last_guid = last_guid
+    return (<const char*> &state)[:sizeof(state)].ljust(TOPIC_STATE_BYTES, b"\0")
+
+
 def is_half_made(bytes content not None):
     """Return whether a kill has come while a state was stored for the first time; False: it was whole once."""
     cdef const TopicState* state = <const TopicState*> PyBytes_AS_STRING(content)

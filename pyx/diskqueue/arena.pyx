@@ -58,7 +58,7 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strdup, strlen
 
-from pyqd.hot.primitives.releases cimport Release, close_later, run_later
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, Release, close_later, run_later, whole_pages
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
@@ -145,7 +145,6 @@ cdef extern from *:
     void unlock_at "pyqd_unlock" (int* at) noexcept nogil
 
 cdef enum:
-    PAGE_BYTES = 4096
     SLOT_BYTES = 64 << 10
     KEPT_MAX = 256
     # Number of extents unmapped if the kernel refuses a mapping, and the most that one call unmaps during a start.
@@ -215,10 +214,6 @@ cdef Extent* extent_at(const char* address) noexcept nogil:
     if extent == NULL or <uint64_t> (address - extent.base) >= whole_pages(extent.size_bytes):
         return NULL
     return extent
-
-
-cdef uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
-    return (size_bytes + PAGE_BYTES - 1) & ~<uint64_t> (PAGE_BYTES - 1)
 
 
 cdef bint reserve_arena() noexcept nogil:
@@ -600,21 +595,21 @@ cdef uint8_t order_for(uint64_t size_bytes) noexcept nogil:
     return order
 
 
-cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil:
-    """Map a file, shared, whole, for reading and writing. path: used to map it again.
+cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path, bint private=False) noexcept nogil:
+    """Map a whole file for reading and writing. path: used to map it again. private: stores do not reach the file.
 
     Returns: its extent; NULL with errno EEXIST if it has to be mapped outside the arena, or another error.
     """
     cdef stat_of found
     if fstat(fd, &found) != 0:
         return NULL
-    return extent_of(fd, size_bytes, path, found.st_dev, found.st_ino)
+    return extent_of(fd, size_bytes, path, found.st_dev, found.st_ino, private)
 
 
 cdef Extent* extent_of(
-    int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode,
+    int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode, bint private=False,
 ) noexcept nogil:
-    """Do as `extent_new`, for a caller that knows the file's device and inode."""
+    """Like `extent_new`, for a caller that knows the file's device and inode."""
     global extents, mapped
     cdef Extent* extent
     cdef int64_t slot
@@ -637,12 +632,15 @@ cdef Extent* extent_of(
     slot = allocate_slots(&slot_table, extent.order) if extent.path != NULL else -1
     if slot >= 0:
         extent.base = arena + <uint64_t> slot * SLOT_BYTES
-        if map_at(extent.base, size_bytes, MAP_SHARED, fd):
+        if map_at(extent.base, size_bytes, MAP_PRIVATE | MAP_NORESERVE if private else MAP_SHARED, fd):
             set_holder(&slot_table, <uint64_t> slot, extent.order, extent)
             extent.state = EXTENT_PRESENT
             append(&present, extent)
             mapped += 1
             extents += 1
+            if private:
+                # Mapped again it would lack what was stored.
+                pin(extent)
             guard_oldest()
             failed = 0
         else:

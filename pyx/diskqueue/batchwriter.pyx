@@ -28,6 +28,7 @@ from libc.string cimport memcpy, memset
 from pyqd.hot.diskqueue.mapping cimport Mapping
 from pyqd.hot.diskqueue.staging cimport STAGED_RECORD_MAX, Staging, shared_staging
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG
+from pyqd.hot.primitives.releases cimport whole_pages
 from pyqd.hot.wire.record cimport (
     RECORD_ALIGN_BYTES,
     RECORD_HEADER_BYTES,
@@ -44,16 +45,10 @@ from pyqd.hot.wire.scanner cimport read_be32
 
 from pyqd.primitives.errors import StorageError
 
-cdef uint64_t PAGE_BYTES = 4096
 # Below this size stores through the mapping cost less than two calls of pwrite(2).
 cdef uint64_t STAGED_BATCH_BYTES_MIN = 8 << 10
 
 cdef Staging staging = shared_staging()
-
-
-cdef uint64_t whole_pages(uint64_t size_bytes) noexcept:
-    """Return a size rounded up to whole pages."""
-    return (size_bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1)
 
 
 @cython.final
@@ -259,7 +254,7 @@ cdef class BatchWriter:
     cdef int resume(self) except -1:
         """Continue with the batch that is set aside; its segment is still the log's active one."""
         assert self.segment is not None and not self.is_open
-        assert self.segment.end_ordinal() == self.start_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1), (
+        assert self.segment.end_ordinal() == self.start_seq & ORDINAL_MASK, (
             "records were appended while a batch was set aside")
         self.is_staged = self.was_staged and self.stage()
         self.is_open = True

@@ -37,6 +37,7 @@ from libc.string cimport memcpy, strcmp, strlen
 from pyqd.hot.diskqueue.arena cimport extent_free
 from pyqd.hot.diskqueue.mapping cimport extent_existing, over_extent
 from pyqd.hot.primitives.debug cimport debug_require
+from pyqd.hot.primitives.releases cimport PAGE_BYTES
 
 cdef extern from *:
     """
@@ -109,7 +110,6 @@ cdef extern from "Python.h":
     str PyUnicode_DecodeFSDefaultAndSize(const char* text, Py_ssize_t size_bytes)
 
 cdef enum:
-    PAGE_BYTES = 4096
     ENTRIES_BYTES = 8 << 10
     # More of a file is read by the loading thread.
     TOUCHED_BYTES_MAX = 64 << 10

@@ -29,8 +29,10 @@ from pyqd.hot.diskqueue.logstart cimport FoundSegments
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG
+from pyqd.hot.primitives.releases cimport PAGE_BYTES
 from pyqd.hot.wire.record cimport (
     ORDINAL_BITS,
+    ORDINAL_MASK,
     RECORD_ALIGN_BYTES,
     RECORD_LOST,
     RECORD_VALID,
@@ -46,8 +48,6 @@ from pyqd.hot.diskqueue.mapping import heap_page
 from pyqd.primitives.errors import DiskFull
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
-cdef uint64_t PAGE_BYTES = 4096
-cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 
 
 @cython.final
@@ -396,7 +396,7 @@ cdef class Log:
         cdef Segment segment = self.segment_of(self.flushed_end)
         cdef uint64_t start
         while segment is not None:
-            start = max(segment.header().synced_bytes, <uint64_t> SEGMENT_HEADER_BYTES) & ~(PAGE_BYTES - 1)
+            start = max(segment.header().synced_bytes, <uint64_t> SEGMENT_HEADER_BYTES) & ~<uint64_t> (PAGE_BYTES - 1)
             if segment.tail > segment.header().synced_bytes:
                 ranges.append((segment, start, segment.tail - start))
             segment = segment.next

@@ -41,10 +41,16 @@ from libc.stdlib cimport free, realloc
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, RECORD_LOST, record_ordinal, record_span
+from pyqd.hot.wire.record cimport (
+    ORDINAL_BITS,
+    ORDINAL_MASK,
+    RECORD_HEADER_BYTES,
+    RECORD_LOST,
+    record_ordinal,
+    record_span,
+)
 
 cdef uint64_t MARK_BYTES = 64 << 10
-cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 WALK_BYTES_PER_SLICE = 4 << 20
 
 cdef uint64_t WALK_BYTES = WALK_BYTES_PER_SLICE

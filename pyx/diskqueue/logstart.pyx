@@ -12,12 +12,11 @@ cimport cython
 from libc.stdint cimport UINT64_MAX, uint64_t
 
 from pyqd.hot.diskqueue.segment cimport Segment, SegmentHeader
-from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_ALIGN_BYTES
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, whole_pages
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_ALIGN_BYTES
 
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
-cdef uint64_t PAGE_BYTES = 4096
-cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 SUFFIX = ".seg"
 HALF_MADE = SUFFIX + ".making"
 
@@ -186,7 +185,7 @@ cdef class FoundSegments:
         if previous is not None:
             self.last = previous
             if previous.is_tail_readable():
-                previous.set_checked((previous.tail + RECORD_ALIGN_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
+                previous.set_checked(whole_pages(previous.tail + RECORD_ALIGN_BYTES))
             else:
                 previous.leave()
             if previous.header().sealed_bytes != 0:

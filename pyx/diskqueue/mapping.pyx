@@ -31,7 +31,7 @@ from pyqd.hot.diskqueue.arena cimport (
     extent_unpin,
 )
 
-from pyqd.hot.primitives.releases cimport close_later, unmap_later
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, close_later, unmap_later
 from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.primitives.errors import CorruptionError, storage_error
@@ -48,6 +48,8 @@ cdef extern from "<sys/mman.h>" nogil:
         PROT_READ
         PROT_WRITE
         MAP_SHARED
+        MAP_PRIVATE
+        MAP_NORESERVE
         MAP_FIXED
 
 cdef extern from "<stdlib.h>" nogil:
@@ -100,7 +102,6 @@ cdef extern from *:
     # Reads that the compiler must not leave out.
     ctypedef char volatile_char "pyqd_volatile_char"
 
-cdef uint64_t PAGE_BYTES = 4096
 # Limit for a file that is written: so many bytes are filled in less than a millisecond.
 cdef uint64_t READ_AHEAD_BYTES_MAX = 256 << 10
 cdef enum:
@@ -125,17 +126,21 @@ cdef uint64_t unmanaged = 0              # files that are mapped outside the are
 memset(holders, 0, sizeof(holders))
 
 
-def map_file(int fd, uint64_t size_bytes, str path not None):
-    """Map an open file, shared, whole, to be read and written. Returns: the Mapping. Raises: StorageError."""
+def map_file(int fd, uint64_t size_bytes, str path not None, bint private=False):
+    """Map an open file, whole, to be read and written. Returns: the Mapping. Raises: StorageError.
+
+    private: stores do not reach the file, which may be open for reading only. Each page stored to takes memory.
+    """
     global unmanaged
     cdef Mapping mapping
     cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
-    cdef Extent* extent = extent_new(fd, size_bytes, encoded)
+    cdef Extent* extent = extent_new(fd, size_bytes, encoded, private)
     cdef void* at
+    cdef int flags = MAP_PRIVATE | MAP_NORESERVE if private else MAP_SHARED
     if extent != NULL:
         return over_extent(extent, path)
     if errno == EEXIST:
-        at = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        at = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, flags, fd, 0)
         if <uintptr_t> at != ~<uintptr_t> 0:
             mapping = Mapping(<uintptr_t> at, size_bytes, path)
             mapping.counted = True
@@ -240,7 +245,7 @@ cdef class Mapping:
         self.fd = -1
 
     def __init__(self, uintptr_t address, uint64_t size_bytes, path=None):
-        if address == 0 or address % 4096 != 0:
+        if address == 0 or address % PAGE_BYTES != 0:
             raise ValueError("a mapping starts on a page")
         if self.base != NULL:
             raise ValueError("the object holds a mapping already")
@@ -363,7 +368,7 @@ cdef class Mapping:
         if self.path is None or (self.extent != NULL and extent_pin(self.extent) != 0):
             return True
         while start < end and present:
-            piece = min(end - start, PAGES_ASKED_AT_ONCE * PAGE_BYTES)
+            piece = min(end - start, <uint64_t> PAGES_ASKED_AT_ONCE * PAGE_BYTES)
             if mincore(self.base + start, piece, found) == 0:
                 present = memchr(found, 0, (piece + PAGE_BYTES - 1) // PAGE_BYTES) == NULL
             start += piece

@@ -16,10 +16,10 @@ Source: mincore(2), madvise(2).
 
 cimport cython
 
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, whole_pages
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, record_span
 
 cdef enum:
-    PAGE_BYTES = 4096
     KNOWN_NS = 1000000000
 
 # A reader has at least so much of the log before it, or there is no backlog.
@@ -30,10 +30,6 @@ cdef uint64_t RECORD_PIECE_BYTES = 64 << 10
 
 cdef uint64_t page_below(uint64_t offset) noexcept:
     return offset & ~<uint64_t> (PAGE_BYTES - 1)
-
-
-cdef uint64_t page_above(uint64_t offset) noexcept:
-    return page_below(offset + PAGE_BYTES - 1)
 
 
 cdef bint is_backlog(Segment segment, uint64_t offset) noexcept:
@@ -64,7 +60,7 @@ cdef class Presence:
     cdef bint has(self, Segment segment, uint64_t offset, uint64_t length) except -1:
         """Return whether bytes of a segment, as far as it has records, are in memory. If not, they are `absent`."""
         cdef uint64_t start = page_below(offset)
-        cdef uint64_t end = min(page_above(offset + length), min(page_above(segment.tail), segment.mapping.size_bytes))
+        cdef uint64_t end = min(whole_pages(min(offset + length, segment.tail)), segment.mapping.size_bytes)
         self.absent = None
         if start >= end or self.is_known(segment.base + start, end - start):
             return True

@@ -11,13 +11,15 @@ Invariants:
 """
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport UINT64_MAX
 from libc.string cimport memcpy, memset
 
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.crc32c cimport crc32c
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, whole_pages
 from pyqd.hot.wire.record cimport (
-    ORDINAL_BITS,
+    ORDINAL_MASK,
     RECORD_ALIGN_BYTES,
     RECORD_HEADER_BYTES,
     RECORD_LOST,
@@ -32,10 +34,11 @@ from pyqd.hot.wire.record cimport (
 
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
-cdef uint64_t PAGE_BYTES = 4096
 # Pages of an earlier run are seen to be readable so many at a time: the loop waits for them.
 cdef uint64_t CHECKED_AT_ONCE_BYTES = 64 << 10
 cdef uint64_t MAGIC = 0x474553_44515950          # "PYQDSEG\0", little-endian
+
+SEGMENT_HEADER_SIZE = SEGMENT_HEADER_BYTES
 
 assert sizeof(SegmentHeader) <= SEGMENT_HEADER_BYTES
 assert SEGMENT_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
@@ -57,6 +60,21 @@ cdef uint32_t header_checksum(
     parts[1] = header.first_seq
     parts[2] = <uint64_t> header.created_ns
     return crc32c(version, parts, sizeof(parts))
+
+
+def segment_identity(bytes content not None):
+    """Return (number, first sequence number) of the segment whose header a file begins with.
+
+    Number 0: the segment was drained, and the file is a spare. (0, 0): there is no header that can be believed.
+    """
+    cdef const SegmentHeader* header = <const SegmentHeader*> PyBytes_AS_STRING(content)
+    if len(content) < SEGMENT_HEADER_BYTES or header.magic != MAGIC:
+        return 0, 0
+    if header.checksum == header_checksum(header, 0):
+        return 0, header.first_seq
+    if header.number == 0 or header.checksum != header_checksum(header, header.number):
+        return 0, 0
+    return header.number, header.first_seq
 
 
 @cython.final
@@ -98,7 +116,7 @@ cdef class Segment:
         self.mapping.set_verified(True)
         self.mapping.stop_read_ahead()
         self.number = number
-        self.first_ordinal = first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+        self.first_ordinal = first_seq & ORDINAL_MASK
         self.count = 0
         self.tail = SEGMENT_HEADER_BYTES
         self.journaled_bytes = 0
@@ -159,7 +177,7 @@ cdef class Segment:
         cdef uint64_t start = self.checked_bytes
         if end + RECORD_ALIGN_BYTES <= start or start >= self.file_bytes:
             return True
-        end = min((end + CHECKED_AT_ONCE_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
+        end = min(whole_pages(end + CHECKED_AT_ONCE_BYTES), self.mapping.size_bytes)
         self.mapping.prefetch(start, end - start)
         try:
             files.populate(self.mapping, start, end - start)
@@ -178,7 +196,7 @@ cdef class Segment:
         while offset < self.tail:
             record = <const Record*> (self.base + offset)
             if record.due_ns != 0:
-                found = (record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)) + 1
+                found = (record.seq & ORDINAL_MASK) + 1
             offset += record_span(record.size_bytes)
         return found
 
@@ -235,7 +253,7 @@ cdef class Segment:
         self.number = 0
         self.count = 0
         self.unverified = False
-        self.prepared = max(self.prepared, (self.tail + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
+        self.prepared = max(self.prepared, whole_pages(self.tail))
         self.tail = SEGMENT_HEADER_BYTES
         self.next = None
         return 0
@@ -276,7 +294,7 @@ cdef class Segment:
             self.number = 0
             return 0
         self.number = header.number
-        self.first_ordinal = header.first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+        self.first_ordinal = header.first_seq & ORDINAL_MASK
         if header.sealed_bytes != 0:
             self.tail = min(header.sealed_bytes & ~<uint64_t> 7, self.capacity_bytes)
             self.tail = max(self.tail, <uint64_t> SEGMENT_HEADER_BYTES)

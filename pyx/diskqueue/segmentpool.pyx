@@ -30,6 +30,7 @@ from libc.stdint cimport int64_t
 
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.primitives.releases cimport whole_pages
 
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.diskqueue.space_limit import SpaceLimit
@@ -37,7 +38,6 @@ from pyqd.hot.diskqueue.logstart import SUFFIX
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
 cdef uint64_t ON_THE_SPOT_BYTES_MAX = 8 << 20
-cdef uint64_t PAGE_BYTES = 4096
 # One is written to soon while the sync that frees the other is under way.
 cdef int SPARES_MAX = 2
 # While less lies in the log, segments grow to CYCLED_BYTES_MAX only, unless few batches would fill one. Some spares are
@@ -54,11 +54,6 @@ cdef uint64_t PAGES_AHEAD_BYTES_MAX = 8 << 20
 
 NO_JOBS = SegmentJobs()
 NO_LIMIT = SpaceLimit()
-
-
-cdef uint64_t whole_pages(uint64_t size_bytes) noexcept:
-    """Return a size rounded up to whole pages."""
-    return (size_bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1)
 
 
 @cython.final

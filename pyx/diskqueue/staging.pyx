@@ -30,6 +30,8 @@ from libc.string cimport memcpy, memset
 
 import os
 
+from pyqd.hot.primitives.releases cimport PAGE_BYTES
+
 from pyqd.primitives.errors import storage_error
 
 cdef extern from "<unistd.h>" nogil:
@@ -39,7 +41,6 @@ cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void** at, size_t alignment, size_t size_bytes)
 
 cdef enum:
-    PAGE_BYTES = 4096
     BLOCK_BYTES = 16 << 10
 
 assert STAGED_RECORD_MAX <= STAGING_BYTES - 2 * BLOCK_BYTES

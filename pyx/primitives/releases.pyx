@@ -90,7 +90,6 @@ cdef enum:
     PENDING_MAX = 4096
     # Descriptors that wait to be closed count among the daemon's own (pyqd/broker/capacity.py).
     CLOSING_MAX = 16
-    PAGE_BYTES = 4096
     PIECE_BYTES = 1 << 19
 
 cdef struct FileRelease:

@@ -18,7 +18,7 @@ from libc.string cimport memcpy, memset
 from pyqd.hot.primitives.clock cimport NS_PER_US
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_to_hex
 from pyqd.hot.wire.record cimport (
-    ORDINAL_BITS,
+    ORDINAL_MASK,
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     Record,
@@ -129,9 +129,8 @@ cdef inline Fault fault_of(const Record* record, uint64_t free_bytes, uint64_t e
 
 cdef inline void follow(Walk* walk, const Record* record) noexcept nogil:
     """Advance to a record, counting the missing records before it."""
-    cdef uint64_t mask = (<uint64_t> 1 << ORDINAL_BITS) - 1
-    if record_ordinal(record) > (walk.expected & mask):
-        walk.lost += record_ordinal(record) - (walk.expected & mask)
+    if record_ordinal(record) > (walk.expected & ORDINAL_MASK):
+        walk.lost += record_ordinal(record) - (walk.expected & ORDINAL_MASK)
     if record.flags:
         walk.lost += 1
     else:

@@ -4,8 +4,7 @@ Executors import this package too, so it imports PySpark and Arrow only on use.
 """
 
 from pyqd_spark.java import JavaMissingError
-from pyqd_spark.register import register
-from pyqd_spark.session import session
+from pyqd_spark.session import register, session
 from pyqd_spark.shipping import build_zip, ship
 
 __all__ = ["JavaMissingError", "build_zip", "register", "session", "ship"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pyqd_spark.discovery import Discovery, Found, lose
 from pyqd_spark.options import OptionError
-from pyqd_spark.read_options import EARLIEST, EARLIEST_NUMBER, LATEST_NUMBER, SOURCE, Bound, Settings
+from pyqd_spark.read_options import EARLIEST, EARLIEST_NUMBER, LATEST_NUMBER, SOURCE, Bound, ReadSettings
 
 # Positions by topic and node id.
 Places = dict[tuple[str, str], int]
@@ -44,7 +44,7 @@ def named(offsets: Mapping[str, Mapping[str, int]], found: Found, option: str) -
     return {key: getattr(found[key], special[offset]) if offset in special else offset for key, offset in given.items()}
 
 
-def within(settings: Settings, places: Places, found: Found, what: str) -> Places:
+def within(settings: ReadSettings, places: Places, found: Found, what: str) -> Places:
     """Return the positions, moved to the nearest kept record if they lie outside. Raises: DataLossError."""
     kept: Places = {}
     for (topic, node), place in places.items():

@@ -6,19 +6,17 @@ Source: docs/http.md, "Reading a topic by position"; docs/nsq/lookupd.md, "HTTP 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
-from pyqd.client import http
 from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
-from pyqd.client.http import Reply, message_of
-from pyqd_spark.options import Connection
+from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.fallback.records import FORMAT, ORDINAL_BITS, ORDINAL_MASK
+from pyqd_spark.options import BrokerOptions
 from pyqd_spark.tls import context_of, names_of
 
-FORMAT: Final = 1
-ORDINAL_BITS: Final = 48
 # The broker copies this much in one slice of its loop; larger pages cost it more for each record.
-PAGE_BYTES: Final = 1 << 20
+LOG_PAGE_BYTES: Final = 1 << 20
 
 # Error answer of a broker or lookup daemon, or no answer. The text names its address.
 BrokerError = ClientError
@@ -50,7 +48,7 @@ class OtherNodeError(BrokerError):
     """The address now belongs to another node, with another data directory."""
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """A stretch of a topic's log: the position of its first record, its number of records, and their bytes."""
 
     first: int
@@ -62,7 +60,7 @@ class Positions(NamedTuple):
     """Readable part of a topic at a broker. node: permanent id of the data directory. next: position after the newest.
 
     created: creation time of the topic in ns, or 0; a topic created at another time has positions of its own. at: the
-    position at the requested time. floors: by channel, the first unfinished message.
+    position at the requested time.
     """
 
     topic: str
@@ -72,11 +70,10 @@ class Positions(NamedTuple):
     earliest: int
     next: int
     at: int | None
-    segments: tuple[Segment, ...]
-    floors: Mapping[str, int]
+    segments: tuple[LogSegment, ...]
 
 
-class Page(NamedTuple):
+class LogPage(NamedTuple):
     """Records in the format of the log.
 
     created: as in Positions. next: position after the page. end: position after the newest record. records: their
@@ -92,10 +89,13 @@ class Page(NamedTuple):
     data: bytes
 
 
-class HttpClient(http.HttpClient):
-    """HTTP client with the options of Spark. Raises: UnreachableError, TlsError, BrokerError."""
+class BrokerClient(HttpClient):
+    """Client of a broker or a lookup daemon: topics, their positions, pages of records.
 
-    def __init__(self, address: str, connection: Connection) -> None:
+    All requests raise UnreachableError, TlsError, BrokerError.
+    """
+
+    def __init__(self, address: str, connection: BrokerOptions) -> None:
         super().__init__(
             address,
             tls=connection.tls,
@@ -108,7 +108,6 @@ class HttpClient(http.HttpClient):
         self.names = names_of(connection)
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
-        """Return the error for an answer with a status other than 200."""
         code = message_of(reply)
         request = f"{path}?{urlencode(query)}: {reply.status}"
         asked = f"{self.address}: {request} {code}"
@@ -125,23 +124,9 @@ class HttpClient(http.HttpClient):
             return AuthenticationError(f"{code} ({hint})", self.address, request)
         return super().refusal(path, query, reply)
 
-
-class BrokerClient(HttpClient):
-    """Client of a broker: its topics, their positions, pages of records, publishing."""
-
     def topics(self) -> list[str]:
-        """Return the names of the broker's topics."""
         stats = self.json("/stats", format="json", include_clients="false", include_mem="false")
         return sorted(str(topic["topic_name"]) for topic in stats.get("topics") or [])
-
-    def info(self) -> dict[str, Any]:
-        """Return the fields of GET /info: version, broadcast_address, hostname, tcp_port, http_port."""
-        return dict(self.json("/info"))
-
-    def tcp_address(self) -> tuple[str, int]:
-        """Return host and port of the TCP protocol, as the broker announces them."""
-        info = self.info()
-        return str(info["broadcast_address"]), int(info["tcp_port"])
 
     def positions(self, topic: str, time_ns: int | None = None) -> Positions:
         """Return the readable part of a topic, and the position at a time.
@@ -159,11 +144,10 @@ class BrokerClient(HttpClient):
             earliest=shown["earliest"],
             next=shown["next"],
             at=shown.get("at"),
-            segments=tuple(Segment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
-            floors={row["channel"]: row["floor"] for row in shown["channels"]},
+            segments=tuple(LogSegment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
         )
 
-    def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Page:
+    def page(self, topic: str, first: int, stop: int, bytes_max: int = LOG_PAGE_BYTES) -> LogPage:
         """Return records from position `first` to before `stop`: at least one if there is one.
 
         Raises: TopicNotFoundError, PositionGoneError, PositionBeyondEndError, BrokerError, UnreachableError.
@@ -174,7 +158,7 @@ class BrokerClient(HttpClient):
             raise self.refusal("/topic/log", query, reply)
         headers = reply.headers
         check_format(self.address, headers.get("x-pyqd-format"))
-        return Page(
+        return LogPage(
             node=headers["x-pyqd-node"],
             created=int(headers.get("x-pyqd-created", 0)),
             first=int(headers["x-pyqd-from"]),
@@ -184,7 +168,7 @@ class BrokerClient(HttpClient):
             data=reply.body,
         )
 
-    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[Page]:
+    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = LOG_PAGE_BYTES) -> Iterator[LogPage]:
         """Yield the pages of a range, one request each; an empty page is the last. Each request begins at the end of
         the page before, even after a restart of the broker in between.
 
@@ -199,18 +183,6 @@ class BrokerClient(HttpClient):
                 return
             first = page.next
 
-    def publish(self, topic: str, body: bytes, *, retry: bool = False) -> Reply:
-        """Publish messages in the binary form of POST /mpub; the answer names their ids.
-
-        retry: retry if there was no answer; the messages may then be published twice. Raises: BrokerError if the broker
-        refuses them, UnreachableError.
-        """
-        query = {"topic": topic, "binary": "true"}
-        reply = self.request("POST", "/mpub", query, body, retry=retry)
-        if reply.status != 200:
-            raise self.refusal("/mpub", query, reply)
-        return reply
-
 
 def check_format(address: str, found: object) -> None:
     """Check the format of records. Raises: BrokerError for an unknown format."""
@@ -220,7 +192,7 @@ def check_format(address: str, found: object) -> None:
         )
 
 
-class Lookup(NamedTuple):
+class FoundBrokers(NamedTuple):
     """Result of a look-up. addresses: HTTP addresses of brokers. failures: errors of the daemons that did
     not answer.
     """
@@ -229,27 +201,27 @@ class Lookup(NamedTuple):
     failures: list[BrokerError]
 
 
-def find_brokers(connection: Connection, topic: str | None = None) -> Lookup:
+def find_brokers(connection: BrokerOptions, topic: str | None = None) -> FoundBrokers:
     """Return the given brokers, or those that the lookup daemons know: all, or the ones with a topic.
 
     Raises: UnreachableError if no lookup daemon answers. If only some answer, `failures` has the others.
     """
     if connection.nsqd:
-        return Lookup(list(connection.nsqd), [])
+        return FoundBrokers(list(connection.nsqd), [])
     found: dict[str, None] = {}
     failures: list[BrokerError] = []
     for address in connection.lookupd:
         try:
-            with HttpClient(address, connection) as client:
+            with BrokerClient(address, connection) as client:
                 found.update(dict.fromkeys(producers(client, topic)))
         except BrokerError as error:
             failures.append(error)
     if len(failures) == len(connection.lookupd):
         raise UnreachableError("no lookup daemon answers: " + "; ".join(map(str, failures)))
-    return Lookup(list(found), failures)
+    return FoundBrokers(list(found), failures)
 
 
-def producers(client: HttpClient, topic: str | None) -> list[str]:
+def producers(client: BrokerClient, topic: str | None) -> list[str]:
     """Return the HTTP addresses of the brokers that one lookup daemon knows; none for an unknown topic."""
     try:
         shown = client.json("/nodes") if topic is None else client.json("/lookup", topic=topic)
@@ -261,7 +233,7 @@ def producers(client: HttpClient, topic: str | None) -> list[str]:
         raise BrokerError(f"{client.address}: not the answer of a lookup daemon: {error!r}") from None
 
 
-def topics_known(connection: Connection) -> tuple[set[str], list[BrokerError]]:
+def topics_known(connection: BrokerOptions) -> tuple[set[str], list[BrokerError]]:
     """Return the names of all topics of the lookup daemons or given brokers, and the errors of those that did not
     answer.
 
@@ -292,4 +264,4 @@ def epoch_of(position: int) -> int:
 
 def ordinal_of(position: int) -> int:
     """Return the ordinal of a position. Records of a log are numbered densely, across epochs too."""
-    return position & ((1 << ORDINAL_BITS) - 1)
+    return position & ORDINAL_MASK

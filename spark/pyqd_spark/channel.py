@@ -29,7 +29,7 @@ from pyqd.client.core.connection import CloseWait, Event, Messages, Refusal
 from pyqd.client.errors import RefusedError
 from pyqd_spark.brokers import BrokerClient, BrokerError, TopicNotFoundError, UnreachableError
 from pyqd_spark.landing import COMPRESSION, COMPRESSIONS, Landing, escape, local_path, make_directories, not_shared
-from pyqd_spark.nsq_client import TCP_CONNECTION, BrokenError, NsqClient, Target, TcpConnection
+from pyqd_spark.nsq_client import TCP_CONNECTION, BrokenError, BrokerTarget, NsqClient, TcpConnection
 from pyqd_spark.options import CONNECTION, Option, OptionError, count_from, parse_options, parse_text
 
 SOURCE: Final = "pyqd-channel"
@@ -94,7 +94,7 @@ OPTIONS: Final = (
 
 
 @dataclass(frozen=True)
-class ChannelSettings:
+class ChannelReadSettings:
     """Options of a drain, as sent to the executors. Times in seconds, None for no bound."""
 
     tcp: TcpConnection
@@ -111,7 +111,7 @@ class ChannelSettings:
     compression: str
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> "ChannelSettings":
+    def of(cls, options: Mapping[str, str]) -> "ChannelReadSettings":
         """Return the settings. Raises: OptionError."""
         values = parse_options(SOURCE, options, OPTIONS)
         for name in ("topic", "channel", "path"):
@@ -140,12 +140,12 @@ class ChannelSettings:
 class ChannelPartition(InputPartition):
     """One connection to one broker. share: number of messages it may take; None for all."""
 
-    target: Target
+    target: BrokerTarget
     share: int | None
 
 
 @dataclass(frozen=True)
-class Row:
+class ManifestRow:
     """One file of the manifest. unfinished: number of its messages whose FIN is known to have failed."""
 
     file: str
@@ -159,10 +159,10 @@ class Row:
 
 
 @dataclass
-class Batch:
+class TakenBatch:
     """Received messages that are not finished. touched_s: start of the first message's lease.
 
-    frames: the messages: see pyqd.client.core.frames.
+    frames: the messages: see pyqd.client.core.connection.
     """
 
     started_s: float
@@ -174,11 +174,10 @@ class Batch:
         return [message_id for _, _, _, message_id, _ in self.frames]
 
     def commands(self, name: bytes, behind: bytes = b"\n") -> bytes:
-        """Return the command for each of the messages."""
         return b"".join([b"%s %s%s" % (name, message_id, behind) for message_id in self.ids()])
 
 
-def land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
+def land(settings: ChannelReadSettings, node: str, batch: TakenBatch) -> ManifestRow:
     """Write a batch as one file of the directory under a unique name. Raises: StorageError."""
     _, timestamps_ns, attempts, ids, bodies = zip(*batch.frames, strict=True)
     count = len(ids)
@@ -199,19 +198,19 @@ def land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
     with Landing(settings.path, name, FILE_SCHEMA, compression=settings.compression) as landing:
         landing.write(pa.RecordBatch.from_arrays(columns, schema=FILE_SCHEMA))
         landed = landing.land()
-    return Row(landed.path, node, settings.topic, settings.channel, count, first, last, 0)
+    return ManifestRow(landed.path, node, settings.topic, settings.channel, count, first, last, 0)
 
 
-class Drain:
+class ChannelDrain:
     """One task: takes messages from one broker until there are none, or the share is reached.
 
     `rows` has the rows of the manifest; `finished` counts messages, including those landed twice.
     """
 
-    def __init__(self, settings: ChannelSettings, partition: ChannelPartition) -> None:
+    def __init__(self, settings: ChannelReadSettings, partition: ChannelPartition) -> None:
         self.settings = settings
         self.partition = partition
-        self.rows: list[Row] = []
+        self.rows: list[ManifestRow] = []
         self.finished = 0
         self._node = partition.target.address
         self._lease_s = 60.0
@@ -219,9 +218,9 @@ class Drain:
         self._rdy = 0
         self._taken_count = 0
         self._taken_bytes = 0
-        self._filling: Batch | None = None
-        self._landing: Batch | None = None
-        self._future: Future[Row] | None = None
+        self._filling: TakenBatch | None = None
+        self._landing: TakenBatch | None = None
+        self._future: Future[ManifestRow] | None = None
         # Files of the last few batches, whose FINs may still fail: by message id, the index of the row.
         self._sent: list[tuple[int, frozenset[bytes]]] = []
         now_s = time.monotonic()
@@ -230,7 +229,7 @@ class Drain:
         # Deadline of reconnecting since a connection broke and nothing was finished.
         self._give_up_s: float | None = None
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[ManifestRow]:
         """Drain, reconnecting when the connection breaks. Raises: RefusedError, UnreachableError, StorageError."""
         with contextlib.ExitStack() as stack:
             # Closed after the end of the thread, which writes to one of them.
@@ -425,7 +424,7 @@ class Drain:
         if isinstance(event, Messages):
             now_s = self._message_s = time.monotonic()
             if self._filling is None:
-                self._filling = Batch(now_s, now_s)
+                self._filling = TakenBatch(now_s, now_s)
             size_bytes = sum(len(frame[-1]) for frame in event.frames)
             self._filling.frames += event.frames
             self._filling.size_bytes += size_bytes
@@ -487,7 +486,7 @@ class Drain:
 class PyqdChannelReader(DataSourceReader):
     """Reader that drains a channel; its rows are the manifest."""
 
-    def __init__(self, settings: ChannelSettings) -> None:
+    def __init__(self, settings: ChannelReadSettings) -> None:
         self.settings = settings
 
     def partitions(self) -> list[InputPartition]:
@@ -510,7 +509,7 @@ class PyqdChannelReader(DataSourceReader):
         if not os.path.isdir(self.settings.path):
             # Before any message is taken: files on an executor's own disk would be lost.
             raise BrokerError(f"{SOURCE}: {not_shared(self.settings.path)}")
-        rows = Drain(self.settings, partition).run()
+        rows = ChannelDrain(self.settings, partition).run()
         columns = {name: [getattr(row, name) for row in rows] for name in MANIFEST_SCHEMA.names}
         return iter([pa.RecordBatch.from_pydict(columns, schema=MANIFEST_SCHEMA)])
 
@@ -527,4 +526,4 @@ class PyqdChannelDataSource(DataSource):
 
     def reader(self, schema: StructType) -> PyqdChannelReader:  # noqa: ARG002
         options: Mapping[str, Any] = dict(self.options)
-        return PyqdChannelReader(ChannelSettings.of(options))
+        return PyqdChannelReader(ChannelReadSettings.of(options))

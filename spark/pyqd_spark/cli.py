@@ -14,19 +14,21 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pyqd.client.http import HTTPS_PORT
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.durations import MILLISECOND_NS, parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.program_start import begin_program
 from pyqd_spark.brokers import BrokerError
+from pyqd_spark.discovery import DataLossError
 from pyqd_spark.java import JavaMissingError
-from pyqd_spark.jobs.errors import DataLossError, JobError, spark_failure
-from pyqd_spark.options import CONNECTION, HTTPS_PORT, Connection, OptionError, parse_flag, parse_options
+from pyqd_spark.jobs.errors import JobError, spark_failure
+from pyqd_spark.options import CONNECTION, BrokerOptions, OptionError, field_of, parse_flag, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pyqd_spark.jobs.progress import Progress
+    from pyqd_spark.jobs.progress import JobProgress
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -85,7 +87,6 @@ def failed(text: str, code: int = FAILED) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
     top = Parser(PROGRAM, description="Spark jobs around pyqd's topics.", allow_abbrev=False)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     add_drain(commands)
@@ -114,7 +115,6 @@ def add_command(commands: Any, name: str, help: str, run: Any) -> argparse.Argum
 
 
 def add_connection(command: argparse.ArgumentParser) -> None:
-    """Add the flags of the connection to brokers."""
     group = command.add_argument_group("brokers")
     group.add_argument("--nsqd", action="append", metavar="HOST:PORT", help="HTTP address of a broker; may be repeated")
     group.add_argument("--lookupd", action="append", metavar="HOST:PORT", help="of a lookup daemon; may be repeated")
@@ -143,7 +143,6 @@ def add_connection(command: argparse.ArgumentParser) -> None:
 
 
 def add_drain(commands: Any) -> None:
-    """Add the command drain."""
     command = add_command(commands, "drain", "Topics to Parquet by topic and day, each message once.", run_drain)
     add_connection(command)
     command.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be repeated (default: all)")
@@ -169,7 +168,6 @@ def add_drain(commands: Any) -> None:
 
 
 def add_compact(commands: Any) -> None:
-    """Add the command compact."""
     command = add_command(commands, "compact", "Merge the small files of a drained table.", run_compact)
     command.add_argument("--path", required=True, help="directory of the table")
     command.add_argument("--small-bytes", type=count, default=128 << 20, metavar="N", help="default: %(default)s")
@@ -178,7 +176,6 @@ def add_compact(commands: Any) -> None:
 
 
 def add_replay(commands: Any) -> None:
-    """Add the command replay."""
     command = add_command(commands, "replay", "Publish messages of a table again.", run_replay)
     add_connection(command)
     command.add_argument("--path", required=True, help="directory of the table")
@@ -192,7 +189,6 @@ def add_replay(commands: Any) -> None:
 
 
 def add_profile(commands: Any) -> None:
-    """Add the command profile."""
     command = add_command(
         commands, "profile", "Counts, sizes and rates by topic and minute, with a report.", run_profile
     )
@@ -206,7 +202,6 @@ def add_profile(commands: Any) -> None:
 
 
 def add_lifecycle(commands: Any) -> None:
-    """Add the command lifecycle."""
     command = add_command(
         commands, "lifecycle", "Trace logs to Parquet, one row for each message and channel.", run_lifecycle
     )
@@ -219,44 +214,42 @@ def add_lifecycle(commands: Any) -> None:
 
 
 def add_compression(command: argparse.ArgumentParser) -> None:
-    """Add the flag of the files' compression."""
     command.add_argument(
         "--compression", choices=("zstd", "snappy", "gzip", "lz4", "none"), default="zstd", help="default: %(default)s"
     )
 
 
 def count(text: str) -> int:
-    """Return a number of at least 1."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
 
 
 def flag(text: str) -> bool:
-    """Return the boolean of true or false."""
     try:
         return parse_flag(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
-def connection_of(parsed: argparse.Namespace) -> Connection:
+def connection_of(parsed: argparse.Namespace) -> BrokerOptions:
     """Return the connection that the flags describe. Raises: OptionError, UsageError."""
-    given: dict[str, str | None] = {
-        "nsqd": ",".join(parsed.nsqd) if parsed.nsqd else None,
-        "lookupd": ",".join(parsed.lookupd) if parsed.lookupd else None,
+    values = {
+        **vars(parsed),
         "token": token_of(parsed.token_file),
-        "trustedBrokers": ",".join(parsed.trusted_broker) if parsed.trusted_broker else None,
-        "tls": str(parsed.tls).lower(),
-        "tlsRootCaFile": parsed.tls_root_ca_file,
-        "tlsCert": parsed.tls_cert,
-        "tlsKey": parsed.tls_key,
-        "tlsInsecureSkipVerify": str(parsed.tls_insecure_skip_verify).lower(),
-        "httpsPort": parsed.https_port,
-        "requestTimeoutMs": milliseconds("--request-timeout", parsed.request_timeout),
-        "retryTimeoutMs": milliseconds("--retry-timeout", parsed.retry_timeout),
+        "trusted_brokers": parsed.trusted_broker,
+        "request_timeout_ms": milliseconds("--request-timeout", parsed.request_timeout),
+        "retry_timeout_ms": milliseconds("--retry-timeout", parsed.retry_timeout),
     }
-    return Connection.of(PROGRAM, parse_options(PROGRAM, given, CONNECTION))
+    given = {option.name: text_of(values[field_of(option)]) for option in CONNECTION}
+    return BrokerOptions.of(PROGRAM, parse_options(PROGRAM, given, CONNECTION))
+
+
+def text_of(value: Any) -> str | None:
+    """Return the text of an option for the value of a flag: lists with commas, as the formats have them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, list) else value
 
 
 def token_of(path: str | None) -> str | None:
@@ -278,11 +271,10 @@ def milliseconds(name: str, text: str) -> str:
         raise UsageError(f"{name} {text!r}: expected a time such as 500ms, 30s or 1m30s") from None
 
 
-def progress_of(parsed: argparse.Namespace) -> Progress:
-    """Return the progress display."""
-    from pyqd_spark.jobs.progress import Progress
+def progress_of(parsed: argparse.Namespace) -> JobProgress:
+    from pyqd_spark.jobs.progress import JobProgress
 
-    return Progress(quiet=parsed.quiet)
+    return JobProgress(quiet=parsed.quiet)
 
 
 def spark_of(parsed: argparse.Namespace) -> SparkSession:

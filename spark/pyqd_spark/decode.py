@@ -3,21 +3,19 @@ for completeness.
 """
 
 import logging
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
 
-from pyqd.fallback import columns as columns_in_python
-from pyqd.fallback.columns import Decoded
 from pyqd_spark.brokers import (
-    PAGE_BYTES,
+    LOG_PAGE_BYTES,
     BrokerClient,
+    LogPage,
     OtherNodeError,
-    Page,
     PositionBeyondEndError,
     PositionGoneError,
     TopicNotFoundError,
@@ -25,19 +23,16 @@ from pyqd_spark.brokers import (
 )
 from pyqd_spark.discovery import lose
 from pyqd_spark.plan import LogRange
-from pyqd_spark.read_options import Settings
-
-Decoder = Callable[[bytes, int, bool, bool], Decoded]
+from pyqd_spark.read_options import ReadSettings
 
 try:
-    from pyqd.hot.wire.columns import decode as compiled_decode
+    from pyqd.hot.wire.columns import Columns
+    from pyqd.hot.wire.columns import decode as decode
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    decode: Decoder = columns_in_python.decode
-else:
-    decode = compiled_decode
+    from pyqd.fallback.columns import Columns, decode  # type: ignore[assignment]
 
-# Fetched pages that wait to be decoded.
-PAGES_AHEAD: Final = 2
+# Pages that are fetched, or wait to be decoded.
+PAGES_AHEAD: Final = 3
 
 SCHEMA: Final = pa.schema(
     [
@@ -58,7 +53,7 @@ SCHEMA_WITHOUT_BODY: Final = pa.schema(list(SCHEMA)[1:])
 logger = logging.getLogger(__name__)
 
 
-def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
+def read_range(settings: ReadSettings, one: LogRange) -> Iterator[pa.RecordBatch]:
     """Yield all messages of a range, in order. Reading it again yields the same.
 
     Raises: DataLossError if some are missing and failOnDataLoss is true; BrokerError.
@@ -70,13 +65,13 @@ def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
             missing(settings, one, columns.lost, f"between {expected} and {columns.following}", columns.damaged)
         expected = max(expected, columns.following)
         if columns.rows:
-            yield batch_of(columns, one)
+            yield batch_of(columns, one.topic, one.node, one.partition)
     left = ordinal_of(one.stop) - ordinal_of(expected)
     if expected < one.stop and left > 0:
         missing(settings, one, left, f"from {expected} to the end of the range, {one.stop}")
 
 
-def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Decoded:
+def decoded(settings: ReadSettings, one: LogRange, page: LogPage, expected: int) -> Columns:
     """Return the columns of a page. Raises: DataLossError if it is damaged and failOnDataLoss is true."""
     try:
         return decode(page.data, expected, settings.include_body, False)
@@ -86,17 +81,16 @@ def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Dec
 
 
 def place_of(one: LogRange) -> str:
-    """Return the name of a range for errors."""
     return f"topic {one.topic} at node {one.node} ({one.address})"
 
 
-def missing(settings: Settings, one: LogRange, count: int, where: str, damaged: int = 0) -> None:
+def missing(settings: ReadSettings, one: LogRange, count: int, where: str, damaged: int = 0) -> None:
     """Raise an error for missing records, or log them and go on. Raises: DataLossError."""
     how = f", {damaged} of them with a wrong checksum" if damaged else ""
     lose(settings, f"{place_of(one)}: {count} messages {where} cannot be read{how}")
 
 
-def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
+def pages_of(settings: ReadSettings, one: LogRange) -> Iterator[LogPage]:
     """Yield the pages of a range; if a part is gone, the pages of the rest.
 
     The reader notices the missing positions. Raises: DataLossError, BrokerError.
@@ -105,7 +99,7 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
     with BrokerClient(one.address, settings.connection) as client:
         while first < one.stop:
             try:
-                for page in client.pages(one.topic, one.node, first, one.stop, PAGE_BYTES):
+                for page in client.pages(one.topic, one.node, first, one.stop, LOG_PAGE_BYTES):
                     check_created(one, page)
                     yield page
                 return
@@ -118,54 +112,31 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
                 return
 
 
-def check_created(one: LogRange, page: Page) -> None:
+def check_created(one: LogRange, page: LogPage) -> None:
     """Check that a topic was not deleted and created again. Raises: OtherNodeError."""
     if one.created and page.created and page.created != one.created:
         raise OtherNodeError(f"{one.address}: topic {one.topic} was deleted and re-created")
 
 
-def ahead(pages: Iterator[Page]) -> Iterator[Page]:
+def ahead(pages: Iterator[LogPage]) -> Iterator[LogPage]:
     """Yield pages while a thread fetches the next ones."""
-    waiting: queue.Queue[Page | BaseException | None] = queue.Queue(PAGES_AHEAD)
-    over = threading.Event()
-
-    def put(item: Page | BaseException | None) -> bool:
-        while not over.is_set():
-            try:
-                waiting.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def fetch() -> None:
-        try:
-            for page in pages:
-                if not put(page):
-                    return
-        except BaseException as error:
-            put(error)
-        else:
-            put(None)
-
-    thread = threading.Thread(target=fetch, name="pyqd-pages", daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(1, "pyqd-pages")
+    waiting = deque(pool.submit(next, pages, None) for _ in range(PAGES_AHEAD))
     try:
-        while (item := waiting.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        while (page := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, pages, None))
+            yield page
     finally:
-        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def batch_of(columns: Decoded, one: LogRange) -> pa.RecordBatch:
+def batch_of(columns: Columns, topic: str, node: str, partition: int) -> pa.RecordBatch:
     """Return a record batch over the buffers of the columns, without a copy."""
     rows = columns.rows
     arrays = [
-        constant(one.topic, rows),
-        constant(one.node, rows),
-        constant(one.partition, rows),
+        constant(topic, rows),
+        constant(node, rows),
+        constant(partition, rows),
         values(pa.int64(), rows, columns.positions),
         values(SCHEMA.field("timestamp").type, rows, columns.timestamps_us),
         values(pa.int64(), rows, columns.timestamps_ns),

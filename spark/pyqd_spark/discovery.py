@@ -15,7 +15,7 @@ from pyqd_spark.brokers import (
     find_brokers,
     topics_known,
 )
-from pyqd_spark.read_options import Settings
+from pyqd_spark.read_options import ReadSettings
 
 # Positions by topic and node id.
 Found = dict[tuple[str, str], Positions]
@@ -30,21 +30,18 @@ logger = logging.getLogger(__name__)
 class DataLossError(Exception):
     """Requested messages cannot be read any more, or may be lost. The text names them and the reason."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(f"{text}. To go on without them set failOnDataLoss=false")
 
-
-def lose(settings: Settings, text: str) -> None:
+def lose(settings: ReadSettings, text: str) -> None:
     """Raise the error, or log it and go on, as failOnDataLoss says. Raises: DataLossError."""
     if settings.fail_on_data_loss:
-        raise DataLossError(text)
+        raise DataLossError(f"{text}. To go on without them set failOnDataLoss=false")
     now_s = time.monotonic()
     if now_s - _told_s.get(text, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
         _told_s[text] = now_s
         logger.warning("%s; going on, as failOnDataLoss is false", text)
 
 
-def topics_asked(settings: Settings) -> list[str]:
+def topics_asked(settings: ReadSettings) -> list[str]:
     """Return the names of the requested topics, whether they exist or not. Raises: BrokerError, DataLossError."""
     if settings.pattern is None:
         return list(settings.topics or settings.nodes_of)
@@ -55,7 +52,7 @@ def topics_asked(settings: Settings) -> list[str]:
     return sorted(name for name in names if matches(name))
 
 
-def addresses_of(settings: Settings, topic: str) -> list[str]:
+def addresses_of(settings: ReadSettings, topic: str) -> list[str]:
     """Return the brokers that may have a topic. Raises: BrokerError, DataLossError."""
     lookup = find_brokers(settings.connection, topic)
     for failure in lookup.failures:
@@ -66,7 +63,7 @@ def addresses_of(settings: Settings, topic: str) -> list[str]:
 class Discovery:
     """Look-ups at brokers over cached connections. Belongs to one thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ReadSettings) -> None:
         self.settings = settings
         self._client_of: dict[str, BrokerClient] = {}
 
@@ -74,13 +71,11 @@ class Discovery:
         return {"settings": self.settings, "_client_of": {}}
 
     def client(self, address: str) -> BrokerClient:
-        """Return the connection to an address."""
         if address not in self._client_of:
             self._client_of[address] = BrokerClient(address, self.settings.connection)
         return self._client_of[address]
 
     def close(self) -> None:
-        """Close all connections."""
         for client in self._client_of.values():
             client.close()
         self._client_of.clear()
@@ -122,7 +117,7 @@ class Discovery:
             del found[key]
 
 
-def check_topics(settings: Settings, found: Found) -> None:
+def check_topics(settings: ReadSettings, found: Found) -> None:
     """Check that every named topic exists at some node. Raises: DataLossError, BrokerError."""
     missing = sorted(set(settings.topics) - {topic for topic, _ in found})
     if missing:

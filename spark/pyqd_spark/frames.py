@@ -1,26 +1,19 @@
 """Commands that publish rows of an Arrow column: compiled code if pyqd's wheel is installed, else plain Python."""
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyqd.fallback import mpub
-
 OFFSET_BYTES: Final = {pa.binary(): 4, pa.string(): 4, pa.large_binary(): 8, pa.large_string(): 8}
 
 
-Command = Callable[..., tuple[bytes, int]]
-
 try:
-    from pyqd.hot.wire.mpub import command as compiled_command
+    from pyqd.hot.wire.mpub import command as command
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    command: Command = mpub.command
-else:
-    command = compiled_command
+    from pyqd.fallback.mpub import command
 
 
-class Column(NamedTuple):
+class BodyColumn(NamedTuple):
     """The rows of an Arrow column as two buffers that begin with row 0, and a time for each row or None."""
 
     offsets: Any
@@ -30,7 +23,7 @@ class Column(NamedTuple):
     times: Any = None
 
     @classmethod
-    def of(cls, values: pa.Array, times: pa.Array | None = None) -> "Column":
+    def of(cls, values: pa.Array, times: pa.Array | None = None) -> "BodyColumn":
         """Return a column of binary or string. times: of int64. Neither has nulls."""
         offset_bytes = OFFSET_BYTES[values.type]
         _, offsets, data = values.buffers()

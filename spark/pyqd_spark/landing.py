@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -165,22 +165,6 @@ class Landing:
         self.discard()
 
 
-def land_batches(
-    directory: str | Path,
-    name: str,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch | pa.Table],
-    *,
-    compression: str = COMPRESSION,
-    temporary: str | Path | None = None,
-) -> Landed:
-    """Write one Parquet file whole. Arguments and errors are those of Landing."""
-    with Landing(directory, name, schema, compression=compression, temporary=temporary) as landing:
-        for batch in batches:
-            landing.write(batch)
-        return landing.land()
-
-
 def write_file(path: str | Path, content: bytes, *, temporary: str | Path | None = None) -> None:
     """Replace a small file's content atomically; it is on stable storage on return.
 
@@ -229,22 +213,6 @@ def sync_directory(path: str | Path) -> None:
             os.close(fd)
     except OSError as error:
         raise storage_error("sync", os.fspath(path), error) from error
-
-
-def remove_hidden(directory: str | Path, *, older_than_s: float = 0.0, now_s: float | None = None) -> list[str]:
-    """Remove the hidden files of killed landings in a directory; hidden files of other programs stay.
-
-    older_than_s, now_s: spare files written since then; without now_s all are removed. Returns: the removed names.
-    """
-    removed = []
-    for entry in os.scandir(directory):
-        if not (entry.name.startswith(".") and entry.name.endswith(_SUFFIX)):
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            if now_s is None or now_s - entry.stat().st_mtime >= older_than_s:
-                os.unlink(entry.path)
-                removed.append(entry.name)
-    return sorted(removed)
 
 
 def local_path(text: str) -> str:

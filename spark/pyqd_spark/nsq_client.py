@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pyqd.client.core.connection import ConnectionCore, Event, Ready, Refusal, Response
+from pyqd.client.core.connection import CommandAnswer, ConnectionCore, Event, Ready, Refusal
 from pyqd.client.core.layers import TlsLayer
 from pyqd.client.core.tls import lasting_cause
 from pyqd.client.errors import (
@@ -27,12 +27,12 @@ from pyqd.client.errors import (
     UnansweredError,
     refusal,
 )
-from pyqd.client.http import refuse_own
+from pyqd.client.settings import TCP_PORT
+from pyqd.primitives.http_client import refuse_own
 from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
-from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
+from pyqd_spark.options import BrokerOptions, Option, exactly_one, parse_address, parse_names, parse_text
 from pyqd_spark.tls import context_of, names_of
 
-TCP_PORT: Final = 4150
 OK: Final = b"OK"
 RECEIVE_BYTES: Final = 1 << 18
 # For the last frames of a broker that has closed: they have arrived already, or never will.
@@ -54,7 +54,7 @@ def parse_tcp_addresses(text: str) -> tuple[str, ...]:
 TCP_CONNECTION: Final = (Option("nsqdTcp", parse_tcp_addresses), Option("authSecret", parse_text))
 
 
-class Target(NamedTuple):
+class BrokerTarget(NamedTuple):
     """A broker to connect to. address: `host:port`, of TCP, or of HTTP if the TCP port is still unknown."""
 
     address: str
@@ -68,7 +68,7 @@ class TcpConnection:
     connection: over HTTP, for addresses, time limits and TLS. tcp: TCP addresses, if they are given.
     """
 
-    connection: Connection
+    connection: BrokerOptions
     tcp: tuple[str, ...] = ()
     auth_secret: str | None = None
 
@@ -77,24 +77,20 @@ class TcpConnection:
         """Return the settings in the options of the tables CONNECTION and TCP_CONNECTION. Raises: OptionError."""
         exactly_one(source, values, ("nsqd", "lookupd", "nsqdTcp"))
         tcp = values["nsqdTcp"] or ()
-        connection = Connection.of(source, {**values, "nsqd": tcp} if tcp else values)
+        connection = BrokerOptions.of(source, {**values, "nsqd": tcp} if tcp else values)
         return cls(connection, tcp, values["authSecret"])
 
-    def targets(self, topic: str | None = None) -> list[Target]:
+    def targets(self, topic: str | None = None) -> list[BrokerTarget]:
         """Return the brokers, in the same order for all tasks.
 
         topic: only brokers with it, by the lookup daemons. Raises: UnreachableError, BrokerError for lookup daemons.
         """
         if self.tcp:
-            return [Target(address, True) for address in self.tcp]
+            return [BrokerTarget(address, True) for address in self.tcp]
         addresses = find_brokers(self.connection, topic).addresses
-        return [Target(address, False) for address in (addresses if self.connection.nsqd else sorted(addresses))]
+        return [BrokerTarget(address, False) for address in (addresses if self.connection.nsqd else sorted(addresses))]
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context of a connection; None without TLS. Raises: TlsError for the files."""
-        return context_of(self.connection) if self.connection.tls else None
-
-    def tcp_address(self, target: Target) -> str:
+    def tcp_address(self, target: BrokerTarget) -> str:
         """Return a broker's TCP address: the host that is known to be reachable, and the port that the broker
         announces.
 
@@ -103,17 +99,17 @@ class TcpConnection:
         if target.is_tcp:
             return target.address
         with BrokerClient(target.address, replace(self.connection, retry_timeout_s=0.0)) as client:
-            port = client.info().get("tcp_port")
+            port = client.json("/info").get("tcp_port")
             if not port:
                 raise BrokerError(f"{target.address}: takes no TCP connections on a port")
             return f"[{client.host}]:{port}" if ":" in client.host else f"{client.host}:{port}"
 
-    def open(self, target: Target, **identity: object) -> "NsqClient":
+    def open(self, target: BrokerTarget, **identity: object) -> "NsqClient":
         """Return a connection to a broker, negotiated and authenticated. identity: fields of IDENTIFY.
 
         Raises: BrokenError, RefusedError, TlsError, BrokerError, UnreachableError.
         """
-        context = self.tls_context()
+        context = context_of(self.connection) if self.connection.tls else None
         client = NsqClient(self.tcp_address(target), self.connection.request_timeout_s)
         secret = self.auth_secret
         if secret is not None and not target.is_tcp and not self.connection.may_have_secrets(target.address):
@@ -151,12 +147,6 @@ class NsqClient:
         except (OSError, UnicodeError) as error:
             # UnicodeError: a host name that cannot exist.
             raise BrokenError(f"{address}: {error}") from error
-
-    def __enter__(self) -> "NsqClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._socket.close()
@@ -220,7 +210,7 @@ class NsqClient:
 
     def answered(self) -> int:
         """Return the number of unread OKs of a broken connection."""
-        return sum(isinstance(event, Response) and event.data.split(b" ", 1)[0] == OK for event in self._events)
+        return sum(isinstance(event, CommandAnswer) and event.data.split(b" ", 1)[0] == OK for event in self._events)
 
     def response(self, doing: str) -> bytes:
         """Return the data of the next response. Raises: RefusedError for an error instead, BrokenError."""
@@ -230,7 +220,7 @@ class NsqClient:
             except TimeoutError:
                 raise BrokenError(f"{self.address}: {doing}: no answer for {self.timeout_s:g} s") from None
         event = self._events.pop(0)
-        if isinstance(event, Response):
+        if isinstance(event, CommandAnswer):
             return event.data
         if isinstance(event, Refusal):
             raise refusal(event.data, self.address, doing)

@@ -6,15 +6,15 @@ the error names the nearest one: a misspelt limit that is ignored would be notic
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from pyqd.client.http import HTTP_PORT, HTTPS_PORT
 from pyqd.client.trust import TrustedBrokers
 
-HTTP_PORT: Final = 4151
-HTTPS_PORT: Final = 4152
 LOOKUPD_HTTP_PORT: Final = 4161
 
 REQUEST_TIMEOUT_MS: Final = 30_000
@@ -162,14 +162,23 @@ CONNECTION: Final = (
     Option("retryTimeoutMs", count_from(0, 86_400_000), RETRY_TIMEOUT_MS),
 )
 
+ADDRESSES: Final = ("nsqd", "lookupd")
+# Times, in milliseconds as options and in seconds as fields.
+TIMEOUTS: Final = ("request_timeout", "retry_timeout")
+
+
+def field_of(option: Option) -> str:
+    """Return the name that an option has in BrokerOptions: tls_root_ca_file for tlsRootCaFile."""
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", option.name)
+
 
 @dataclass(frozen=True)
-class Connection:
+class BrokerOptions:
     """Settings of the connection to brokers, as sent to the executors.
 
     nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer` to these, and to
-    those of the brokers from lookup daemons that trusted_brokers names. tls: addresses
-    without a scheme use HTTPS; brokers from lookup daemons use https_port, because the daemons know the HTTP port only.
+    those of the brokers from lookup daemons that trusted_brokers names. tls: addresses without a scheme use HTTPS;
+    brokers from lookup daemons use https_port, because the daemons know the HTTP port only.
     request_timeout_s: of one request, without progress. retry_timeout_s: time for retries of a failing request.
     """
 
@@ -187,26 +196,32 @@ class Connection:
     retry_timeout_s: float = RETRY_TIMEOUT_MS / 1000
 
     @classmethod
-    def of(cls, source: str, values: Mapping[str, Any]) -> "Connection":
+    def of(cls, source: str, values: Mapping[str, Any]) -> "BrokerOptions":
         """Return the settings of a connection from the values of its options, by name. Raises: OptionError."""
-        exactly_one(source, values, ("nsqd", "lookupd"))
+        exactly_one(source, values, ADDRESSES)
         if values["tlsKey"] is not None and values["tlsCert"] is None:
             raise OptionError(f"{source}: option tlsKey needs tlsCert")
         check_tls_is_used(source, values)
-        return cls(
-            nsqd=values["nsqd"] or (),
-            lookupd=values["lookupd"] or (),
-            token=values["token"],
-            trusted_brokers=values["trustedBrokers"],
-            tls=values["tls"],
-            tls_root_ca_file=values["tlsRootCaFile"],
-            tls_cert=values["tlsCert"],
-            tls_key=values["tlsKey"],
-            tls_insecure_skip_verify=values["tlsInsecureSkipVerify"],
-            https_port=values["httpsPort"],
-            request_timeout_s=values["requestTimeoutMs"] / 1000,
-            retry_timeout_s=values["retryTimeoutMs"] / 1000,
-        )
+        fields = {field_of(option): values[option.name] for option in CONNECTION}
+        for name in ADDRESSES:
+            fields[name] = fields[name] or ()
+        for name in TIMEOUTS:
+            fields[f"{name}_s"] = fields.pop(f"{name}_ms") / 1000
+        return cls(**fields)
+
+    def given(self) -> dict[str, str]:
+        """Return the options that these settings come from, for a format."""
+        values = {f"{name}_ms": int(getattr(self, f"{name}_s") * 1000) for name in TIMEOUTS} | vars(self)
+        found = {}
+        for option in CONNECTION:
+            value = values[field_of(option)]
+            if isinstance(value, bool):
+                value = str(value).lower()
+            elif isinstance(value, tuple):
+                value = ",".join(value) or None
+            if value is not None:
+                found[option.name] = str(value)
+        return found
 
     def token_for(self, address: str) -> str | None:
         """Return the token for an address; None if it may not have secrets."""

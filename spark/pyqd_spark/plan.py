@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyqd_spark.brokers import ORDINAL_BITS, Positions, Segment, epoch_of, ordinal_of
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd_spark.brokers import LogSegment, Positions, epoch_of, ordinal_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class LogRange:
     stop: int
 
 
-def ordinal_at(position: int, segments: Sequence[Segment], end: int) -> int:
+def ordinal_at(position: int, segments: Sequence[LogSegment], end: int) -> int:
     """Return the ordinal of a position, or of the first record after it; at most that of `end`."""
     index = bisect_right(segments, position, key=lambda segment: segment.first)
     behind = ordinal_of(segments[index].first if index < len(segments) else end)
@@ -36,7 +37,7 @@ def ordinal_at(position: int, segments: Sequence[Segment], end: int) -> int:
     return min(ordinal_of(position), behind)
 
 
-def position_at(ordinal: int, segments: Sequence[Segment], end: int) -> int:
+def position_at(ordinal: int, segments: Sequence[LogSegment], end: int) -> int:
     """Return the position of the record with that ordinal."""
     if ordinal >= ordinal_of(end):
         return end

@@ -13,7 +13,7 @@ from pyqd.primitives.durations import INT64_MAX, MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
 from pyqd_spark.options import (
     CONNECTION,
-    Connection,
+    BrokerOptions,
     Option,
     OptionError,
     count_from,
@@ -44,14 +44,14 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReadSettings:
     """Options of a read, as sent to the executors.
 
     Of topics, nodes_of and pattern exactly one is set. nodes_of: node ids by topic. start: None for the default, which
     is earliest for a batch and latest for a stream.
     """
 
-    connection: Connection
+    connection: BrokerOptions
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     nodes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -139,10 +139,10 @@ OPTIONS: Final = (
 )
 
 
-def parse_settings(given: Mapping[str, str | None], *, streaming: bool) -> Settings:
+def parse_settings(given: Mapping[str, str | None], *, streaming: bool) -> ReadSettings:
     """Return the settings in the options of a batch or a stream. Raises: OptionError."""
     values = parse_options(SOURCE, given, OPTIONS)
-    connection = Connection.of(SOURCE, values)
+    connection = BrokerOptions.of(SOURCE, values)
     exactly_one(SOURCE, values, ("subscribe", "subscribePattern", "assign"))
     check_bounds(values, streaming)
     start, end = values["startingOffsets"], values["endingOffsets"]
@@ -150,7 +150,7 @@ def parse_settings(given: Mapping[str, str | None], *, streaming: bool) -> Setti
         start = Bound(time_ns=values["startingTimestamp"])
     if values["endingTimestamp"] is not None:
         end = Bound(time_ns=values["endingTimestamp"])
-    return Settings(
+    return ReadSettings(
         connection=connection,
         topics=values["subscribe"] or (),
         pattern=values["subscribePattern"],

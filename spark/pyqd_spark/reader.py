@@ -9,7 +9,7 @@ from pyqd_spark.bounds import resolve, within
 from pyqd_spark.discovery import Discovery, check_topics
 from pyqd_spark.options import OptionError
 from pyqd_spark.plan import LogRange, partitions_of
-from pyqd_spark.read_options import EARLIEST, LATEST, SOURCE, Bound, Settings
+from pyqd_spark.read_options import EARLIEST, LATEST, SOURCE, Bound, ReadSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,7 @@ class RangePartition(InputPartition):
 class PyqdReader(DataSourceReader):
     """Reader of ranges that are fixed when the batch is planned."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ReadSettings) -> None:
         self.settings = settings
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -33,11 +33,10 @@ class PyqdReader(DataSourceReader):
         return [RangePartition(one) for one in batch_ranges(self.settings)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of a range."""
         return read_partition(self.settings, partition)
 
 
-def read_partition(settings: Settings, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+def read_partition(settings: ReadSettings, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
     """Yield the messages of a range. If there are no ranges, Spark runs one task without a partition."""
     one: Any = getattr(partition, "value", None)
     if one is None:
@@ -48,7 +47,7 @@ def read_partition(settings: Settings, partition: InputPartition) -> Iterator["p
     return read_range(settings, one)
 
 
-def batch_ranges(settings: Settings) -> list[LogRange]:
+def batch_ranges(settings: ReadSettings) -> list[LogRange]:
     """Return the ranges of a batch: the present records within its bounds."""
     discovery = Discovery(settings)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import site
@@ -12,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyqd_spark import java
-from pyqd_spark.register import register
 from pyqd_spark.shipping import ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 PACKAGES = ("pyqd", "pyqd_spark", "pyspark_pyqd")
 LOOPBACK = "127.0.0.1"
+
+_LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 
 def session(
@@ -52,13 +55,37 @@ def session(
     return spark
 
 
+def formats() -> list[type[DataSource]]:
+    from pyqd_spark.channel import PyqdChannelDataSource
+    from pyqd_spark.source import PyqdDataSource
+
+    return [PyqdDataSource, PyqdChannelDataSource]
+
+
+def register(spark: SparkSession) -> None:
+    """Register every format of pyqd in a session. Calling it again changes nothing.
+
+    If pyqd is installed, Spark finds the format "pyqd" by itself; the other formats, and a checkout, need this call.
+    """
+    _be_quiet_about_replacing(spark)
+    for source in formats():
+        spark.dataSource.register(source)
+
+
+def _be_quiet_about_replacing(spark: SparkSession) -> None:
+    # Spark warns about registering a format that it has found by itself. The two are different: a format that Spark
+    # found runs in the driver's interpreter on every machine, a registered one in that of PYSPARK_PYTHON.
+    with contextlib.suppress(AttributeError):  # A session of Spark Connect has no JVM to talk to.
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        log4j.core.config.Configurator.setLevel(_LOGGER, log4j.Level.ERROR)
+
+
 def is_local(master: str) -> bool:
     """Return whether a master runs its tasks in the driver's own process and on its disk."""
     return master == "local" or master.startswith("local[")
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Return the default settings of a session."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": _text(sys.stderr.isatty()),

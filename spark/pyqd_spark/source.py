@@ -14,7 +14,7 @@ from pyspark.sql.types import (
 )
 
 from pyqd_spark.options import OptionError, parse_flag
-from pyqd_spark.read_options import SOURCE, Settings, parse_settings
+from pyqd_spark.read_options import SOURCE, ReadSettings, parse_settings
 from pyqd_spark.reader import PyqdReader
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ class PyqdDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "pyqd"
 
     def schema(self) -> StructType:
-        """Return the columns of a read."""
         text = next((text for name, text in self.options.items() if name.lower() == "includebody"), "true")
         return schema_with(parse_flag(text)) if text.lower() in ("true", "false") else SCHEMA
 
@@ -82,7 +80,7 @@ def schema_with(include_body: bool) -> StructType:
     return SCHEMA if include_body else StructType([column for column in SCHEMA if column.name != BODY])
 
 
-def check_schema(given: StructType, settings: Settings) -> None:
+def check_schema(given: StructType, settings: ReadSettings) -> None:
     """Refuse a schema given by the user. Raises: OptionError."""
     wanted = schema_with(settings.include_body)
     if [(column.name, column.dataType) for column in given] != [(one.name, one.dataType) for one in wanted]:

@@ -31,7 +31,7 @@ from pyqd_spark.bounds import Places, resolve, within
 from pyqd_spark.brokers import Positions
 from pyqd_spark.discovery import Discovery, Found, lose
 from pyqd_spark.plan import LogRange, count_between, partitions_of, position_after, shares
-from pyqd_spark.read_options import LATEST, Bound, Settings
+from pyqd_spark.read_options import LATEST, Bound, ReadSettings
 from pyqd_spark.reader import RangePartition, node_indexes, read_partition
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of new messages from all nodes with the topics. Lives in the driver as long as the query runs."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ReadSettings) -> None:
         self.settings = settings
         self.discovery = Discovery(settings if settings.fail_on_data_loss else impatient(settings))
         self.target: Found | None = None
@@ -68,7 +68,6 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a batch."""
         most = self.settings.offsets_per_trigger_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -118,14 +117,12 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(one) for one in cut]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of a range."""
         return read_partition(self.settings, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: reading removes no message."""
 
     def stop(self) -> None:
-        """Close the connections."""
         self.discovery.close()
 
     def find(self, fresh: bool = False) -> Found:
@@ -181,7 +178,7 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**offset, START: by_topic({key: begins[key] for key in fresh})} if fresh else offset
 
 
-def impatient(settings: Settings) -> Settings:
+def impatient(settings: ReadSettings) -> ReadSettings:
     """Return settings with a short retry time for nodes that do not answer."""
     retry_s = min(settings.connection.retry_timeout_s, RETRY_LONGEST_S)
     return replace(settings, connection=replace(settings.connection, retry_timeout_s=retry_s))
@@ -229,5 +226,4 @@ def by_topic(places: Places) -> dict[str, dict[str, int]]:
 
 
 def named(key: tuple[str, str]) -> str:
-    """Return the name of a topic at a node for errors."""
     return f"topic {key[0]} at node {key[1]}"

@@ -6,10 +6,10 @@ import ssl
 from pyqd.client import http
 from pyqd.client.core.tls import TlsNames
 from pyqd.client.errors import TlsError
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 
-def context_of(given: Connection) -> ssl.SSLContext:
+def context_of(given: BrokerOptions) -> ssl.SSLContext:
     """Return the TLS context for a connection. Raises: TlsError for a file, with its option and the machine."""
     named = {"tlsRootCaFile": given.tls_root_ca_file, "tlsCert": given.tls_cert, "tlsKey": given.tls_key}
     for name, path in named.items():
@@ -40,6 +40,5 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; one without a password is needed")
 
 
-def names_of(given: Connection) -> TlsNames:
-    """Return the options of Spark for the remedies of TLS failures."""
+def names_of(given: BrokerOptions) -> TlsNames:
     return TlsNames("tlsRootCaFile", "tlsCert", "tlsKey", certificate_given=given.tls_cert, port=http.NAMES.port)

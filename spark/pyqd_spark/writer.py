@@ -23,9 +23,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, IntegerType, LongType, ShortType, StringType, StructType, TimestampType
 
 from pyqd.client.errors import RefusedError
+from pyqd.primitives.backoff import NO_JITTER, Backoff
 from pyqd_spark.brokers import BrokerError, UnreachableError
-from pyqd_spark.frames import OFFSET_BYTES, Column
-from pyqd_spark.nsq_client import OK, TCP_CONNECTION, BrokenError, NsqClient, Target, TcpConnection
+from pyqd_spark.frames import OFFSET_BYTES, BodyColumn
+from pyqd_spark.nsq_client import OK, TCP_CONNECTION, BrokenError, BrokerTarget, NsqClient, TcpConnection
 from pyqd_spark.options import CONNECTION, Option, OptionError, count_from, parse_flag, parse_options, parse_text
 
 # nsqd's default of --max-body-size.
@@ -132,25 +133,25 @@ class Published(WriterCommitMessage):
     brokers: tuple[str, ...]
 
 
-class Run(NamedTuple):
+class TopicRun(NamedTuple):
     """Rows of one topic, in order. number: of earlier rows of the topic in this task."""
 
     topic: str
-    column: Column
+    column: BodyColumn
     number: int
 
 
 class Piece(NamedTuple):
     """Rows sent in one go whose answers are due. answers: their number."""
 
-    run: Run
+    run: TopicRun
     first: int
     end: int
     answers: int
     bytes: int
 
 
-class Publisher:
+class TaskPublisher:
     """Publisher of one task: its connection, its unanswered rows, and the order of brokers after failures.
 
     start: index of the first broker. label: the beginning of the ids, or empty for none.
@@ -168,7 +169,7 @@ class Publisher:
         self._waiting_bytes = 0
         self._answered = 0  # of the oldest waiting piece
 
-    def publish(self, run: Run) -> None:
+    def publish(self, run: TopicRun) -> None:
         """Send the rows of a run; some answers may still be due. Raises: BrokerError."""
         self._send_all([(run, 0, run.column.rows)])
 
@@ -185,7 +186,7 @@ class Publisher:
             self._client.close()
             self._client = None
 
-    def _send_all(self, todo: list[tuple[Run, int, int]]) -> None:
+    def _send_all(self, todo: list[tuple[TopicRun, int, int]]) -> None:
         """Send rows of runs. If the connection breaks, its unanswered rows are sent again before them."""
         while todo:
             client = self._connected()
@@ -215,7 +216,7 @@ class Publisher:
         except RefusedError as error:
             raise refusal(error) from error
 
-    def _built(self, client: NsqClient, run: Run, first: int, end: int) -> tuple[Piece, bytes]:
+    def _built(self, client: NsqClient, run: TopicRun, first: int, end: int) -> tuple[Piece, bytes]:
         """Return as many rows as fit into a command, or into several for a broker without DMPUB."""
         if run.column.times is not None and not client.returns_ids:
             data, behind = self._dpubs(run, first, end)
@@ -223,7 +224,7 @@ class Publisher:
         data, behind = self._batch(run, first, end)
         return Piece(run, first, behind, 1, len(data)), data
 
-    def _batch(self, run: Run, first: int, end: int) -> tuple[bytes, int]:
+    def _batch(self, run: TopicRun, first: int, end: int) -> tuple[bytes, int]:
         if run.column.times is None:
             head = f"MPUB {run.topic}\n"
         else:
@@ -231,7 +232,7 @@ class Publisher:
         bytes_max = self.settings.body_bytes_max
         return run.column.command(head.encode(), first, end, bytes_max, self._label, run.number)
 
-    def _dpubs(self, run: Run, first: int, end: int) -> tuple[bytes, int]:
+    def _dpubs(self, run: TopicRun, first: int, end: int) -> tuple[bytes, int]:
         """Return a DPUB for each row, for nsqd, which only knows delays."""
         now_ms = time.time_ns() // 1_000_000 if self.settings.due_column == DEFERRED_UNTIL else 0
         plain = run.column._replace(times=None)
@@ -269,7 +270,7 @@ class Publisher:
         self.rows += piece.end - piece.first
         self.brokers[client.address] = None
 
-    def _give_up(self, error: BrokerError) -> list[tuple[Run, int, int]]:
+    def _give_up(self, error: BrokerError) -> list[tuple[TopicRun, int, int]]:
         """Close the connection to a broker that failed; the next broker is used. Returns: the unanswered rows."""
         logger.warning("%s; going on with the next broker", error)
         assert self._client is not None
@@ -297,7 +298,7 @@ class Publisher:
             return self._client
         patience_s = self.settings.tcp.connection.retry_timeout_s
         deadline_s = time.monotonic() + patience_s
-        wait_s = RETRY_FIRST_S
+        delays = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S, jitter=NO_JITTER)
         while True:
             self._client, failures = self._try_each()
             if self._client is not None:
@@ -305,8 +306,7 @@ class Publisher:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise UnreachableError(f"no broker can be reached, tried for {patience_s:g} s: " + "; ".join(failures))
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+            time.sleep(min(delays.next_s(), left_s))
 
     def _try_each(self) -> tuple[NsqClient | None, list[str]]:
         """Connect to the next reachable broker, round robin.
@@ -315,7 +315,7 @@ class Publisher:
         """
         failures: list[str] = []
         try:
-            targets: Sequence[Target] = self.settings.tcp.targets()
+            targets: Sequence[BrokerTarget] = self.settings.tcp.targets()
         except UnreachableError as error:
             return None, [str(error)]
         for _ in targets:
@@ -340,7 +340,7 @@ def refusal(error: RefusedError) -> BrokerError:
     return error
 
 
-class Rows:
+class TopicRuns:
     """Converter of a task's batches into runs of one topic. Counts the rows, for errors and ids."""
 
     def __init__(self, settings: WriteSettings) -> None:
@@ -348,7 +348,7 @@ class Rows:
         self.count = 0
         self._numbers: dict[str, int] = {}
 
-    def runs(self, batch: pa.RecordBatch) -> Iterator[Run]:
+    def runs(self, batch: pa.RecordBatch) -> Iterator[TopicRun]:
         """Yield the rows of a batch, in order within each topic. Raises: ValueError for a row that is not a message."""
         values = batch.column("value")
         if values.type not in OFFSET_BYTES:
@@ -388,7 +388,7 @@ class Rows:
                 self._bad_row(negative, f"{DEFER_MS} is negative")
         return times.fill_null(0)
 
-    def _by_topic(self, topics: pa.Array, values: pa.Array, times: pa.Array | None) -> Iterator[Run]:
+    def _by_topic(self, topics: pa.Array, values: pa.Array, times: pa.Array | None) -> Iterator[TopicRun]:
         if topics.null_count:
             self._bad_row(topics.is_null(), "topic is null")
         encoded = topics.dictionary_encode()
@@ -405,20 +405,20 @@ class Rows:
             yield self._run(name, values.slice(first, count), None if times is None else times.slice(first, count))
             first += count
 
-    def _run(self, topic: str, values: pa.Array, times: pa.Array | None) -> Run:
+    def _run(self, topic: str, values: pa.Array, times: pa.Array | None) -> TopicRun:
         if not topic or _LINE_BREAKING.search(topic):
             raise ValueError(f"topic name {topic!r} is not valid")
         number = self._numbers.get(topic, 0)
         self._numbers[topic] = number + len(values)
-        return Run(topic, Column.of(values, times), number)
+        return TopicRun(topic, BodyColumn.of(values, times), number)
 
 
 def publish_batches(
     settings: WriteSettings, batches: Iterable[pa.RecordBatch], partition: int, label: str
 ) -> Published:
     """Publish all rows and return when the brokers have said OK to each. label: the beginning of the ids."""
-    rows = Rows(settings)
-    publisher = Publisher(settings, partition, label if settings.with_id else "")
+    rows = TopicRuns(settings)
+    publisher = TaskPublisher(settings, partition, label if settings.with_id else "")
     try:
         for batch in batches:
             if batch.num_rows:
@@ -431,7 +431,6 @@ def publish_batches(
 
 
 def log_published(what: str, messages: Iterable[Any]) -> None:
-    """Log the totals of the tasks of a write."""
     done = [message for message in messages if message is not None]
     rows, repeated = sum(each.rows for each in done), sum(each.repeated for each in done)
     logger.info("%s: %d rows published, %d sent more than once", what, rows, repeated)

@@ -24,7 +24,7 @@ from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.http.router import Route
 from pyqd.lookupd.api import LookupRoutes
-from pyqd.lookupd.metrics import LookupCollector, LookupMetrics
+from pyqd.lookupd.metrics import LookupMetrics
 from pyqd.lookupd.registry import Registry
 from pyqd.metrics.identity import Identity
 from tests.lookupd.conftest import LookupDaemon
@@ -236,8 +236,7 @@ def broker_routes(directory: Path) -> list[Route]:
 
 def lookup_routes(_directory: Path) -> list[Route]:
     registry = Registry(1, 1)
-    collector = LookupCollector(registry, int, int)
-    return [*LookupRoutes(registry).routes(), *LookupMetrics(collector).routes()]
+    return [*LookupRoutes(registry).routes(), *LookupMetrics(registry, int, int).routes()]
 
 
 class Walk(NamedTuple):

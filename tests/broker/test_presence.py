@@ -134,16 +134,20 @@ def pause():
 def test_a_load_of_a_page_that_is_on_the_disk_counts(topic, loop):
     publish(topic, COUNT, BODY_BYTES)
     loop.cool()
-    replay.read_range(topic, replay.Place(position=0), replay.POSITION_MAX, 64 << 20, replay.no_pause)
+    replay.read_range(topic, replay.LogPlace(position=0), replay.POSITION_MAX, 64 << 20, replay.no_pause)
     assert loop.fault_count() > OTHER_FAULTS_MAX
 
 
 def test_reading_by_position_leaves_the_disk_to_a_thread(topic, loop):
     publish(topic, COUNT, BODY_BYTES)
     loop.cool()
-    for place in (replay.Place(earliest=True), replay.Place(position=COUNT // 2), replay.Place(time_ns=wall() - 1)):
+    for place in (
+        replay.LogPlace(earliest=True),
+        replay.LogPlace(position=COUNT // 2),
+        replay.LogPlace(time_ns=wall() - 1),
+    ):
         replay.read_range(topic, place, replay.POSITION_MAX, 64 << 20, pause)
-    replay.positions(topic, replay.Place(time_ns=0), pause)
+    replay.positions(topic, replay.LogPlace(time_ns=0), pause)
     assert loop.fault_count() <= OTHER_FAULTS_MAX
 
 
@@ -208,7 +212,7 @@ def test_only_the_message_is_read_to_reschedule_one_of_an_earlier_run(tmp_path, 
     topic = broker_on(tmp_path, max_bytes_per_file=16 << 20).topic("t")
     topic.broker.read_and_wait = jobs.run_and_wait
     # The index of its segment is there.
-    replay.read_range(topic, replay.Place(position=COUNT * 2 // 3), replay.POSITION_MAX, 1, pause)
+    replay.read_range(topic, replay.LogPlace(position=COUNT * 2 // 3), replay.POSITION_MAX, 1, pause)
     loop.cool(was_read=True)
     reschedule_all(topic, ids[COUNT * 3 // 5 :][:1], wall() + HOUR_NS)
     assert loop.read_bytes() < 512 << 10
@@ -257,7 +261,7 @@ def test_parking_and_a_seek_over_deferred_messages_leave_the_disk_to_a_thread(to
     assert channel.deferred_count == COUNT
     # Drained segments of the parked log are filled again, which is no reading.
     loop.cool(was_read=True, parked=False)
-    replay.move(topic, channel, replay.Place(earliest=True), pause)
+    replay.move(topic, channel, replay.LogPlace(earliest=True), pause)
     deliver_all(topic, consumer_on(channel), jobs)
     assert channel.deferred_count == COUNT
     assert loop.fault_count() <= OTHER_FAULTS_MAX
@@ -283,7 +287,7 @@ def reschedule_all(topic, ids, due_ns):
 def test_pages_that_a_thread_cannot_read_hold_nothing_back(unreadable):
     channel = unreadable.channel("c")
     ids = publish(unreadable, 1000, BODY_BYTES)
-    found = replay.read_range(unreadable, replay.Place(time_ns=0), replay.POSITION_MAX, 64 << 20, pause)
+    found = replay.read_range(unreadable, replay.LogPlace(time_ns=0), replay.POSITION_MAX, 64 << 20, pause)
     assert found.records == 1000
     page = peek.page_of_channel(unreadable, channel, peek.READY, peek.Cursor(), 1000, 0, pause)
     assert [row.guid for row in page.rows] == ids
@@ -292,7 +296,7 @@ def test_pages_that_a_thread_cannot_read_hold_nothing_back(unreadable):
     assert sorted(row.guid for row in page.rows) == ids
     reschedule_all(unreadable, ids, wall())
     assert sorted(deliver_all(unreadable, consumer_on(channel), Jobs())) == ids
-    assert replay.move(unreadable, channel, replay.Place(earliest=True), pause)["depth"] == 1000
+    assert replay.move(unreadable, channel, replay.LogPlace(earliest=True), pause)["depth"] == 1000
 
 
 def test_a_message_is_not_changed_after_the_stop_that_comes_while_it_is_searched(tmp_path):
@@ -343,7 +347,7 @@ def test_reading_behind_damage_reads_a_segment_once(tmp_path):
         segment = segment.next
     path, tail = segment.mapping.path, segment.tail
     assert tail > 2 << 20
-    place = replay.Place(position=broker.topic("t").reader.position_of(log.active.first_ordinal - 5))
+    place = replay.LogPlace(position=broker.topic("t").reader.position_of(log.active.first_ordinal - 5))
     broker.close()
     with open(path, "r+b") as file:
         file.seek(tail * 3 // 4)

@@ -11,6 +11,7 @@ import pytest
 
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
+from pyqd.broker.inspection import Inspection
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.redo import READ_AT_ONCE_BYTES, Redo
 from pyqd.durability.syncer import Syncer, run_inline
@@ -25,6 +26,7 @@ from pyqd.hot.diskqueue.journal import (
 )
 from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError, storage_error
+from tests.support.nsqd_data import snapshot
 from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
 
 FILE_BYTES = 16 * BLOCK_SIZE
@@ -555,6 +557,11 @@ def test_a_start_after_a_power_failure_has_the_messages_and_the_saved_state(tmp_
     content[24:56] = bytes(32)
     state.write_bytes(content)
     fail_power(tmp_path)
+    before = snapshot(tmp_path)
+    inspection = Inspection(str(tmp_path), verify=True)
+    assert [(row.records, row.depth) for row in inspection.rows] == [(2, 2)]
+    assert inspection.problems == []
+    assert snapshot(tmp_path) == before
     topic, bodies = bodies_on(tmp_path)
     assert bodies == [b"one", b"two"]
     assert (topic.message_count, topic.message_bytes) == (2, 6)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pyqd.broker import message_lookup, replay
-from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone, no_pause
+from pyqd.broker.replay import LogPlace, PositionBeyondEnd, PositionGone, no_pause
 from pyqd.fallback import records
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
@@ -15,7 +15,7 @@ from tests.support.storage import CountedFiles, Jobs, broker_on, consumer_on, nu
 
 DONE, NOT_IN_FLIGHT = range(2)
 RING_BITS_MIN = 8 * 4096
-EARLIEST, LATEST = Place(earliest=True), Place()
+EARLIEST, LATEST = LogPlace(earliest=True), LogPlace()
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_channel_that_is_moved_back_gets_everything_since_once_more(topic, tar
     consumer = consumer_on(channel)
     publish_next(topic, 200, size_bytes)
     assert take_all(channel, consumer, finish) == once(range(200))
-    done = move(topic, channel, Place(position=target))
+    done = move(topic, channel, LogPlace(position=target))
     assert (done["from"], done["to"]) == (200, target)
     assert (done["redeliver"], done["finished"]) == (200 - target, 200 - target if finish else 0)
     assert (done["skip"], done["in_flight"]) == (0, 0) if finish else (target, 200)
@@ -89,7 +89,7 @@ def test_a_channel_moved_forward_skips_the_messages_between(topic):
     consumer = consumer_on(channel)
     publish_next(topic, 300, 1000)
     guid = channel.take_message(consumer)[0]
-    done = move(topic, channel, Place(position=250))
+    done = move(topic, channel, LogPlace(position=250))
     assert (done["redeliver"], done["skip"], done["depth"]) == (0, 250, 50)
     assert channel.finish_message(consumer, guid) == NOT_IN_FLIGHT
     assert take_all(channel, consumer) == once(range(250, 300))
@@ -119,7 +119,7 @@ def test_a_seek_to_a_time_delivers_exactly_the_messages_published_since(topic):
         pass
     publish_next(topic, 20)
     assert take_all(channel, consumer) == once(range(60))
-    move(topic, channel, Place(time_ns=time_ns))
+    move(topic, channel, LogPlace(time_ns=time_ns))
     assert take_all(channel, consumer) == once(range(40, 60))
 
 
@@ -131,7 +131,7 @@ def test_a_dry_run_changes_nothing(topic):
     for _ in range(10):
         guid = channel.take_message(consumer)[0]
     channel.finish_message(consumer, guid)
-    shown = replay.preview(topic, channel, Place(position=5), no_pause)
+    shown = replay.preview(topic, channel, LogPlace(position=5), no_pause)
     assert shown == {
         "topic": "t", "channel": "c", "from": 10, "to": 5,
         "redeliver": 5, "finished": 1, "skip": 5, "in_flight": 9, "parked": 0, "depth": 15,
@@ -148,7 +148,7 @@ def test_finished_in_any_order_and_far_ahead_is_forgotten_by_a_seek(topic):
     first = channel.take_message(consumer)[0]
     assert len(take_all(channel, consumer)) == 3 * RING_BITS_MIN - 1
     for target in (5, 2 * RING_BITS_MIN, 0):
-        done = move(topic, channel, Place(position=target))
+        done = move(topic, channel, LogPlace(position=target))
         assert channel.depth == 3 * RING_BITS_MIN - target
         assert done["depth"] == channel.depth
     assert take_all(channel, consumer) == once(range(3 * RING_BITS_MIN))
@@ -168,7 +168,7 @@ def test_deferred_messages_since_the_target_are_parked_again_and_those_before_ar
     publish_next(topic, 10)
     assert len(take_all(channel, consumer)) == 30
     assert channel.deferred_count == 10
-    done = move(topic, channel, Place(position=20))
+    done = move(topic, channel, LogPlace(position=20))
     assert (channel.deferred_count, channel.depth, done["parked"]) == (5, 15, 10)
     assert take_all(channel, consumer) == once([*range(20, 25), *range(30, 40)])
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_a_deferred_message_that_was_due_meanwhile_comes_again(topic):
     publish_next(topic, 2)
     topic.broker.scheduler.run_timers(mono() + HOUR_NS)
     assert sorted(take_all(channel, consumer)) == once(range(6))
-    move(topic, channel, Place(position=1))
+    move(topic, channel, LogPlace(position=1))
     topic.broker.scheduler.run_timers(mono() + HOUR_NS)
     assert sorted(take_all(channel, consumer)) == once(range(1, 6))
 
@@ -218,7 +218,7 @@ def test_after_a_seek_requeued_messages_are_delivered_from_the_log_again(topic):
     publish_next(topic, 3)
     for _ in range(3):
         assert channel.requeue_message(consumer, channel.take_message(consumer)[0], HOUR_NS) == DONE
-    move(topic, channel, Place(position=1))
+    move(topic, channel, LogPlace(position=1))
     assert (channel.deferred_count, channel.depth) == (0, 2)
     assert take_all(channel, consumer) == once([1, 2])
 
@@ -231,7 +231,7 @@ def test_a_seek_outlives_the_process(tmp_path):
     publish_next(topic, 100)
     publish_next(topic, 3, due_ns=wall() + HOUR_NS)
     take_all(channel, consumer_on(channel))
-    move(topic, channel, Place(position=60))
+    move(topic, channel, LogPlace(position=60))
     again = broker_on(tmp_path).topic("t")
     assert (again.channel("c").depth, again.channel("c").deferred_count) == (40, 3)
     assert take_all(again.channel("c"), consumer_on(again.channel("c"))) == once(range(60, 100))
@@ -263,7 +263,7 @@ def test_a_channel_moved_over_a_missing_segment_continues_after_it(tmp_path):
     kept = [number for number in range(300) if number not in gone]
     assert [number for number, _ in take_all(channel, consumer, finish=False)] == kept
     for target in (gone[0] - 1, gone[3], 0):
-        done = move(topic, channel, Place(position=target))
+        done = move(topic, channel, LogPlace(position=target))
         expected = [number for number in kept if number >= target]
         assert done["redeliver"] == done["depth"] == len(expected)
         assert take_all(channel, consumer, finish=False) == once(expected)
@@ -276,7 +276,7 @@ def test_places_that_are_not_there_are_refused_with_the_nearest(topic):
     topic.broker.scheduler.run_wakes()
     earliest = topic.log.first.first_ordinal
     assert earliest > 0
-    for place in (Place(position=0), Place(position=earliest - 1)):
+    for place in (LogPlace(position=0), LogPlace(position=earliest - 1)):
         with pytest.raises(PositionGone) as gone:
             replay.move(topic, channel, place, no_pause)
         assert gone.value.earliest == earliest
@@ -284,9 +284,9 @@ def test_places_that_are_not_there_are_refused_with_the_nearest(topic):
             replay.read_range(topic, place, replay.POSITION_MAX, 1 << 20, no_pause)
     for position in (401, 1 << 48):
         with pytest.raises(PositionBeyondEnd) as beyond:
-            replay.read_range(topic, Place(position=position), replay.POSITION_MAX, 1 << 20, no_pause)
+            replay.read_range(topic, LogPlace(position=position), replay.POSITION_MAX, 1 << 20, no_pause)
         assert beyond.value.next == 400
-    assert replay.find(topic, Place(time_ns=0), no_pause) == earliest
+    assert replay.find(topic, LogPlace(time_ns=0), no_pause) == earliest
 
 
 def test_a_range_is_read_in_turns_while_the_log_grows_and_is_trimmed(topic):
@@ -307,11 +307,11 @@ def test_a_range_is_read_in_turns_while_the_log_grows_and_is_trimmed(topic):
 def test_a_range_ends_at_its_bytes_its_end_and_the_log_s(topic):
     publish_next(topic, 100, 16)
     for stop, bytes_max, count in [(50, 1 << 20, 50), (500, 1 << 20, 100), (100, 640, 10), (100, 700, 10), (90, 1, 1)]:
-        found = replay.read_range(topic, Place(position=0), stop, bytes_max, no_pause)
+        found = replay.read_range(topic, LogPlace(position=0), stop, bytes_max, no_pause)
         assert (found.first, found.next, found.end, found.records) == (0, count, 100, count)
     for start, stop in [(100, 200), (50, 50), (50, 20)]:
-        found = replay.read_range(topic, Place(position=start), stop, 1 << 20, no_pause)
-        assert found == replay.Range(start, start, 100, 0, b"")
+        found = replay.read_range(topic, LogPlace(position=start), stop, 1 << 20, no_pause)
+        assert found == replay.RecordRange(start, start, 100, 0, b"")
 
 
 def test_a_range_read_in_one_step_does_not_pause(topic):
@@ -322,7 +322,7 @@ def test_a_range_read_in_one_step_does_not_pause(topic):
 
     first = 0
     while first < 3000:
-        found = replay.read_range(topic, Place(position=first), replay.POSITION_MAX, 1 << 20, pause)
+        found = replay.read_range(topic, LogPlace(position=first), replay.POSITION_MAX, 1 << 20, pause)
         assert found.next > first
         first = found.next
 
@@ -331,7 +331,7 @@ def test_reading_holds_nothing_and_moves_no_channel(topic):
     channel = topic.channel("c")
     publish_next(topic, 500, 1000)
     for start in range(0, 500, 25):
-        replay.read_range(topic, Place(position=start), replay.POSITION_MAX, 10_000, no_pause)
+        replay.read_range(topic, LogPlace(position=start), replay.POSITION_MAX, 10_000, no_pause)
     assert (channel.depth, channel.ledger.floor, channel.ledger.cursor) == (500, 0, 0)
     take_all(channel, consumer_on(channel))
     topic.broker.scheduler.run_wakes()
@@ -345,9 +345,9 @@ def test_a_channel_without_clients_holds_the_log_for_a_reader_until_it_is_moved(
     take_all(channel, consumer_on(channel))
     at = 0
     while at < 500:
-        found = replay.read_range(topic, Place(position=at), replay.POSITION_MAX, 100_000, no_pause)
+        found = replay.read_range(topic, LogPlace(position=at), replay.POSITION_MAX, 100_000, no_pause)
         at = found.next
-        move(topic, reader, Place(position=at))
+        move(topic, reader, LogPlace(position=at))
         topic.broker.scheduler.run_wakes()
         shown = replay.positions(topic, None, no_pause)
         assert shown["channels"][1] == {"channel": "reader", "floor": at, "next": at}
@@ -363,8 +363,8 @@ def test_with_a_sync_for_every_message_only_synced_messages_are_listed(tmp_path)
     publish_next(topic, 5)
     found = replay.read_range(topic, EARLIEST, replay.POSITION_MAX, 1 << 20, no_pause)
     assert (found.records, found.next, found.end) == (10, 10, 10)
-    assert replay.read_range(topic, Place(position=12), 15, 1 << 20, no_pause).next == 12
-    shown = replay.positions(topic, Place(time_ns=wall()), no_pause)
+    assert replay.read_range(topic, LogPlace(position=12), 15, 1 << 20, no_pause).next == 12
+    shown = replay.positions(topic, LogPlace(time_ns=wall()), no_pause)
     assert (shown["next"], shown["records"], shown["at"]) == (10, 10, 10)
 
 
@@ -376,7 +376,7 @@ def test_positions_show_the_readable_range(topic):
     }  # fmt: skip
     assert abs(topic.created_ns - wall()) < HOUR_NS
     publish_next(topic, 400, 1000)
-    shown = replay.positions(topic, Place(time_ns=0), no_pause)
+    shown = replay.positions(topic, LogPlace(time_ns=0), no_pause)
     stamps = [record[2] for record in topic.log.records()]
     assert (shown["earliest"], shown["next"], shown["records"], shown["at"]) == (0, 400, 400, 0)
     assert shown["bytes"] == 400 * 1048
@@ -425,8 +425,8 @@ def test_a_cancelled_message_stays_cancelled_when_the_channel_is_moved_back(tmp_
         broker = broker_on(tmp_path)
         topic = broker.topic("t")
         channel = topic.channel(name)
-    foreseen = replay.preview(topic, channel, Place(earliest=True), lambda: None)
-    done = replay.move(topic, channel, Place(earliest=True), lambda: None)
+    foreseen = replay.preview(topic, channel, LogPlace(earliest=True), lambda: None)
+    done = replay.move(topic, channel, LogPlace(earliest=True), lambda: None)
     assert foreseen == done
     assert (done["redeliver"], done["finished"], done["depth"]) == (1, 1, 3)
     if killed:
@@ -527,6 +527,6 @@ def test_a_seek_reports_messages_that_were_dropped_ahead_of_the_cursor(tmp_path)
         topic, [channel], guids[2], message_lookup.reschedule_to(topic, wall() + HOUR_NS), lambda: None
     )
     assert outcome.status == message_lookup.DONE
-    done = replay.move(topic, channel, Place(earliest=True), lambda: None)
+    done = replay.move(topic, channel, LogPlace(earliest=True), lambda: None)
     assert (done["redeliver"], done["finished"], done["depth"], channel.depth) == (1, 1, 4, 4)
     topic.check()

@@ -339,7 +339,7 @@ def test_a_seek_shows_what_is_dropped_and_what_comes_again(bench):
     for _ in range(3):
         bench.channel.finish_message(bench.consumer, bench.take())
     bench.events()
-    back, forth = (replay.Place(position=bench.topic.reader.position_of(ordinal)) for ordinal in (1, 4))
+    back, forth = (replay.LogPlace(position=bench.topic.reader.position_of(ordinal)) for ordinal in (1, 4))
     replay.move(bench.topic, bench.channel, back, lambda: None)
     (again,) = bench.events()
     assert (again.kind, again.reason, again.count, again.channel) == ("stored", "seek", 2, "c")

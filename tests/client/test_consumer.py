@@ -242,24 +242,6 @@ class TestAnswers:
         assert again.attempts == 2
         again.finish()
 
-    @pytest.mark.slow
-    def test_the_policy_s_delay_grows_with_the_attempts(self, publish, consume):
-        publish(b"x")
-        consumer = consume(retry=RetryPolicy(delay=0.1, max_delay=0.25))
-        waits = []
-        for _ in range(4):
-            (message,) = consumer.fetch(1, WAIT_S)
-            message.requeue()
-            started_s = time.monotonic()
-            (message,) = consumer.fetch(1, WAIT_S)
-            waits.append(time.monotonic() - started_s)
-            message.requeue(0)
-        message = consumer.fetch(1, WAIT_S)[0]
-        message.finish()
-        # Attempts 1, 3, 5, 7: 0.1, 0.3 and more, of which 0.25 are allowed.
-        assert waits[0] >= 0.1
-        assert min(waits[1:]) >= 0.25
-
     def test_a_message_may_be_answered_in_another_thread(self, publish, consume, broker, topic):
         publish(b"x")
         (message,) = consume().fetch(1, WAIT_S)
@@ -581,18 +563,6 @@ class TestFlow:
                 if message.body == b"3":
                     consumer.stop()
         assert caplog.records == []
-
-    @pytest.mark.slow
-    def test_a_paused_consumer_gets_no_message_until_it_resumes(self, publish, consume, broker, topic):
-        consumer = consume(max_in_flight=5)
-        assert consumer.fetch(1, 0.1) == []
-        consumer.pause()
-        wait_until(lambda: broker.channel(topic, "c")["clients"][0]["ready_count"] == 0, "the broker knows")
-        publish(b"x")
-        assert consumer.fetch(1, 0.3) == []
-        consumer.resume()
-        (message,) = consumer.fetch(1, WAIT_S)
-        message.finish()
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("options", "failures"), [({}, 5), ({"backoff_failures": 1}, 1)])

@@ -373,9 +373,6 @@ class TestLookup:
     @pytest.mark.parametrize(
         "answer",
         [
-            (200, {}, b'{"producers": [{"broadcast_address": "127.0.0.1"}]}'),
-            (200, {}, b'{"producers": [{"broadcast_address": 5, "tcp_port": "x"}]}'),
-            (200, {}, b"\xff\xfe"),
             (200, {}, b"[" * 100_000),
             (301, {"Location": "http://127.0.0.1:1/"}, b""),
             (200, {}, b'{"producers": [{"broadcast_address": "127.0.0.1", "tcp_port": 99999999}]}'),
@@ -406,7 +403,7 @@ class TestLookup:
         with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n") as address:
             consumer = face.consumer("t", lookupd=address, lookupd_poll_interval=0.05, lookupd_timeout=0.3)
             assert consumer.fetch(1, 0.1) == []
-            wait_until(lambda: "an answer that does not end within 0.3 s" in caplog.text, "the answer is left")
+            wait_until(lambda: "no whole answer within 0.3 s" in caplog.text, "the answer is left")
 
     def test_a_redirect_takes_the_token_to_no_other_server(self, face):
         with http_stub(lambda path, query: (200, {}, b'{"producers": []}')) as other:

@@ -167,9 +167,9 @@ def test_info_names_the_ports(broker, client):
 
 def test_the_connection_is_kept_between_requests(client):
     client.info()
-    kept = client._open
+    kept = client._connection._http
     client.info()
-    assert client._open is kept is not None
+    assert client._connection._http is kept is not None
 
 
 def test_a_request_outlasts_a_restart_of_the_broker(daemon):

@@ -401,7 +401,11 @@ async def handle(message):
     {work}
 sys.exit(asyncio.run(consumer.run(drain_timeout={timeout})))
 """
-
+ENDLESS = pytest.mark.parametrize(
+    ("text", "sleep"),
+    [(RUN_BLOCKING, "time.sleep(60)"), (RUN_ASYNCIO, "await asyncio.sleep(60)")],
+    ids=["blocking", "asyncio"],
+)
 
 TWO_BLOCKING = """
 import concurrent.futures
@@ -480,11 +484,7 @@ class TestSignals:
         assert program.end() == (0, [])
         broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, requeue_count=0)
 
-    @pytest.mark.parametrize(
-        ("text", "sleep"),
-        [(RUN_BLOCKING, "time.sleep(60)"), (RUN_ASYNCIO, "await asyncio.sleep(60)")],
-        ids=["blocking", "asyncio"],
-    )
+    @ENDLESS
     def test_a_handler_that_does_not_end_gives_1(self, run, face, publish, address, topic, text, sleep):
         publish(b"x")
         program = run(text.format(work=sleep, timeout=0.2))
@@ -499,22 +499,12 @@ class TestSignals:
         program.send_signal(signal.SIGTERM)
         assert program.end() == (0, [])
 
-    def test_a_second_signal_interrupts(self, run, publish, topic):
+    @ENDLESS
+    def test_a_second_signal_interrupts(self, run, publish, text, sleep):
         publish(b"x")
-        program = run(RUN_BLOCKING.format(work="time.sleep(60)", timeout=60))
+        program = run(text.format(work=sleep, timeout=60))
         assert program.stdout.readline() == "begun\n"
-        program.send_signal(signal.SIGTERM)
         # The first one is handled when it has restored the handler of the second.
-        deadline_s = time.monotonic() + WAIT_S
-        while program.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-            program.send_signal(signal.SIGTERM)
-        assert program.wait(WAIT_S) == -signal.SIGTERM
-
-    def test_a_second_signal_interrupts_asyncio_too(self, run, publish):
-        publish(b"x")
-        program = run(RUN_ASYNCIO.format(work="await asyncio.sleep(60)", timeout=60))
-        assert program.stdout.readline() == "begun\n"
         deadline_s = time.monotonic() + WAIT_S
         while program.poll() is None and time.monotonic() < deadline_s:
             program.send_signal(signal.SIGTERM)

@@ -105,12 +105,9 @@ def test_a_broker_that_does_not_answer_may_have_the_message(face: Face, pair: li
     [
         {},
         {"delay": 1, "at": 1},
-        {"at": datetime(2030, 1, 1)},
-        {"delay": "5"},
         {"delay": -1},
-        {"at": float("nan")},
     ],
-    ids=["nothing", "both", "naive", "text", "negative", "no number"],
+    ids=["nothing", "both", "negative"],
 )
 def test_a_wrong_time_is_refused_before_a_request(face: Face, given: dict[str, object]) -> None:
     with pytest.raises(SettingError):

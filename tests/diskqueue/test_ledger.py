@@ -12,7 +12,7 @@ from tests.support.storage import FullFiles
 
 RING_BITS_MIN = 8 * 4096
 HEADER_BYTES = 4096
-FLOOR, CURSOR, ABSORB_FROM, ABSORB_TO, RESET_TO = 24, 32, 96, 104, 112
+FLOOR, CURSOR, RESET_TO = 24, 32, 112
 
 
 def handed_out(ledger, count):
@@ -39,20 +39,6 @@ def test_a_new_ledger_stands_at_zero_and_has_not_been_placed():
     assert ledger.capacity_bits == RING_BITS_MIN
 
 
-def test_the_floor_follows_the_oldest_unfinished_record():
-    ledger = handed_out(Ledger(Files()), 5)
-    ledger.note_finished(1)
-    ledger.note_finished(3)
-    assert state(ledger) == (0, 5, 2, 0)
-    assert list(ledger.unfinished(5)) == [0, 2, 4]
-    ledger.note_finished(0)
-    assert state(ledger) == (2, 5, 1, 0)
-    ledger.note_finished(4)
-    ledger.note_finished(2)
-    assert state(ledger) == (5, 5, 0, 0)
-    assert list(ledger.unfinished(5)) == []
-
-
 def test_finishing_twice_is_a_mistake():
     ledger = handed_out(Ledger(Files()), 3)
     ledger.note_finished(1)
@@ -61,66 +47,6 @@ def test_finishing_twice_is_a_mistake():
     ledger.note_finished(0)
     with pytest.raises(AssertionError, match="finished twice"):
         ledger.note_finished(0)
-
-
-def test_records_finished_before_their_turn_are_stepped_over():
-    ledger = Ledger(Files())
-    for ordinal in (0, 1, 3):
-        ledger.note_finished(ordinal)
-    assert state(ledger) == (0, 0, 3, 3)
-    assert [ledger.note_handed_out() for _ in range(5)] == [False, False, True, False, True]
-    assert state(ledger) == (2, 5, 1, 0)
-
-
-def test_a_range_is_finished_whatever_was_finished_of_it():
-    ledger = handed_out(Ledger(Files()), 4)
-    ledger.note_finished(2)
-    ledger.note_range(1, 7)
-    assert state(ledger) == (0, 4, 6, 3)
-    ledger.note_range(0, 3)
-    assert state(ledger) == (4, 4, 3, 3)
-    ledger.note_range(0, 2)
-    ledger.note_range(9, 9)
-    ledger.note_range(9, 8)
-    assert state(ledger) == (4, 4, 3, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("floor", [0, 5, 63, 64, 30_000])
-def test_the_ring_grows_and_keeps_all_its_bits(tmp_path, kept, floor):
-    path = str(tmp_path / "ledger") if kept else None
-    ledger = Ledger(Files(), path)
-    ledger.start_at(floor)
-    handed_out(ledger, 100)
-    finished = {floor + 1, floor + 64, floor + 99, floor + 200, floor + RING_BITS_MIN - 1}
-    for ordinal in finished:
-        ledger.note_finished(ordinal)
-    assert ledger.capacity_bits == RING_BITS_MIN
-    for ordinal in (floor + RING_BITS_MIN, floor + 5 * RING_BITS_MIN + 3):
-        ledger.note_finished(ordinal)
-        finished.add(ordinal)
-    assert ledger.capacity_bits == 8 * RING_BITS_MIN
-    assert state(ledger) == (floor, floor + 100, 7, 4)
-    limit = floor + 9 * RING_BITS_MIN
-    assert set(range(floor, limit)) - set(ledger.unfinished(limit)) == finished
-    if kept:
-        again = Ledger(Files(), path)
-        assert state(again) == state(ledger)
-        assert list(again.unfinished(limit)) == list(ledger.unfinished(limit))
-        assert [entry.name for entry in tmp_path.iterdir()] == ["ledger"]
-
-
-def test_a_window_that_wraps_around_the_ring_is_counted_right():
-    ledger = Ledger(Files())
-    ledger.start_at(RING_BITS_MIN - 10)
-    handed_out(ledger, 20)
-    for ordinal in range(RING_BITS_MIN - 9, RING_BITS_MIN + 10):
-        ledger.note_finished(ordinal)
-    assert state(ledger) == (RING_BITS_MIN - 10, RING_BITS_MIN + 10, 19, 0)
-    ledger.note_finished(RING_BITS_MIN - 10)
-    assert state(ledger) == (RING_BITS_MIN + 10, RING_BITS_MIN + 10, 0, 0)
-    assert not ledger.has_finished(2 * RING_BITS_MIN - 9)
 
 
 def test_a_full_disk_refuses_to_grow_and_changes_nothing(tmp_path):
@@ -172,71 +98,6 @@ def test_a_larger_ring_gets_the_name_when_it_is_on_stable_storage(tmp_path):
     ledger.note_finished(RING_BITS_MIN)
     assert files.done == ["ledger.growing.making", "sync", "ledger.growing"]
     assert state(ledger) == (0, 2, 2, 1)
-
-
-def test_clamping_discards_bits_outside_the_log(tmp_path):
-    def ledger():
-        ledger = handed_out(Ledger(Files()), 10)
-        for ordinal in (2, 4, 5, 8, 12, 20):
-            ledger.note_finished(ordinal)
-        return ledger
-
-    cases = {
-        (0, 30): (0, 10, 6, 2),
-        (0, 13): (0, 10, 5, 1),
-        (0, 9): (0, 9, 4, 0),
-        (0, 6): (0, 6, 3, 0),
-        (3, 30): (3, 10, 5, 2),
-        (4, 30): (6, 10, 3, 2),
-        (4, 6): (6, 6, 0, 0),
-        (11, 30): (11, 11, 2, 2),
-        (50, 50): (50, 50, 0, 0),
-        (0, 0): (0, 0, 0, 0),
-    }
-    for (oldest, end), after in cases.items():
-        clamped = ledger()
-        clamped.clamp(oldest, end)
-        assert state(clamped) == after, (oldest, end)
-        assert [each for each in range(end, end + 40) if clamped.has_finished(each) and each >= end] == []
-
-
-def test_a_ledger_ahead_of_its_log_is_taken_back(tmp_path):
-    ledger = Ledger(Files())
-    ledger.start_at(1000)
-    handed_out(ledger, 10)
-    ledger.note_finished(1005)
-    ledger.clamp(0, 400)
-    assert state(ledger) == (400, 400, 0, 0)
-    assert not any(ledger.has_finished(ordinal) for ordinal in range(400, 40_000))
-
-
-def test_starting_over_forgets_every_bit(tmp_path):
-    ledger = handed_out(Ledger(Files(), str(tmp_path / "ledger")), 10)
-    ledger.note_range(3, 100)
-    ledger.start_at(7)
-    assert state(ledger) == (7, 7, 0, 0)
-    assert state(Ledger(Files(), str(tmp_path / "ledger"))) == (7, 7, 0, 0)
-
-
-@pytest.mark.parametrize("stored", range(4))
-def test_a_kill_while_the_floor_moves_is_completed_at_the_next_start(tmp_path, stored):
-    path = str(tmp_path / "ledger")
-    ledger = handed_out(Ledger(Files(), path), 10)
-    for ordinal in (1, 2, 3, 5):
-        ledger.note_finished(ordinal)
-    # Finishing 0 stores the floor; then absorbing 1 to 3: from, to, floor, clearing.
-    store(path, FLOOR, 1)
-    if stored > 0:
-        store(path, ABSORB_FROM, 1)
-    if stored > 1:
-        store(path, ABSORB_TO, 4)
-    if stored > 2:
-        store(path, FLOOR, 4)
-        store(path, HEADER_BYTES, 0b101000)
-    again = Ledger(Files(), path)
-    again.clamp(0, 100)
-    assert state(again) == (4, 10, 1, 0)
-    assert not again.has_finished(RING_BITS_MIN + 1)
 
 
 @pytest.mark.parametrize("stored", range(5))

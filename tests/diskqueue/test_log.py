@@ -11,8 +11,8 @@ from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
-from pyqd.primitives.errors import DiskFull, StorageError
-from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, EagerJobs, FullFiles, NotedJobs, body_of
+from pyqd.primitives.errors import StorageError
+from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, EagerJobs, NotedJobs, body_of
 
 SEGMENT_BYTES = 64 << 10
 MIB = 1 << 20
@@ -71,24 +71,6 @@ def test_a_segment_is_filled_to_its_last_byte_before_the_next_one(spare):
     log.check()
 
 
-def test_a_body_larger_than_a_segment_gets_one_of_its_size(tmp_path):
-    log = new_log(tmp_path)
-    body = os.urandom(300_000)
-    fill(log, 1)
-    log.append_message(9, body)
-    fill(log, 1)
-    assert contents(log) == [(0, body_of(0)), (1, body), (2, body_of(2))]
-    assert contents(new_log(tmp_path)) == contents(log)
-
-
-def test_a_large_first_body_leaves_an_empty_segment_that_readers_pass(tmp_path):
-    log = new_log(tmp_path)
-    log.append_message(9, b"z" * 100_000)
-    assert log.first is not log.active
-    assert contents(log) == [(0, b"z" * 100_000)]
-    assert contents(new_log(tmp_path)) == contents(log)
-
-
 def test_a_batch_lies_in_one_segment(tmp_path):
     log = new_log(tmp_path)
     fill(log, 1, 60_000)
@@ -107,16 +89,6 @@ def test_segments_double_up_to_the_limit():
     fill(log, 100, 10_000)
     assert sizes == {1 << 16, 1 << 17, 1 << 18}
     assert log.active.capacity_bytes == 1 << 18
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 500])
-def test_a_reopened_log_has_the_same_records_and_accepts_more(tmp_path, count):
-    log = new_log(tmp_path)
-    fill(log, count, 500)
-    log = new_log(tmp_path)
-    assert contents(log) == expected(0, count, 500)
-    fill(log, 200, 500)
-    assert contents(new_log(tmp_path)) == expected(0, count + 200, 500)
 
 
 def test_trimming_gives_up_whole_segments_below_the_floor_only(tmp_path):
@@ -313,25 +285,6 @@ def test_file_names_are_not_given_again_after_the_directory_was_removed(tmp_path
         shutil.rmtree(directory)
 
 
-def test_a_full_disk_refuses_an_append_and_changes_nothing(tmp_path):
-    files = FullFiles()
-    log = new_log(tmp_path, files)
-    fill(log, 2, 30_000)
-    files.room = 0
-    for _ in range(2):
-        with pytest.raises(DiskFull):
-            fill(log, 1, 30_000)
-        with pytest.raises(DiskFull):
-            log.append_batch([(1, b"x" * 10_000)])
-        assert contents(log) == expected(0, 2, 30_000)
-        log.check()
-    log.append_message(77, body_of(2, 8))
-    files.room = None
-    fill(log, 3, 30_000)
-    assert len(contents(log)) == 6
-    assert contents(new_log(tmp_path)) == contents(log)
-
-
 def test_a_full_disk_leaves_no_file_behind(tmp_path):
     class NoRoom(Files):
         def rename(self, source, target):
@@ -370,20 +323,6 @@ def recovered(directory, bodies, least):
     again = new_log(directory)
     assert [body for _, body in contents(again)] == [*found, b"fresh", b"another"]
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("filler", [b"\x00", b"\xff", b"A"])
-def test_a_tail_that_is_lost_from_any_byte_on_leaves_the_records_before_it(tmp_path, filler):
-    bodies, offsets = small_log(tmp_path / "origin")
-    for cut in range(SEGMENT_HEADER_BYTES, offsets[-1] + 1):
-        copy = tmp_path / "copy"
-        shutil.copytree(tmp_path / "origin", copy)
-        (path,) = copy.iterdir()
-        overwrite(path, cut, filler * (offsets[-1] - cut))
-        # The lost bytes may have been the filler.
-        assert len(recovered(copy, bodies, whole_before(offsets, cut))) <= whole_before(offsets, cut) + 1
-        shutil.rmtree(copy)
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import encode_record
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
-from pyqd.diskqueue.offline_reader import Window
+from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue, Window
 from tests.support.nsqd_data import message, messages, snapshot, write_queue
 
 RECORD_BYTES = len(encode_record(message(0)))

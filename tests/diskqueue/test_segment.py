@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.diskqueue.file_headers import parse_segment_header
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.log import Log
-from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.diskqueue.segment import Segment, segment_identity
 from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
@@ -164,7 +163,7 @@ def test_a_segment_that_was_retired_or_was_to_begin_when_the_process_was_killed_
     else:
         content[NUMBER], content[128:136] = bytes(8), bytes(8)
     path.write_bytes(content)
-    assert parse_segment_header(bytes(content), "f") is None
+    assert segment_identity(bytes(content))[0] == 0
     log = Log(Files(), str(tmp_path / "log"), 1 << 16)
     assert (log.epoch, log.damage.found_count) == (0, 0)
     assert [spare.mapping.path for spare in log.pool.spares] == [str(path)]

@@ -10,7 +10,7 @@ import pytest
 from gevent.event import Event
 
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.journal import Place
+from pyqd.diskqueue.journal import CommitPlace
 from pyqd.durability.direct import AfterPoll, DirectWriter
 from pyqd.hot.diskqueue.writethread import WriteThread
 from pyqd.primitives.errors import StorageError
@@ -157,7 +157,7 @@ def direct_writer():
 
 
 def commit(writer, file, content, offset=0):
-    waiting = Waiting(Place(file, offset, content))
+    waiting = Waiting(CommitPlace(file, offset, content))
     writer.write(waiting.place, waiting.done, waiting.in_thread)
     return waiting
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyqd.http.messages import Request
 from pyqd.lookupd.api import LookupRoutes
-from pyqd.lookupd.registry import Peer, Producer, Registry
+from pyqd.lookupd.registry import Peer, RegisteredBroker, Registry
 
 # Each test takes long, by itself or with the programs that it starts.
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 TOPICS, BROKERS = 400, 200
 
 
-def large() -> tuple[Registry, list[Producer]]:
+def large() -> tuple[Registry, list[RegisteredBroker]]:
     """Return a registry of many brokers that have the same topics."""
     registry = Registry()
     producers = []
@@ -30,7 +30,7 @@ def large() -> tuple[Registry, list[Producer]]:
 
 
 @contextmanager
-def leaving(registry: Registry, producers: list[Producer]) -> Iterator[None]:
+def leaving(registry: Registry, producers: list[RegisteredBroker]) -> Iterator[None]:
     """Within the block: brokers leave and topics come and go, one each time that the loop runs its timers."""
 
     def leave() -> Iterator[None]:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from pyqd.lookupd.protocol import BODY_BYTES_MAX, LINE_BYTES_MAX, OK, Session
+from pyqd.lookupd.protocol import BODY_BYTES_MAX, LINE_BYTES_MAX, OK, LookupSession
 from pyqd.lookupd.registry import Registry
 
 INFO = {"version": "1.3.0", "tcp_port": 4160, "http_port": 4161, "hostname": "h", "broadcast_address": "b"}
 BROKER = {"broadcast_address": "broker", "hostname": "host", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
 
 
-def session(registry: Registry | None = None) -> Session:
-    return Session(registry or Registry(), "127.0.0.1:1", lambda: INFO)
+def session(registry: Registry | None = None) -> LookupSession:
+    return LookupSession(registry or Registry(), "127.0.0.1:1", lambda: INFO)
 
 
 def identify(**changes: Any) -> bytes:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pyqd.lookupd.bit_set import BitSet
-from pyqd.lookupd.registry import NO_TOMBSTONE, Peer, Producer, Registry
+from pyqd.lookupd.registry import NO_TOMBSTONE, Peer, RegisteredBroker, Registry
 from pyqd.primitives.durations import SECOND_NS
 
 NOW_NS = 1_800_000_000 * SECOND_NS
@@ -17,7 +17,7 @@ def peer_at(port: int) -> Peer:
     return Peer(f"127.0.0.1:{port}", "host", "broker", port, port + 1, "1.3.0")
 
 
-def added(registry: Registry, port: int, now_ns: int = NOW_NS) -> Producer:
+def added(registry: Registry, port: int, now_ns: int = NOW_NS) -> RegisteredBroker:
     return registry.add(peer_at(port), now_ns)
 
 
@@ -174,7 +174,7 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.registry = Registry()
-        self.producers: list[Producer] = []
+        self.producers: list[RegisteredBroker] = []
         self.held: dict[tuple[str, str], set[int]] = {}
         self.port = 10_000
 

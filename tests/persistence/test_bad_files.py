@@ -11,7 +11,6 @@ import pytest
 from pyqd.broker import message_lookup
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.inspection import Inspection
-from pyqd.broker.offline_topics import OfflineData
 from pyqd.broker.stats import ALL, Selection, head_stats, topic_stats
 from pyqd.diskqueue import files
 from pyqd.diskqueue.files import Files
@@ -189,7 +188,7 @@ def test_a_missing_parked_ledger_means_all_that_is_parked_comes_again(tmp_path, 
     publish(topic, 3, SIZE, due_ns=wall() + HOUR_NS)
     broker.close()
     (tmp_path / "topics" / "t.topic" / "c.channel" / "parked.ledger").unlink()
-    (row,) = [row for row in Inspection(OfflineData(Files(), str(tmp_path)), verify=True).rows if row.channel == "c"]
+    (row,) = [row for row in Inspection(str(tmp_path), verify=True).rows if row.channel == "c"]
     assert row.parked == 3
     assert broker_on(tmp_path).topic("t").channel("c").deferred_count == 3
     assert "parked.ledger" in caplog.text
@@ -247,9 +246,9 @@ def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged
     directory = root / "topics" / "t.topic"
     (path,) = (directory / "c.channel" / "parked" if place == "parked" else directory / "log").iterdir()
     change(path, 128 + 4 * RECORD_BYTES + 60, b"\xff" * 2 * RECORD_BYTES)
-    assert Inspection(OfflineData(Files(), str(root)), verify=True).problems
+    assert Inspection(str(root), verify=True).problems
     broker_on(root).close()
-    inspection = Inspection(OfflineData(Files(), str(root)), verify=True)
+    inspection = Inspection(str(root), verify=True)
     assert inspection.problems == []
     assert inspection.damage_copies == inspection.as_dict()["kept_aside"]
     assert len(inspection.damage_copies) == 1

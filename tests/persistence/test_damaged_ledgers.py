@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from pyqd.broker.broker import Broker
-from pyqd.broker.offline_topics import OfflineData
-from pyqd.diskqueue.files import Files
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
@@ -190,16 +188,6 @@ def test_bits_that_are_newer_than_the_header_after_a_power_failure_are_no_damage
     node = root / "node.json"
     node.write_text(node.read_text().replace('"boot": "', '"boot": "x'))
     assert ["header" in each.reason for each in broker_on(root).set_aside] == [True] * is_damage
-
-
-def test_the_offline_reader_refuses_a_ledger_with_a_changed_byte(stopped, tmp_path):
-    for offset in (24, 32, RING + 3):
-        root = Path(shutil.copytree(stopped, tmp_path / str(offset)))
-        assert OfflineData(Files(), str(root)).all_unreadable() == []
-        flip(path_in(root), offset)
-        ((place, reason),) = OfflineData(Files(), str(root)).all_unreadable()
-        assert place == "topic t, channel c"
-        assert "checksum" in reason
 
 
 def await_sync(daemon: Daemon) -> None:

@@ -353,7 +353,7 @@ def go_to(bench, place):
 
 
 @pytest.mark.parametrize("durably", [False, True])
-@pytest.mark.parametrize("place", [replay.Place(earliest=True), replay.Place()], ids=["earliest", "latest"])
+@pytest.mark.parametrize("place", [replay.LogPlace(earliest=True), replay.LogPlace()], ids=["earliest", "latest"])
 def test_a_seek_moves_a_channel_or_leaves_it(bench, place, durably):
     bench.channels[0].parking.durable = durably
     guids = bench.take(4)

@@ -8,8 +8,6 @@ import pytest
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.inspection import Inspection
-from pyqd.broker.offline_topics import OfflineData
-from pyqd.diskqueue.files import Files
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
@@ -198,5 +196,5 @@ def test_the_ledgers_tell_of_missing_records_if_the_state_is_lost_too(tmp_path, 
 def test_inspect_lists_the_missing_end_of_a_log(tmp_path):
     root = left_by_stop(tmp_path)
     cut_at_a_records_end(segments(root)[-1])
-    inspection = Inspection(OfflineData(Files(), str(root)), verify=False)
+    inspection = Inspection(str(root), verify=False)
     assert any(f"records {KEPT} to {COUNT - 1} are missing" in problem for problem in inspection.problems)

@@ -325,7 +325,7 @@ def test_no_deferred_message_is_lost_with_a_seek(machine: Machine, synced: bool,
     guids = [channel.take_message(consumer)[0] for _ in range(2)]
     assert channel.requeue_message(consumer, guids[1], HOUR_NS) == 0
     assert machine.syncer.sync_all()
-    replay.move(topic, channel, replay.Place(earliest=True), replay.no_pause)
+    replay.move(topic, channel, replay.LogPlace(earliest=True), replay.no_pause)
     if killed:
         machine.load()
     if synced:
@@ -344,7 +344,7 @@ def test_the_space_of_messages_dropped_by_a_seek_is_reclaimed_with_the_next_sync
     assert machine.syncer.sync_all()
     parked = channel.parked
     before = parked.log.size_bytes()
-    replay.move(topic, channel, replay.Place(), replay.no_pause)
+    replay.move(topic, channel, replay.LogPlace(), replay.no_pause)
     assert channel.deferred_count == 0
     topic.publish_body(b"later", time.time_ns(), time.time_ns() + HOUR_NS)
     assert machine.syncer.sync_all()
@@ -491,7 +491,7 @@ def test_a_seek_made_while_a_sync_runs_is_not_taken_for_synced(machine: Machine)
 
     def seek() -> None:
         machine.files.on_sync = lambda: None
-        replay.move(topic, channel, replay.Place(earliest=True), replay.no_pause)
+        replay.move(topic, channel, replay.LogPlace(earliest=True), replay.no_pause)
 
     machine.files.on_sync = seek
     assert machine.syncer.sync_dirty()

@@ -1,17 +1,15 @@
-"""The compiled decoder against the one in Python, and checksums in Python against the compiled ones."""
+"""The compiled decoder of records against the one in Python."""
 
 import struct
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.fallback import checksums
 from pyqd.fallback import columns as columns_in_python
 from pyqd.hot.primitives import crc32c
 from pyqd.hot.wire import columns
 
-FIELDS = [name for name in dir(columns_in_python.Decoded) if not name.startswith("_")]
+FIELDS = [name for name in dir(columns.Columns) if not name.startswith("_")]
 HEADER = struct.Struct("<QQqqHHHH")
 
 records = st.lists(
@@ -60,18 +58,3 @@ def test_both_decoders_say_the_same(rows, first, epoch_at, before, with_bodies, 
     data = data[: len(data) - draw.draw(st.sampled_from((0, 0, 0, 8, 9)), "cut")]
     arguments = (data, max(0, first - before), with_bodies, skip_damaged)
     assert outcome(columns.decode, *arguments) == outcome(columns_in_python.decode, *arguments)
-
-
-@pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "bare"])
-@given(data=st.binary(max_size=300), draw=st.data())
-def test_checksums_in_python_are_the_compiled_ones(numpy, data, draw):
-    starts = draw.draw(st.lists(st.integers(0, len(data) // 4).map(lambda word: 4 * word), max_size=9))
-    sizes = [draw.draw(st.integers(0, len(data) - start)) for start in starts]
-    crcs = [draw.draw(st.integers(0, 2**32 - 1)) for _ in starts]
-    wanted = [crc32c.value(data[at : at + size], crc) for at, size, crc in zip(starts, sizes, crcs, strict=True)]
-    if numpy:
-        assert checksums.values(data, starts, sizes, crcs) == wanted
-    else:
-        assert [
-            checksums.value(data[at : at + n], crc) for at, n, crc in zip(starts, sizes, crcs, strict=True)
-        ] == wanted

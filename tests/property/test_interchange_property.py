@@ -1,4 +1,4 @@
-"""Round trips of pyqd.diskqueue.interchange and of imports and exports, over arbitrary queues."""
+"""Round trips of imports and exports, over arbitrary queues and files."""
 
 import tempfile
 from collections import Counter
@@ -11,20 +11,7 @@ from hypothesis import strategies as st
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.importer import Importer
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.interchange import (
-    RECORD_SIZE,
-    NsqdChannel,
-    NsqdMessage,
-    NsqdMetadata,
-    NsqdTopic,
-    QueueMeta,
-    decode_message,
-    encode_record,
-    format_meta,
-    format_metadata,
-    parse_meta,
-    parse_metadata,
-)
+from pyqd.diskqueue.interchange import encode_record
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from tests.support.examples import examples
 from tests.support.nsqd_data import message, write_metadata, write_queue
@@ -33,43 +20,9 @@ from tests.support.storage import SEGMENT_BYTES_MIN, broker_on, consumer_on
 pytestmark = pytest.mark.slow
 
 NOW_NS = 1_800_000_000_000_000_000
-MESSAGES = st.builds(
-    NsqdMessage,
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 2**16 - 1),
-    st.binary(min_size=16, max_size=16),
-    st.binary(max_size=200),
-)
 # Content of a channel's queue: numbers of messages, each with its deliveries so far.
 QUEUES = st.dictionaries(st.integers(0, 60), st.integers(0, 2) | st.just(65_534), max_size=40)
 ORDERS = st.randoms(use_true_random=False)
-
-
-@given(MESSAGES)
-def test_a_message_is_decoded_from_its_record(original):
-    record = encode_record(original)
-    assert RECORD_SIZE.unpack_from(record)[0] == len(record) - 4
-    assert decode_message(record[4:]) == original
-
-
-@given(
-    st.integers(-(2**63), 2**63 - 1), st.tuples(st.integers(0, 10**9), st.integers(0, 10**12)), st.integers(0, 10**12)
-)
-def test_metadata_of_a_queue_is_parsed_from_its_text(depth, place, behind_bytes):
-    number, offset = place
-    meta = QueueMeta(depth, number, offset, number, offset + behind_bytes)
-    assert parse_meta(format_meta(meta)) == meta
-
-
-@given(
-    st.lists(
-        st.builds(
-            NsqdTopic, st.text(), st.booleans(), st.lists(st.builds(NsqdChannel, st.text(), st.booleans())).map(tuple)
-        )
-    )
-)
-def test_nsqd_dat_is_parsed_from_its_text(topics):
-    assert parse_metadata(format_metadata(topics, "1.3.0")) == NsqdMetadata("1.3.0", tuple(topics))
 
 
 @given(st.binary(max_size=300), st.binary(max_size=60))

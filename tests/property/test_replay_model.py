@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyqd.broker import replay
-from pyqd.broker.replay import Place, no_pause
+from pyqd.broker.replay import LogPlace, no_pause
 from pyqd.fallback import records
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
@@ -94,10 +94,10 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1))
     def seek(self, part):
         target = round(part * len(self.sizes))
-        shown = replay.preview(self.topic, self.channel, Place(position=target), no_pause)
+        shown = replay.preview(self.topic, self.channel, LogPlace(position=target), no_pause)
         assert shown["in_flight"] == len(self.flying)
         assert shown["parked"] == self.states.count(PARKED)
-        assert replay.move(self.topic, self.channel, Place(position=target), no_pause) == shown
+        assert replay.move(self.topic, self.channel, LogPlace(position=target), no_pause) == shown
         for number in range(len(self.sizes)):
             if number < target:
                 self.states[number] = DONE
@@ -118,7 +118,7 @@ class ReplayMachine(RuleBasedStateMachine):
         start, stop = (round(part * len(self.sizes)) for part in sorted((start, stop)))
         found = []
         while start < stop:
-            page = replay.read_range(self.topic, Place(position=start), stop, bytes_max, no_pause)
+            page = replay.read_range(self.topic, LogPlace(position=start), stop, bytes_max, no_pause)
             found += [(record.position, record.body) for record in records.decode(page.data)]
             assert page.records > 0
             start = page.next

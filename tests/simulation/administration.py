@@ -30,17 +30,17 @@ class Administration(Operations):
         records = self.broker_topic(topic).log.records()
         return [(ordinal, int.from_bytes(body[:8], "little"), due) for ordinal, _, _, due, _, body in records]
 
-    def place_of(self, topic: Topic, pick: int) -> replay.Place:
+    def place_of(self, topic: Topic, pick: int) -> replay.LogPlace:
         """Return a place in a topic's log."""
         kept = self.kept(topic)
         if pick % 4 == 0 or not kept:
-            return replay.Place(earliest=True)
+            return replay.LogPlace(earliest=True)
         if pick % 4 == 1:
-            return replay.Place()
+            return replay.LogPlace()
         ordinal = kept[pick // 4 % len(kept)][0]
-        return replay.Place(position=self.broker_topic(topic).reader.position_of(ordinal))
+        return replay.LogPlace(position=self.broker_topic(topic).reader.position_of(ordinal))
 
-    def after_seek(self, topic: Topic, place: replay.Place) -> dict[int, Copy]:
+    def after_seek(self, topic: Topic, place: replay.LogPlace) -> dict[int, Copy]:
         """Return the messages of a channel after it was moved to a place."""
         found = self.broker_topic(topic)
         target = min(replay.find(found, place, lambda: None), found.end)
@@ -55,7 +55,7 @@ class Administration(Operations):
         if topic is not None and channel is not None and topic.name != GRAVEYARD:
             self.seek(topic, channel, self.place_of(topic, pick))
 
-    def seek(self, topic: Topic, channel: Channel, place: replay.Place) -> None:
+    def seek(self, topic: Topic, channel: Channel, place: replay.LogPlace) -> None:
         """Move a channel; cancelled messages may come again or not."""
         copies = self.after_seek(topic, place)
         name = (topic.name, channel.name)

@@ -10,10 +10,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from pyqd.diskqueue.file_headers import record_span
 from pyqd.diskqueue.journal import FILES_MAX
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.primitives.guid import to_hex
+from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client
@@ -487,7 +487,7 @@ class Operations(World):
 
     def do_fill_segment(self) -> None:
         """Publish to the first topic as much as a segment takes."""
-        self.publish_batch(0, SEGMENT_BYTES_MIN // record_span(SIZES[FILLING_SIZE]), FILLING_SIZE)
+        self.publish_batch(0, SEGMENT_BYTES_MIN // span_bytes(SIZES[FILLING_SIZE]), FILLING_SIZE)
 
     def do_commit(self, topic: int, size: int) -> None:
         """Publish a message, and run the jobs that wait for a thread."""

@@ -1,24 +1,49 @@
 """Messages in the segments of a simulated disk, found in the bytes of the files."""
 
+import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from pyqd.diskqueue.file_headers import (
-    RECORD_ALIGN_BYTES,
-    RECORD_HEADER_BYTES,
-    RECORD_LOST,
-    SEGMENT_HEADER_BYTES,
-    RecordHeader,
-    SegmentHeader,
-    parse_record_header,
-    parse_segment_header,
-    record_checksum,
-    record_span,
-)
 from pyqd.diskqueue.files import PAGE_BYTES
-from pyqd.primitives.errors import CorruptionError
+from pyqd.hot.diskqueue.segment import SEGMENT_HEADER_SIZE, segment_identity
+from pyqd.hot.primitives import crc32c
+from pyqd.hot.wire.record import span_bytes
+from tests.support.storage import RECORD_HEADER_BYTES
 
+RECORD_ALIGN_BYTES = 8
+RECORD_LOST = 1
 # Of a record with a body of one byte.
-RECORD_SPAN_MIN = record_span(1)
+RECORD_SPAN_MIN = span_bytes(1)
+
+_SEALED = struct.Struct("<48xQQ")
+_RECORD = struct.Struct("<IIQ26xH4x")
+
+
+class SegmentHeader(NamedTuple):
+    """Header of a segment that has records."""
+
+    first_seq: int
+    sealed_bytes: int
+    synced_bytes: int
+
+
+class RecordHeader(NamedTuple):
+    """Header of a record."""
+
+    size_bytes: int
+    checksum: int
+    seq: int
+    flags: int
+
+
+def parse_record_header(content: bytes) -> RecordHeader:
+    """Return a record's header from its first bytes."""
+    return RecordHeader(*_RECORD.unpack_from(content))
+
+
+def record_checksum(record: bytes) -> int:
+    """Return the checksum that belongs into a record, given as header and body; its deliveries count as 0."""
+    return crc32c.value(record[8:44] + bytes(2) + record[46:], int.from_bytes(record[:4], "little"))
 
 
 def log_of(path: str) -> tuple[str, str] | None:
@@ -36,10 +61,8 @@ def is_spare(path: str, content: bytes) -> bool:
 
 def header_of(content: bytes) -> SegmentHeader | None:
     """Return the header of a segment; None for a spare, and for one that cannot be read."""
-    try:
-        return parse_segment_header(content[:SEGMENT_HEADER_BYTES], "segment")
-    except CorruptionError:
-        return None
+    number, first_seq = segment_identity(bytes(content[:SEGMENT_HEADER_SIZE]))
+    return SegmentHeader(first_seq, *_SEALED.unpack_from(content)) if number else None
 
 
 def next_record(content: bytes, offset: int, seq: int, damaged_at: int | None = None) -> int | None:
@@ -63,7 +86,7 @@ def records_from(content: bytes, offset: int, seq: int) -> Iterator[tuple[int, i
     """Yield (start, end, header) of the sound records from an offset on, skipping damage."""
     while (at := next_record(content, offset, seq)) is not None:
         record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
-        offset, seq = at + record_span(record.size_bytes), record.seq + 1
+        offset, seq = at + span_bytes(record.size_bytes), record.seq + 1
         yield at, offset, record
 
 
@@ -82,7 +105,7 @@ def numbers_in(content: bytes, pages: list[int]) -> set[int]:
     header = header_of(content)
     if header is None:
         return set()
-    found = records_from(content, SEGMENT_HEADER_BYTES, header.first_seq)
+    found = records_from(content, SEGMENT_HEADER_SIZE, header.first_seq)
     return {number_at(content, at) for at, end, _ in found if 0 in pages or overlaps(pages, at, end)}
 
 
@@ -95,7 +118,7 @@ def numbers_behind_end(content: bytes, pages: list[int]) -> set[int]:
     header = header_of(content)
     if header is None or header.sealed_bytes or 0 in pages:
         return set()
-    last = end = SEGMENT_HEADER_BYTES
+    last = end = SEGMENT_HEADER_SIZE
     seq = header.first_seq
     damaged = None
     for at, behind, record in records_from(content, end, seq):
@@ -105,7 +128,7 @@ def numbers_behind_end(content: bytes, pages: list[int]) -> set[int]:
             damaged = at, record.seq
         last, end, seq = at, behind, record.seq + 1
     size_bytes = int.from_bytes(content[end : end + 4], "little")
-    if not overlaps(pages, last, end + max(RECORD_SPAN_MIN, record_span(size_bytes))):
+    if not overlaps(pages, last, end + max(RECORD_SPAN_MIN, span_bytes(size_bytes))):
         return set()
     found = {number_at(content, at) for at, _, _ in records_from(content, end, seq)}
     if damaged is not None:
@@ -131,7 +154,7 @@ def numbers_behind_bridges(content: bytes, durable: bytes | bytearray) -> set[in
     if header is None or content == durable:
         return found
     is_behind = False
-    for at, end, record in records_from(content, SEGMENT_HEADER_BYTES, header.first_seq):
+    for at, end, record in records_from(content, SEGMENT_HEADER_SIZE, header.first_seq):
         if record.flags & RECORD_LOST:
             is_behind = is_behind or content[at:end] != durable[at:end]
         elif is_behind:

@@ -18,7 +18,7 @@ import pytest
 from pyqd_spark import java
 from tests.support.machine import Machine
 from tests.support.reader import Reader
-from tests.support.server import Daemon, daemons_running, pyqd
+from tests.support.server import Daemon, Implementation, daemons_running, pyqd
 from tests.support.spark_cluster import Cluster, cluster
 from tests.support.spark_home import settings, spark_home
 from tests.support.spark_java import fast_java
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The first test in line waits for the JVM as well, on a machine that does other work too.
-SPARK_WAIT_S = 180
+SPARK_WAIT_S = 600
 # Of drivers that are started as a user starts them.
 SPARK_DEFAULTS = """\
 spark.driver.memory 512m
@@ -100,6 +100,27 @@ def broker(brokers: tuple[Daemon, Daemon]) -> Iterator[Daemon]:
     """The first of the two; after the test it must still be well."""
     yield brokers[0]
     brokers[0].assert_healthy()
+
+
+@pytest.fixture(scope="session")
+def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Implementation], Daemon]]:
+    """Function that returns the one daemon of an implementation, for tests that neither stop nor configure it."""
+    with servers(tmp_path_factory.mktemp("daemons")) as start:
+        found: dict[str, Daemon] = {}
+        yield (
+            lambda implementation: (
+                found.get(implementation.name) or found.setdefault(implementation.name, start(implementation))
+            )
+        )
+
+
+@pytest.fixture
+def daemon(shared_daemons: Callable[[Implementation], Daemon], implementation: Implementation) -> Iterator[Daemon]:
+    """The shared daemon, without topics."""
+    found = shared_daemons(implementation)
+    yield found
+    for name in found.topics():
+        found.http("POST", "/topic/delete", topic=name)
 
 
 @pytest.fixture

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from pyqd_spark.jobs.drain import DrainOptions, drain
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.report import Report
-from pyqd_spark.jobs.runner import InProcess, Runner
-from pyqd_spark.options import Connection
+from pyqd_spark.jobs.runner import Runner, Task
+from pyqd_spark.options import BrokerOptions
 from tests.support.nsq import Client
 from tests.support.server import Daemon
 
-QUIET = Progress(quiet=True)
+QUIET = JobProgress(quiet=True)
 BATCH = 1000
+
+
+class InProcess:
+    """Runner of tasks one after the other in this process."""
+
+    cores = 1
+
+    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+        return [function(argument) for argument in arguments]
 
 
 def publish(daemon: Daemon, topic: str, numbers: Iterable[int]) -> None:
@@ -33,8 +42,8 @@ def http_address(daemon: Daemon) -> str:
     return "{}:{}".format(*daemon.http_address)
 
 
-def connection(*daemons: Daemon, retry_s: float = 0.0) -> Connection:
-    return Connection(nsqd=tuple(http_address(daemon) for daemon in daemons), retry_timeout_s=retry_s)
+def connection(*daemons: Daemon, retry_s: float = 0.0) -> BrokerOptions:
+    return BrokerOptions(nsqd=tuple(http_address(daemon) for daemon in daemons), retry_timeout_s=retry_s)
 
 
 def options(path: Path, *daemons: Daemon, **fields: Any) -> DrainOptions:

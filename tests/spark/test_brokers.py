@@ -1,6 +1,5 @@
 """Tests of pyqd_spark.brokers, pyqd_spark.discovery and pyqd_spark.bounds against stub servers."""
 
-import http.client
 import pickle
 
 import pytest
@@ -9,7 +8,6 @@ from pyqd_spark.bounds import resolve, within
 from pyqd_spark.brokers import (
     BrokerClient,
     BrokerError,
-    HttpClient,
     OtherNodeError,
     PositionBeyondEndError,
     PositionGoneError,
@@ -19,9 +17,9 @@ from pyqd_spark.brokers import (
     topics_known,
 )
 from pyqd_spark.discovery import DataLossError, Discovery, check_topics
-from pyqd_spark.options import Connection, OptionError
-from pyqd_spark.read_options import Bound, Settings
-from tests.support.http_stub import cut_off, http_stub, json_answer, lookup_answers
+from pyqd_spark.options import BrokerOptions, OptionError
+from pyqd_spark.read_options import Bound, ReadSettings
+from tests.support.http_stub import http_stub, json_answer, lookup_answers
 from tests.support.server import free_port
 
 NODE = "1f0c"
@@ -30,13 +28,13 @@ NODE = "1f0c"
 @pytest.fixture(autouse=True)
 def _connections_are_closed(monkeypatch):
     made = []
-    init = HttpClient.__init__
+    init = BrokerClient.__init__
 
     def noted_init(client, *arguments):
         made.append(client)
         init(client, *arguments)
 
-    monkeypatch.setattr(HttpClient, "__init__", noted_init)
+    monkeypatch.setattr(BrokerClient, "__init__", noted_init)
     yield
     for client in made:
         client.close()
@@ -56,11 +54,11 @@ def log_answer(data=b"", node=NODE, first=0, following=0, end=10):
 
 
 def connection(*addresses, retry_s=0.0, **more):
-    return Connection(nsqd=addresses, retry_timeout_s=retry_s, request_timeout_s=5, **more)
+    return BrokerOptions(nsqd=addresses, retry_timeout_s=retry_s, request_timeout_s=5, **more)
 
 
 def settings(*addresses, lose=False, **more):
-    return Settings(connection(*addresses), fail_on_data_loss=not lose, **more)
+    return ReadSettings(connection(*addresses), fail_on_data_loss=not lose, **more)
 
 
 def nobody():
@@ -73,20 +71,6 @@ def test_positions_are_read():
     assert stub.requests == [("/topic/positions", {"topic": "orders", "time": "1500ns"})]
     assert (found.node, found.created, found.earliest, found.next, found.at) == (NODE, 5, 0, 10, 7)
     assert found.segments == ((0, 10, 100),)
-
-
-@pytest.mark.slow
-def test_a_request_is_tried_again_until_it_is_answered():
-    answers = [None, json_answer({"message": "TOO_MANY_CONNECTIONS"}, 503), positions_answer()]
-    with http_stub(lambda *_: answers.pop(0)) as stub:
-        found = BrokerClient(stub.address, connection(retry_s=30)).positions("orders")
-    assert (found.next, len(stub.requests)) == (10, 3)
-
-
-def test_publishing_is_not_tried_again():
-    address = nobody()
-    with pytest.raises(UnreachableError, match=r"/mpub: Connection refused$"):
-        BrokerClient(address, connection(retry_s=1000)).publish("orders", b"\0\0\0\0")
 
 
 def test_a_broker_that_does_not_answer_is_named():
@@ -114,21 +98,6 @@ def test_a_refusal_of_a_broker_is_an_error_at_once(answer, error, said):
     assert len(stub.requests) == 1
 
 
-def test_a_token_is_sent(monkeypatch):
-    with http_stub(lambda *_: positions_answer()) as stub:
-        client = BrokerClient(stub.address, connection(stub.address, token="secret"))
-        sent = []
-        put = http.client.HTTPConnection.putheader
-
-        def noted_put(connection, *header):
-            sent.append(header)
-            put(connection, *header)
-
-        monkeypatch.setattr("http.client.HTTPConnection.putheader", noted_put)
-        client.positions("orders")
-    assert ("Authorization", "Bearer secret") in sent
-
-
 def test_positions_that_do_not_exist_are_errors_with_the_existing_range():
     gone = json_answer({"message": "POSITION_GONE", "earliest": 900}, 410)
     beyond = json_answer({"message": "POSITION_BEYOND_END", "next": 12}, 400)
@@ -149,15 +118,6 @@ def test_each_page_starts_at_the_end_of_the_previous_one():
     assert [query["from"] for _, query in stub.requests] == ["0", "3", "6"]
 
 
-@pytest.mark.parametrize("byte_count", [0, 40])
-def test_a_page_that_is_cut_off_is_requested_again(byte_count):
-    page = log_answer(data=bytes(100), following=7)
-    answers = iter([cut_off(page, byte_count), page])
-    with http_stub(lambda *_: next(answers)) as stub:
-        pages = list(BrokerClient(stub.address, connection(retry_s=10.0)).pages("orders", NODE, 0, 7))
-    assert [(page.next, len(page.data)) for page in pages] == [(7, 100)]
-
-
 def test_a_page_without_anything_is_the_last():
     with http_stub(lambda path, query: log_answer(following=3)) as stub:
         assert [page.next for page in BrokerClient(stub.address, connection()).pages("orders", NODE, 0, 7)] == [3, 3]
@@ -173,7 +133,7 @@ def test_brokers_are_looked_up_at_all_lookup_daemons():
         http_stub(lookup_answers({"orders": ["127.0.0.1:1", "127.0.0.1:2"]})) as first,
         http_stub(lookup_answers({"orders": ["127.0.0.1:2"], "bills": ["127.0.0.1:3"]})) as second,
     ):
-        both = Connection(lookupd=(first.address, second.address), retry_timeout_s=0)
+        both = BrokerOptions(lookupd=(first.address, second.address), retry_timeout_s=0)
         assert find_brokers(both, "orders") == (["127.0.0.1:1", "127.0.0.1:2"], [])
         assert find_brokers(both, "bills").addresses == ["127.0.0.1:3"]
         assert find_brokers(both, "nothing").addresses == []
@@ -184,17 +144,17 @@ def test_brokers_are_looked_up_at_all_lookup_daemons():
 def test_lookup_daemons_that_do_not_answer_are_reported():
     gone = nobody()
     with http_stub(lookup_answers({"orders": ["127.0.0.1:1"]})) as stub:
-        found = find_brokers(Connection(lookupd=(gone, stub.address), retry_timeout_s=0), "orders")
+        found = find_brokers(BrokerOptions(lookupd=(gone, stub.address), retry_timeout_s=0), "orders")
     assert found.addresses == ["127.0.0.1:1"]
     assert len(found.failures) == 1
     assert gone in str(found.failures[0])
     with pytest.raises(UnreachableError, match=f"no lookup daemon answers: {gone}"):
-        find_brokers(Connection(lookupd=(gone,), retry_timeout_s=0), "orders")
+        find_brokers(BrokerOptions(lookupd=(gone,), retry_timeout_s=0), "orders")
 
 
 def test_an_address_without_a_lookup_daemon_is_reported():
     with http_stub(lambda *_: json_answer([1])) as stub, pytest.raises(UnreachableError, match="not the answer of a"):
-        find_brokers(Connection(lookupd=(stub.address,), retry_timeout_s=0))
+        find_brokers(BrokerOptions(lookupd=(stub.address,), retry_timeout_s=0))
 
 
 def test_an_unreachable_lookup_daemon_fails_the_plan_or_is_left_out():
@@ -203,10 +163,10 @@ def test_an_unreachable_lookup_daemon_fails_the_plan_or_is_left_out():
         http_stub(lambda *_: positions_answer()) as broker,
         http_stub(lookup_answers({"orders": [broker.address]})) as lookup,
     ):
-        looked_up = Connection(lookupd=(lookup.address, gone), retry_timeout_s=0)
+        looked_up = BrokerOptions(lookupd=(lookup.address, gone), retry_timeout_s=0)
         with pytest.raises(DataLossError, match=rf"not known for sure: {gone}.*failOnDataLoss=false"):
-            Discovery(Settings(looked_up, topics=("orders",))).find()
-        found = Discovery(Settings(looked_up, topics=("orders",), fail_on_data_loss=False)).find()
+            Discovery(ReadSettings(looked_up, topics=("orders",))).find()
+        found = Discovery(ReadSettings(looked_up, topics=("orders",), fail_on_data_loss=False)).find()
     assert list(found) == [("orders", NODE)]
 
 

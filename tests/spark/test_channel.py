@@ -23,12 +23,12 @@ import pytest
 
 from pyqd_spark import channel
 from pyqd_spark.brokers import BrokerError, UnreachableError
-from pyqd_spark.channel import Batch, ChannelSettings, PyqdChannelDataSource, PyqdChannelReader, Row
+from pyqd_spark.channel import ChannelReadSettings, ManifestRow, PyqdChannelDataSource, PyqdChannelReader, TakenBatch
 from pyqd_spark.nsq_client import BrokenError, NsqClient
 from pyqd_spark.options import OptionError
 from tests.support import nsq
 from tests.support.certificates import Certificates
-from tests.support.server import REPOSITORY, Daemon, Implementation, free_port, pyqd, wait_until
+from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
 from tests.support.spark_side import Starter, http_address, parametrize_implementation, servers, tcp_address
 
 pytest_generate_tests = parametrize_implementation
@@ -41,11 +41,6 @@ real_land = channel.land
 def start(tmp_path: Path) -> Iterator[Starter]:
     with servers(tmp_path) as starter:
         yield starter
-
-
-@pytest.fixture
-def daemon(start: Starter, implementation: Implementation) -> Daemon:
-    return start(implementation)
 
 
 @pytest.fixture
@@ -70,7 +65,7 @@ def options(daemon: Daemon, path: Path, **more: object) -> dict[str, str]:
 
 def drain(given: dict[str, str]) -> list[dict[str, Any]]:
     """Read the table, one partition after the other. Returns: its rows."""
-    reader = PyqdChannelReader(ChannelSettings.of(given))
+    reader = PyqdChannelReader(ChannelReadSettings.of(given))
     return [row for each in reader.partitions() for batch in reader.read(each) for row in batch.to_pylist()]
 
 
@@ -132,9 +127,9 @@ def test_no_more_is_taken_than_max_messages_and_the_rest_stays(daemon: Daemon, p
 
 def test_max_messages_is_shared_by_the_connections(start: Starter, path: Path) -> None:
     daemon = start(pyqd())
-    reader = PyqdChannelReader(ChannelSettings.of(options(daemon, path, maxMessages=5, connections=3)))
+    reader = PyqdChannelReader(ChannelReadSettings.of(options(daemon, path, maxMessages=5, connections=3)))
     assert [each.share for each in reader.partitions() if isinstance(each, channel.ChannelPartition)] == [2, 2, 1]
-    fewer = PyqdChannelReader(ChannelSettings.of(options(daemon, path, maxMessages=1, connections=3)))
+    fewer = PyqdChannelReader(ChannelReadSettings.of(options(daemon, path, maxMessages=1, connections=3)))
     assert len(fewer.partitions()) == 1
 
 
@@ -145,7 +140,7 @@ def test_a_task_that_ends_in_time_lands_the_messages_it_has_received(
     fill(daemon, 5000)
     published = threading.Event()
 
-    def slow_land(*arguments: Any) -> Row:
+    def slow_land(*arguments: Any) -> ManifestRow:
         published.wait(0.05)
         return real_land(*arguments)
 
@@ -175,7 +170,7 @@ def test_rdy_is_two_batches_at_most(start: Starter, path: Path, monkeypatch: pyt
     fill(daemon, 1000)
     seen = []
 
-    def watching_land(*arguments: Any) -> Row:
+    def watching_land(*arguments: Any) -> ManifestRow:
         stats = daemon.channel("t", "c")
         assert stats is not None
         seen.append((stats["in_flight_count"], stats["clients"][0]["ready_count"]))
@@ -192,7 +187,7 @@ def test_nothing_is_finished_that_could_not_be_landed(
 ) -> None:
     bodies = fill(daemon, 300)
 
-    def failing_land(*_: Any) -> Row:
+    def failing_land(*_: Any) -> ManifestRow:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(channel, "land", failing_land)
@@ -218,7 +213,7 @@ def test_leases_are_renewed_while_a_batch_lands(daemon: Daemon, path: Path, monk
         if len(touched) == 20 and min(touched.values()) >= 2:
             enough.set()
 
-    def waiting_land(*arguments: Any) -> Row:
+    def waiting_land(*arguments: Any) -> ManifestRow:
         assert enough.wait(WAIT_S)
         return real_land(*arguments)
 
@@ -239,7 +234,7 @@ def test_messages_that_could_not_be_finished_are_counted(
 ) -> None:
     fill(daemon, 30)
 
-    def emptying_land(*arguments: Any) -> Row:
+    def emptying_land(*arguments: Any) -> ManifestRow:
         row = real_land(*arguments)
         # Takes the messages in flight away from their client.
         daemon.http("POST", "/channel/empty", topic="t", channel="c")
@@ -265,7 +260,7 @@ def test_a_channel_is_drained_over_tls(start: Starter, path: Path, tmp_path: Pat
 
 def test_no_messages_are_taken_if_the_directory_is_not_that_of_the_driver(daemon: Daemon, path: Path) -> None:
     fill(daemon, 10)
-    reader = PyqdChannelReader(ChannelSettings.of(options(daemon, path)))
+    reader = PyqdChannelReader(ChannelReadSettings.of(options(daemon, path)))
     [part] = reader.partitions()
     path.rmdir()
     with pytest.raises(BrokerError, match=r"landed is not there on .*executors and driver have to share it"):
@@ -350,9 +345,9 @@ def test_a_connection_that_reaches_its_own_socket_is_no_broker(path: Path, monke
 def test_a_killed_broker_loses_nothing(start: Starter, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = start(pyqd())
     bodies = fill(daemon, 2000)
-    batches: list[Batch] = []
+    batches: list[TakenBatch] = []
 
-    def killing_land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
+    def killing_land(settings: ChannelReadSettings, node: str, batch: TakenBatch) -> ManifestRow:
         row = real_land(settings, node, batch)
         batches.append(batch)
         if len(batches) in (2, 5):
@@ -373,7 +368,7 @@ def test_a_killed_broker_loses_nothing(start: Starter, path: Path, monkeypatch: 
 WORKER = """
     import json, os, signal, sys
     from pyqd_spark import channel
-    from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
+    from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
     from pyqd_spark.nsq_client import NsqClient
 
     given, left = json.loads(sys.argv[1]), int(sys.argv[2])
@@ -392,7 +387,7 @@ WORKER = """
         return land(*arguments)
 
     NsqClient.send, channel.land = dying_send, telling_land
-    reader = PyqdChannelReader(ChannelSettings.of(given))
+    reader = PyqdChannelReader(ChannelReadSettings.of(given))
     for partition in reader.partitions():
         for batch in reader.read(partition):
             print(sum(batch["count"].to_pylist()), flush=True)
@@ -479,5 +474,5 @@ def test_options_that_make_no_sense_are_named_before_anything_runs(changed: dict
 
 
 def test_an_empty_plan_reads_as_nothing() -> None:
-    settings = ChannelSettings.of({"nsqd": "a", "topic": "t", "channel": "c", "path": "/nowhere"})
+    settings = ChannelReadSettings.of({"nsqd": "a", "topic": "t", "channel": "c", "path": "/nowhere"})
     assert list(PyqdChannelReader(settings).read(None)) == []

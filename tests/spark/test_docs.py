@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.meta.repository import ROOT
-from tests.support.pages import Block, sections, sections_of, starts_broker
+from tests.support.pages import Block, sections_of
 from tests.support.reader import Reader
 from tests.support.spark_cluster import cluster
 
@@ -74,33 +74,3 @@ def test_a_cluster_can_be_used_as_the_page_says(
                 reader.run(on_a_master_that_is_there(command), block)
                 if command.startswith("spark-submit "):
                     assert f"{ORDERS} orders on 1 brokers" in reader.printed
-
-
-def test_blocks_are_read_from_a_page() -> None:
-    page = (
-        "# T\n\n## One\n\n```python\nx = 1\n```\n\nNow save it as `a.py`:\n\n```python\n## y\n```\n\n## Two\n\ntext\n\n"
-    )
-    page += "```console\n$ a \\\n    b\nout\n$ c\n```\n\nThis prints:\n\n```text\n1\n```\n"
-    found = sections(page)
-    assert [(block.text, block.line, block.saved_as) for block in found["One"]] == [
-        ("x = 1\n", 6, ""),
-        ("## y\n", 12, "a.py"),
-    ]
-    assert [block.commands() for block in found["Two"]] == [["a      b", "c"], []]
-    assert [block.promised for block in found["Two"]] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("command", "alone"),
-    [
-        ("pyqd", True),
-        ("make run", True),
-        ("pyqd --data-path=data  # in a terminal of its own", True),
-        ("pyqd --data-path=data &", False),
-        ("pyqd --check-config", False),
-        ("pyqd inspect data", False),
-        ("curl pyqd", False),
-    ],
-)
-def test_a_broker_in_the_foreground_takes_a_terminal_of_its_own(command: str, alone: bool) -> None:
-    assert starts_broker(command) is alone

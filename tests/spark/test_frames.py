@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pyqd.fallback import mpub as mpub_in_python
 from pyqd.hot.wire import mpub
 from pyqd_spark import frames
-from pyqd_spark.frames import Column
-from tests.support import nsq
+from pyqd_spark.frames import BodyColumn
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
 
@@ -31,7 +30,7 @@ def test_both_forms_give_the_same_bytes(
 ) -> None:
     values = pa.array(["left out"] * skipped + bodies, pa.string()).cast(kind).slice(skipped)
     times = pa.array([-1] * skipped + list(range(len(bodies))), pa.int64()).slice(skipped) if timed else None
-    column = Column.of(values, times)
+    column = BodyColumn.of(values, times)
 
     def made(command: Any) -> list[tuple[bytes, int]]:
         with pytest.MonkeyPatch.context() as patch:
@@ -44,17 +43,3 @@ def test_both_forms_give_the_same_bytes(
     assert made(mpub.command) == made(mpub_in_python.command)
     if not timed and not prefix:
         assert b"".join(data for data, _ in made(mpub.command)).count(b"MPUB t\n") == len(made(mpub.command))
-
-
-def test_a_column_in_python_is_the_mpub_of_its_rows() -> None:
-    column = Column.of(pa.array([b"a", b"bc"], pa.binary()))
-    made = mpub_in_python.command(b"MPUB t\n", column.offsets, column.data, 0, 2, 1 << 20)
-    assert made == (nsq.mpub("t", [b"a", b"bc"]), 2)
-
-
-@pytest.mark.parametrize(("bodies", "said"), [([b"a", b""], "row 1 is empty"), ([b"a", b"b"], "row 1 lies outside")])
-def test_rows_that_are_no_messages_are_refused_in_python_too(bodies: list[bytes], said: str) -> None:
-    column = Column.of(pa.array(bodies, pa.binary()))
-    data = column.data if b"" in bodies else memoryview(column.data)[:1]
-    with pytest.raises(ValueError, match=said):
-        mpub_in_python.command(b"MPUB t\n", column.offsets, data, 0, 2, 1 << 20)

@@ -15,13 +15,12 @@ import pytest
 
 from pyqd.primitives.errors import DiskFull
 from pyqd_spark import cli
-from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
+from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
 from pyqd_spark.jobs.compact import CompactOptions, compact
 from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.profile import ProfileOptions, profile
-from pyqd_spark.jobs.runner import InProcess, OnSpark, Runner
-from pyqd_spark.jobs.table import Table
-from tests.spark.drained import QUIET, connection, files, http_address, options, run
+from pyqd_spark.jobs.table import JobTable
+from tests.spark.drained import QUIET, InProcess, connection, files, http_address, options, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
 from tests.support.small_disk import enlarge, fill, mounted_or_skipped
@@ -65,34 +64,23 @@ def hidden(path: Path) -> list[str]:
     return [name for _, _, names in os.walk(path) for name in names if name.endswith(".tmp")]
 
 
-def drain_is_resumed(chosen: Any, disk: Path, runner: Runner) -> None:
-    table = disk / "table"
-    with pytest.raises(DrainError, match=NO_SPACE):
-        run(chosen, runner)
-    landed = numbers_in(files(table))
-    assert 0 < len(landed) == len(set(landed)) < COUNT
-    assert hidden(table) == []
-    with pytest.raises(DrainError, match=NO_SPACE):
-        run(chosen, runner)
-    enlarge(disk, ENOUGH_BYTES)
-    assert [(report.run, report.rows) for report in run(chosen, runner)] == [(1, COUNT)]
-    assert numbers_in(files(table)) == list(range(COUNT))
-    assert Table(str(table)).open_plan() is None
-
-
 def test_a_drain_onto_a_full_disk_fails_clearly_and_resumes_when_there_is_space(
     broker: Daemon, topic: str, disk: Path
 ) -> None:
     publish(broker, topic)
-    drain_is_resumed(options(disk / "table", broker, topics=(topic,), rows_per_file=200), disk, InProcess())
-
-
-def test_a_drain_by_tasks_of_spark_onto_a_full_disk_does_the_same(
-    spark: SparkSession, broker: Daemon, topic: str, disk: Path
-) -> None:
-    publish(broker, topic)
-    chosen = options(disk / "table", broker, topics=(topic,), rows_per_file=200)
-    drain_is_resumed(chosen, disk, OnSpark(spark, "onto a full disk"))
+    table = disk / "table"
+    chosen = options(table, broker, topics=(topic,), rows_per_file=200)
+    with pytest.raises(DrainError, match=NO_SPACE):
+        run(chosen)
+    landed = numbers_in(files(table))
+    assert 0 < len(landed) == len(set(landed)) < COUNT
+    assert hidden(table) == []
+    with pytest.raises(DrainError, match=NO_SPACE):
+        run(chosen)
+    enlarge(disk, ENOUGH_BYTES)
+    assert [(report.run, report.rows) for report in run(chosen)] == [(1, COUNT)]
+    assert numbers_in(files(table)) == list(range(COUNT))
+    assert JobTable(str(table)).open_plan() is None
 
 
 def test_a_disk_that_is_full_to_the_last_byte_is_named_before_anything_is_planned(
@@ -125,7 +113,7 @@ def test_a_channel_drained_onto_a_full_disk_keeps_the_messages_that_have_not_lan
     broker.http("POST", "/channel/create", topic=topic, channel="c")
     publish(broker, topic)
     given = {"nsqd": http_address(broker), "topic": topic, "channel": "c", "path": str(disk / "landed")}
-    settings = ChannelSettings.of({**given, "batchMessages": "200", "idleTimeoutMs": "500"})
+    settings = ChannelReadSettings.of({**given, "batchMessages": "200", "idleTimeoutMs": "500"})
 
     def drain() -> None:
         reader = PyqdChannelReader(settings)

@@ -11,8 +11,8 @@ import pytest
 
 from pyqd_spark import cli
 from pyqd_spark.jobs import runner
-from pyqd_spark.options import Connection
-from tests.spark.drained import http_address, numbers, publish
+from pyqd_spark.options import BrokerOptions
+from tests.spark.drained import InProcess, http_address, numbers, publish
 from tests.support.server import Daemon
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         yield None
 
     monkeypatch.setattr(cli, "spark_of", none)
-    monkeypatch.setattr(runner, "OnSpark", lambda *_: runner.InProcess())
+    monkeypatch.setattr(runner, "OnSpark", lambda *_: InProcess())
 
 
 def test_a_drain_prints_its_report_and_says_0(
@@ -129,7 +129,7 @@ def test_flags_say_how_brokers_are_spoken_to(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     words = ["drain", "--path", "/t", "--nsqd", "a:1", "--nsqd", "b", "--token-file", str(tmp_path / "token"), "--tls"]
     parsed = cli.parser().parse_args([*words, "--tls-insecure-skip-verify", "--retry-timeout", "1m30s"])
-    assert cli.connection_of(parsed) == Connection(
+    assert cli.connection_of(parsed) == BrokerOptions(
         nsqd=("a:1", "b:4151"), token="secret", tls=True, tls_insecure_skip_verify=True, retry_timeout_s=90
     )
 

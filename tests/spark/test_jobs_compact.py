@@ -16,9 +16,9 @@ import pytest
 from pyqd_spark.jobs import compact as module
 from pyqd_spark.jobs.compact import CompactOptions, CompactReport, as_text, compact, exchange
 from pyqd_spark.jobs.errors import TableError
-from pyqd_spark.jobs.runner import InProcess, Task
-from pyqd_spark.jobs.table import Table
-from tests.spark.drained import QUIET, files, numbers, options, publish, run
+from pyqd_spark.jobs.runner import Task
+from pyqd_spark.jobs.table import JobTable
+from tests.spark.drained import QUIET, InProcess, files, numbers, options, publish, run
 from tests.support.server import Daemon
 
 # Each test takes long, by itself or with the programs that it starts.
@@ -131,7 +131,7 @@ def test_a_kill_around_the_exchange_leaves_all_rows_once(
     compacted(table)
     assert numbers(table) == list(range(ROWS))
     assert len(files(table)) == 1
-    assert os.listdir(Table(str(table)).attempts) == []
+    assert os.listdir(JobTable(str(table)).attempts) == []
 
 
 def test_a_file_that_is_no_parquet_is_named_and_nothing_changes(table: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_reader_that_is_listing_keeps_the_exchange_waiting(table: Path) -> Non
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        with Table(str(table)).reading():
+        with JobTable(str(table)).reading():
             compacting = pool.submit(compacted, table)
             with pytest.raises(TimeoutError):
                 compacting.result(0.5)

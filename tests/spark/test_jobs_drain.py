@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -14,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyqd.primitives.errors import DiskFull
-from pyqd_spark.brokers import BrokerClient, Page, TopicNotFoundError, UnreachableError
+from pyqd_spark import decode
+from pyqd_spark.brokers import BrokerClient, LogPage, TopicNotFoundError, UnreachableError
+from pyqd_spark.discovery import DataLossError
 from pyqd_spark.jobs import ranges
-from pyqd_spark.jobs.errors import DataLossError, DrainError, TableError
+from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.ranges import drain_range
 from pyqd_spark.jobs.report import as_text
-from pyqd_spark.jobs.rows import Rows, read_page
-from pyqd_spark.jobs.runner import InProcess, Task
-from pyqd_spark.jobs.table import Table
-from tests.spark.drained import QUIET, bodies, connection, files, numbers, options, publish, run
+from pyqd_spark.jobs.runner import Task
+from pyqd_spark.jobs.table import JobTable
+from tests.spark.drained import QUIET, InProcess, bodies, connection, files, numbers, options, publish, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 
@@ -101,7 +100,7 @@ def test_a_run_with_nothing_new_writes_nothing(broker: Daemon, topic: str, table
     (report,) = run(chosen)
     assert (report.rows, report.complete) == (0, True)
     assert as_text(report) == "nothing new"
-    assert Table(str(table)).numbers() == [1]
+    assert JobTable(str(table)).numbers() == [1]
 
 
 def test_rows_have_the_broker_s_metadata_of_a_message(broker: Daemon, topic: str, table: Path) -> None:
@@ -126,17 +125,17 @@ def test_rows_have_the_broker_s_metadata_of_a_message(broker: Daemon, topic: str
 def test_messages_of_several_days_go_to_the_directories_of_their_days(
     broker: Daemon, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, day_us = read_page, ranges.US_PER_DAY
+    made, day_us = decode.batch_of, ranges.US_PER_DAY
 
-    def spread(*arguments: Any, **more: Any) -> Rows:
+    def spread(*arguments: Any) -> pa.RecordBatch:
         """Give each row a day of its own, the later ones first."""
-        rows = read(*arguments, **more)
-        place = rows.batch.schema.get_field_index("timestamp")
-        times = [number * day_us - 1 for number in range(rows.batch.num_rows, 0, -1)]
-        stamps = pa.array(times, pa.int64()).cast(rows.batch.schema.field(place).type)
-        return rows._replace(batch=rows.batch.set_column(place, rows.batch.schema.field(place), stamps))
+        rows = made(*arguments)
+        place = rows.schema.get_field_index("timestamp")
+        times = [number * day_us - 1 for number in range(rows.num_rows, 0, -1)]
+        stamps = pa.array(times, pa.int64()).cast(rows.schema.field(place).type)
+        return rows.set_column(place, rows.schema.field(place), stamps)
 
-    monkeypatch.setattr(ranges, "read_page", spread)
+    monkeypatch.setattr(ranges, "batch_of", spread)
     publish(broker, topic, range(3))
     run(options(table, broker, topics=(topic,)))
     days = {file.parent.name: pq.ParquetFile(file).read()["value"].to_pylist() for file in files(table)}
@@ -246,13 +245,13 @@ def test_a_path_that_differs_on_the_executors_is_named_and_nothing_lands_there(
 
 
 def test_a_table_has_one_writer_at_a_time(broker: Daemon, topic: str, table: Path) -> None:
-    with Table(str(table)).locked(), pytest.raises(TableError, match="changed by another"):
+    with JobTable(str(table)).locked(), pytest.raises(TableError, match="changed by another"):
         run(options(table, broker, topics=(topic,)))
 
 
 def test_an_obstacle_in_the_target_directory_is_named(broker: Daemon, table: Path) -> None:
     run(options(table, broker, topics=(), pattern="no such topic"))
-    state = Table(str(table)).state
+    state = JobTable(str(table)).state
     Path(state, "table.json").write_text('{"format": 2}')
     with pytest.raises(TableError, match="has format 2, and this version reads format 1"):
         run(options(table, broker))
@@ -270,7 +269,7 @@ def test_a_broker_that_does_not_answer_fails_the_run_before_anything_is_planned(
     chosen = options(table, brokers[0], away, topics=(topic,))
     with pytest.raises(UnreachableError, match=str(away.http_address[1])):
         run(chosen)
-    assert Table(str(table)).numbers() == []
+    assert JobTable(str(table)).numbers() == []
     (report,) = run(replace(chosen, fail_on_data_loss=False))
     assert numbers(table) == list(range(10))
     assert not report.complete
@@ -463,7 +462,7 @@ def test_a_page_damaged_on_the_way_is_an_error_or_a_gap(
 ) -> None:
     page_of = BrokerClient.page
 
-    def damaged(self: BrokerClient, *arguments: Any, **more: Any) -> Page:
+    def damaged(self: BrokerClient, *arguments: Any, **more: Any) -> LogPage:
         page = page_of(self, *arguments, **more)
         data = bytearray(page.data)
         data[-1 - 48] ^= 1
@@ -479,46 +478,6 @@ def test_a_page_damaged_on_the_way_is_an_error_or_a_gap(
     assert 0 < resumed.rows < 1500
     assert resumed.rows + sum(gap["records"] for gap in resumed.gaps) == 1500
     assert len(numbers(table)) == len(set(numbers(table))) == resumed.rows
-
-
-def test_a_full_disk_fails_the_run_clearly_and_a_rerun_completes_it(
-    broker: Daemon, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync, synced = os.fsync, 0
-
-    def full(fd: int) -> None:
-        nonlocal synced
-        synced += 1
-        if synced > 12:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(fd)
-
-    publish(broker, topic, range(3000))
-    chosen = options(table, broker, topics=(topic,))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(DrainError, match="No space left on device"):
-            run(chosen)
-    assert Table(str(table)).open_plan() is not None
-    run(chosen)
-    assert numbers(table) == list(range(3000))
-
-
-def test_a_disk_that_is_full_before_the_plan_is_written_is_named(
-    broker: Daemon, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = options(table, broker, topics=(topic,))
-    publish(broker, topic, range(10))
-
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(DiskFull, match="No space left"):
-            run(chosen)
-    run(chosen)
-    assert numbers(table) == list(range(10))
 
 
 def test_a_task_reports_its_failure_instead_of_raising(broker: Daemon, topic: str, table: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,21 +16,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+import pyqd
 from pyqd_spark import cli
 from pyqd_spark.brokers import UnreachableError
 from pyqd_spark.jobs import lifecycle, lifecycle_report
 from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lifecycle import LifecycleOptions, RunReport, update
-from pyqd_spark.jobs.progress import Progress
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.progress import JobProgress
+from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.jobs.trace_log import EventRange, EventTask, land_events
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
+from tests.spark import gated_lifecycle
 from tests.spark.drained import QUIET, connection, files, http_address
 from tests.spark.gated_lifecycle import Gated, waiting
 from tests.support.nsq import Client
 from tests.support.numbered import how_many
 from tests.support.server import REPOSITORY, Daemon, wait_until
-from tests.support.spark_home import settings
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import AT_US, TraceLog
 
@@ -56,7 +58,7 @@ def brokers() -> Iterator[list[TraceBroker]]:
 def run(spark: SparkSession, brokers: list[TraceBroker], tmp_path: Path) -> Callable[[], RunReport]:
     """Function that brings the table up to date."""
     addresses = tuple(broker.address for broker in brokers)
-    options = LifecycleOptions(str(tmp_path / "lives"), Connection(nsqd=addresses, retry_timeout_s=0.0))
+    options = LifecycleOptions(str(tmp_path / "lives"), BrokerOptions(nsqd=addresses, retry_timeout_s=0.0))
     return lambda: update(options, spark, QUIET)
 
 
@@ -209,11 +211,19 @@ def test_acts_of_ephemeral_channels_are_counted_and_not_kept(
     for _ in range(1000):
         log.add("dropped", 0, channel="a", reason="ephemeral", count=2)
     deliver(log, 1, "finished")
-    address, options = brokers[0].address, Connection(nsqd=(brokers[0].address,), retry_timeout_s=0.0)
+    address, options = brokers[0].address, BrokerOptions(nsqd=(brokers[0].address,), retry_timeout_s=0.0)
     task = EventTask(0, EventRange("log of one", 1, log.next, True), address, str(tmp_path), options)
     assert land_events(task) == {"rows": 4, "many": [], "ignored": 1000}
     assert run().events == 1004
     assert outcomes(tmp_path / "lives") == [(1, "a", "finished", 1)]
+
+
+def test_an_executor_without_compiled_modules_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyqd.hot.wire.trace_events", None)
+    task = EventTask(0, EventRange("one", 1, 2, True), "127.0.0.1:1", str(tmp_path), BrokerOptions())
+    error = land_events(task)["error"]
+    assert error.startswith(f"{socket.gethostname()} cannot decode trace events: ")
+    assert f": install pyqd {pyqd.__version__} in the Python of the executors" in error
 
 
 def test_overwritten_events_are_counted(
@@ -318,30 +328,25 @@ def test_a_driver_may_be_killed_during_a_run(
     daemons = make_broker("--trace-topic=test*"), make_broker("--trace-topic=test*")
     for daemon in daemons:
         consume(daemon, topic, COUNT)
-    words = ["lifecycle", "--quiet", "--path", str(tmp_path / "lives")]
-    words += [word for daemon in daemons for word in ("--nsqd", http_address(daemon))]
-    config = settings(tmp_path)
-    words += [word for item in config.items() for word in ("--conf", "=".join(item))]
+    table = tmp_path / "lives"
     entries = [str(REPOSITORY), str(REPOSITORY / "spark"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, entries))}
-    driver = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "tests" / "spark" / "gated_lifecycle.py"), str(gate), *words],
-        env=environment,
-        cwd=REPOSITORY,
-        start_new_session=True,
-    )
+    command = [sys.executable, gated_lifecycle.__file__, str(gate), str(table), *map(http_address, daemons)]
+    driver = subprocess.Popen(command, env=environment, cwd=REPOSITORY, start_new_session=True)
     try:
-        wait_until(lambda: bool(waiting(gate)) or driver.poll() is not None, "workers at the gate", WAIT_S)
-        assert driver.poll() is None
-    finally:
-        os.killpg(driver.pid, signal.SIGKILL)
+        wait_until(lambda: len(waiting(gate)) == 2 or driver.poll() is not None, "workers at the gate", WAIT_S)
+        # Its workers go on.
+        driver.kill()
         driver.wait(WAIT_S)
-    (gate / "open").touch()
-    assert files(tmp_path / "lives") == []
-    consume(daemons[0], topic, 10)
-    report = update(LifecycleOptions(str(tmp_path / "lives"), connection(*daemons)), spark, QUIET)
+        assert files(table) == []
+        (gate / "open").touch()
+        consume(daemons[0], topic, 10)
+        report = update(LifecycleOptions(str(table), connection(*daemons)), spark, QUIET)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
     assert (report.run, report.rows) == (2, 10)
-    rows = rows_in(tmp_path / "lives")
+    rows = rows_in(table)
     assert len({(row["node"], row["message_id"]) for row in rows}) == len(rows) == 2 * COUNT + 10
 
 
@@ -390,7 +395,7 @@ def test_a_table_of_another_job_is_left_alone(run: Callable[[], RunReport], tmp_
 def test_a_drain_leaves_a_table_of_lives_alone(tmp_path: Path) -> None:
     with lifecycle.LifeTable(str(tmp_path / "lives")).locked():
         pass
-    with pytest.raises(TableError, match="a table of another job"), Table(str(tmp_path / "lives")).locked():
+    with pytest.raises(TableError, match="a table of another job"), JobTable(str(tmp_path / "lives")).locked():
         pass
 
 
@@ -409,10 +414,10 @@ def test_following_goes_on_after_a_broker_was_away(
 
     monkeypatch.setattr(lifecycle, "update", update_)
     told: list[int] = []
-    options = LifecycleOptions("lives", Connection(nsqd=("127.0.0.1:1",)))
+    options = LifecycleOptions("lives", BrokerOptions(nsqd=("127.0.0.1:1",)))
     spark: Any = None
     with pytest.raises(KeyboardInterrupt):
-        lifecycle.follow(options, spark, Progress(), 0.0, lambda report: told.append(report.run))
+        lifecycle.follow(options, spark, JobProgress(), 0.0, lambda report: told.append(report.run))
     assert told == [1, 2]
     assert "broker is away; trying again" in capsys.readouterr().err
 

@@ -2,29 +2,32 @@
 
 import pytest
 
-from pyqd_spark.brokers import ORDINAL_BITS, Positions, Segment
-from pyqd_spark.jobs.drain import DrainOptions, Found, first_of, make_plan, start_ns
-from pyqd_spark.jobs.errors import DataLossError
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd_spark.brokers import LogSegment, Positions
+from pyqd_spark.discovery import DataLossError
+from pyqd_spark.jobs.drain import DrainOptions, FoundLogs, first_of, make_plan, start_ns
 from pyqd_spark.jobs.plan import (
     BYTES_PER_FILE,
     DAMAGE,
     RESET,
     RETENTION,
     Gap,
+    LogSource,
     Plan,
-    Progress,
-    Range,
-    Source,
+    PlannedRange,
+    SourceProgress,
     cut,
     rows_per_file,
 )
-from pyqd_spark.jobs.table import Commit
-from pyqd_spark.options import Connection
+from pyqd_spark.jobs.table import RunCommit
+from pyqd_spark.options import BrokerOptions
 
 EPOCH = 1 << ORDINAL_BITS
 
 
-def positions(*segments: Segment, following: int | None = None, created: int = 7, at: int | None = None) -> Positions:
+def positions(
+    *segments: LogSegment, following: int | None = None, created: int = 7, at: int | None = None
+) -> Positions:
     end = segments[-1].first + segments[-1].records if following is None else following
     return Positions(
         topic="t",
@@ -35,19 +38,18 @@ def positions(*segments: Segment, following: int | None = None, created: int = 7
         next=end,
         at=at,
         segments=segments,
-        floors={},
     )
 
 
-def dense(records: int, first: int = 0, size: int = 100) -> Segment:
-    return Segment(first, records, records * size)
+def dense(records: int, first: int = 0, size: int = 100) -> LogSegment:
+    return LogSegment(first, records, records * size)
 
 
 def options(**fields: object) -> DrainOptions:
-    return DrainOptions("/table", Connection(nsqd=("host:1",)), **fields)  # type: ignore[arg-type]
+    return DrainOptions("/table", BrokerOptions(nsqd=("host:1",)), **fields)  # type: ignore[arg-type]
 
 
-def bounds(ranges: list[Range]) -> list[tuple[int, int, int]]:
+def bounds(ranges: list[PlannedRange]) -> list[tuple[int, int, int]]:
     return [(part.first, part.stop, part.records) for part in ranges]
 
 
@@ -103,15 +105,15 @@ def test_work_is_shared_out_but_not_into_crumbs() -> None:
 
 
 def test_the_name_of_a_range_is_unique_and_visible() -> None:
-    one = Range(".hidden#ephemeral", "n", 255, 5, 10, 5)
+    one = PlannedRange(".hidden#ephemeral", "n", 255, 5, 10, 5)
     assert one.name == "log-.hidden%23ephemeral-n-ff-0000000000000000005-0000000000000000009"
-    long = [Range("x" * 63 + end + "#ephemeral", "f" * 32, 1, 2**63 - 2, 2**63 - 1, 1).name for end in "ab"]
+    long = [PlannedRange("x" * 63 + end + "#ephemeral", "f" * 32, 1, 2**63 - 2, 2**63 - 1, 1).name for end in "ab"]
     assert long[0] != long[1]
     assert all(len(name) < 240 for name in long)
 
 
 def test_a_plan_is_the_same_after_being_written_down() -> None:
-    plan = make_plan(options(), Commit(3), Found({Source("t", "n"): positions(dense(2500))}), 2, 1.5)
+    plan = make_plan(options(), RunCommit(3), FoundLogs({LogSource("t", "n"): positions(dense(2500))}), 2, 1.5)
     assert plan.ranges
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -129,45 +131,45 @@ def test_the_start_counts_for_new_topics_and_later_nodes_begin_at_their_earliest
 
 def test_the_next_run_starts_at_the_end_of_the_last_one() -> None:
     gaps: list[Gap] = []
-    assert first_of(options(start="latest"), Progress(50, 7), True, positions(dense(100)), gaps) == 50
+    assert first_of(options(start="latest"), SourceProgress(50, 7), True, positions(dense(100)), gaps) == 50
     assert gaps == []
 
 
 def test_messages_removed_by_retention_are_a_gap_of_known_size() -> None:
     gaps: list[Gap] = []
-    assert first_of(options(), Progress(50, 7), True, positions(dense(100, 80)), gaps) == 80
+    assert first_of(options(), SourceProgress(50, 7), True, positions(dense(100, 80)), gaps) == 80
     assert gaps == [Gap("t", "n", 50, 80, 30, RETENTION)]
 
 
-@pytest.mark.parametrize("before", [Progress(50, 6), Progress(101, 7)])
-def test_a_re_created_topic_is_read_from_its_beginning_and_noted(before: Progress) -> None:
+@pytest.mark.parametrize("before", [SourceProgress(50, 6), SourceProgress(101, 7)])
+def test_a_re_created_topic_is_read_from_its_beginning_and_noted(before: SourceProgress) -> None:
     gaps: list[Gap] = []
     assert first_of(options(), before, True, positions(dense(100)), gaps) == 0
     assert [(gap.reason, gap.records) for gap in gaps] == [(RESET, None)]
 
 
 def test_a_gap_is_an_error_unless_losing_data_is_allowed() -> None:
-    found = Found({Source("t", "n"): positions(dense(100, 80))})
-    commit = Commit(1, {Source("t", "n"): Progress(50, 7)})
+    found = FoundLogs({LogSource("t", "n"): positions(dense(100, 80))})
+    commit = RunCommit(1, {LogSource("t", "n"): SourceProgress(50, 7)})
     with pytest.raises(DataLossError, match=r"topic t, node n: 30 messages .* 50 to 80 were removed by retention"):
         make_plan(options(), commit, found, 1, 0.0)
     plan = make_plan(options(fail_on_data_loss=False), commit, found, 1, 0.0)
     assert bounds(plan.ranges) == [(80, 180, 100)]
-    assert plan.after == {Source("t", "n"): Progress(180, 7)}
+    assert plan.after == {LogSource("t", "n"): SourceProgress(180, 7)}
 
 
 def test_ranges_that_had_to_be_left_come_first_in_the_next_plan() -> None:
-    left = Range("t", "other", 7, 0, 10, 10)
-    commit = Commit(1, {Source("t", "n"): Progress(50, 7)}, [left])
-    plan = make_plan(options(), commit, Found({Source("t", "n"): positions(dense(100))}), 1, 0.0)
-    assert plan.ranges == [left, Range("t", "n", 7, 50, 100, 50)]
+    left = PlannedRange("t", "other", 7, 0, 10, 10)
+    commit = RunCommit(1, {LogSource("t", "n"): SourceProgress(50, 7)}, [left])
+    plan = make_plan(options(), commit, FoundLogs({LogSource("t", "n"): positions(dense(100))}), 1, 0.0)
+    assert plan.ranges == [left, PlannedRange("t", "n", 7, 50, 100, 50)]
     assert plan.carried == 1
 
 
 def test_a_node_that_is_away_keeps_its_place() -> None:
-    commit = Commit(1, {Source("t", "n"): Progress(50, 7), Source("t", "away"): Progress(5, 7)})
-    plan = make_plan(options(), commit, Found({Source("t", "n"): positions(dense(100))}), 1, 0.0)
-    assert plan.after[Source("t", "away")] == Progress(5, 7)
+    commit = RunCommit(1, {LogSource("t", "n"): SourceProgress(50, 7), LogSource("t", "away"): SourceProgress(5, 7)})
+    plan = make_plan(options(), commit, FoundLogs({LogSource("t", "n"): positions(dense(100))}), 1, 0.0)
+    assert plan.after[LogSource("t", "away")] == SourceProgress(5, 7)
 
 
 @pytest.mark.parametrize("start", ["yesterday", "10", "", "2026-11-21"])

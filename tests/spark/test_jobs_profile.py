@@ -15,8 +15,7 @@ from pyqd_spark.jobs import profile_report
 from pyqd_spark.jobs.errors import JobError
 from pyqd_spark.jobs.profile import ProfileOptions, profile
 from pyqd_spark.jobs.profile_report import every_minute, number, page, weighted_median
-from pyqd_spark.jobs.reading import connection_options
-from pyqd_spark.options import CONNECTION, Connection, parse_options
+from pyqd_spark.options import CONNECTION, BrokerOptions, parse_options
 from tests.spark.drained import QUIET, connection, options, publish, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
@@ -112,8 +111,8 @@ def test_numbers_have_the_digits_that_matter() -> None:
 
 
 def test_a_connection_is_the_same_after_it_was_made_options() -> None:
-    given = Connection(nsqd=("h:1", "i:2"), token="t", tls=True, tls_cert="c", tls_key="k", retry_timeout_s=1.5)
-    assert Connection.of("x", parse_options("x", connection_options(given), CONNECTION)) == given
+    given = BrokerOptions(nsqd=("h:1", "i:2"), token="t", tls=True, tls_cert="c", tls_key="k", retry_timeout_s=1.5)
+    assert BrokerOptions.of("x", parse_options("x", given.given(), CONNECTION)) == given
 
 
 def test_a_profile_counts_a_table_and_the_topics_behind_it_alike(

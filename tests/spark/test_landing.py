@@ -5,8 +5,9 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,13 +16,12 @@ import pytest
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd_spark.landing import (
     COMPRESSIONS,
+    Landed,
     Landing,
     escape,
-    land_batches,
     local_path,
     make_directories,
     partition_directory,
-    remove_hidden,
     write_file,
 )
 
@@ -35,13 +35,20 @@ def batch(start: int, count: int) -> pa.RecordBatch:
     )
 
 
+def land(directory: Path, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], **more: Any) -> Landed:
+    with Landing(directory, name, schema, **more) as landing:
+        for each in batches:
+            landing.write(each)
+        return landing.land()
+
+
 def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_written_rows_are_read_back(tmp_path: Path, compression: str) -> None:
-    landed = land_batches(tmp_path, "a.parquet", SCHEMA, [batch(0, 10), batch(10, 5)], compression=compression)
+    landed = land(tmp_path, "a.parquet", SCHEMA, [batch(0, 10), batch(10, 5)], compression=compression)
     table = pq.read_table(landed.path)
     assert table.schema == SCHEMA
     assert table["offset"].to_pylist() == list(range(15))
@@ -53,7 +60,7 @@ def test_positions_are_stored_as_differences(tmp_path: Path) -> None:
     positions = [*range(100_000), 1 << 48, (1 << 62) + 5, 7, -1, (1 << 63) - 1, -(1 << 63)]
     schema = pa.schema([("offset", pa.int64())])
     rows = pa.RecordBatch.from_arrays([pa.array(positions)], schema=schema)
-    landed = land_batches(tmp_path, "a.parquet", schema, [rows], compression="none")
+    landed = land(tmp_path, "a.parquet", schema, [rows], compression="none")
     assert pq.read_table(landed.path)["offset"].to_pylist() == positions
     assert landed.bytes < len(positions)
 
@@ -68,27 +75,27 @@ def test_a_file_is_hidden_until_it_lands(tmp_path: Path) -> None:
 
 
 def test_a_file_that_did_not_land_is_removed_and_the_old_one_stays(tmp_path: Path) -> None:
-    land_batches(tmp_path, "a.parquet", SCHEMA, [batch(0, 3)])
+    land(tmp_path, "a.parquet", SCHEMA, [batch(0, 3)])
 
     def interrupted() -> Iterator[pa.RecordBatch]:
         yield batch(0, 10)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        land_batches(tmp_path, "a.parquet", SCHEMA, interrupted())
+        land(tmp_path, "a.parquet", SCHEMA, interrupted())
     assert names(tmp_path) == ["a.parquet"]
     assert pq.read_table(tmp_path / "a.parquet").num_rows == 3
 
 
 def test_the_same_rows_make_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.parquet", "b.parquet"):
-        land_batches(tmp_path, name, SCHEMA, [batch(0, 1000)])
+        land(tmp_path, name, SCHEMA, [batch(0, 1000)])
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
 def test_landing_again_replaces_the_file(tmp_path: Path) -> None:
     for count in (3, 7):
-        land_batches(tmp_path, "a.parquet", SCHEMA, [batch(0, count)])
+        land(tmp_path, "a.parquet", SCHEMA, [batch(0, count)])
     assert pq.read_table(tmp_path / "a.parquet").num_rows == 7
 
 
@@ -137,7 +144,7 @@ def test_a_full_disk_is_a_disk_full_error_and_leaves_nothing_visible(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_process_killed_while_it_writes_leaves_only_hidden_files_which_can_be_swept(tmp_path: Path) -> None:
+def test_a_process_killed_while_it_writes_leaves_only_hidden_files(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path[:0] = {sys.path!r}
@@ -150,16 +157,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
     (left,) = names(tmp_path)
     assert left.startswith(".a.parquet.")
-    assert remove_hidden(tmp_path, older_than_s=3600, now_s=os.path.getmtime(tmp_path / left) + 60) == []
-    assert remove_hidden(tmp_path) == [left]
-    assert names(tmp_path) == []
-
-
-def test_the_sweep_keeps_hidden_files_of_others(tmp_path: Path) -> None:
-    (tmp_path / ".a.parquet.crc").touch()
-    (tmp_path / "_SUCCESS").touch()
-    assert remove_hidden(tmp_path) == []
-    assert names(tmp_path) == [".a.parquet.crc", "_SUCCESS"]
 
 
 def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:

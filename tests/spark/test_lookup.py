@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pyqd_spark.brokers import BrokerError, UnreachableError, find_brokers
-from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
+from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from pyqd_spark.read_options import parse_settings
 from pyqd_spark.reader import batch_ranges
 from pyqd_spark.writer import WriteSettings, publish_batches
@@ -68,7 +68,7 @@ def read(lookups: str, **options: str) -> list[int]:
 
 def consume(path: Path, **options: str) -> list[int]:
     """Empty a channel. Returns: the numbers that have landed, sorted."""
-    reader = PyqdChannelReader(ChannelSettings.of({"path": str(path), "idleTimeoutMs": "1000", **options}))
+    reader = PyqdChannelReader(ChannelReadSettings.of({"path": str(path), "idleTimeoutMs": "1000", **options}))
     for part in reader.partitions():
         list(reader.read(part))
     return sorted(int(body) for file in path.iterdir() for body in pq.read_table(file)["value"].to_pylist())
@@ -84,7 +84,7 @@ def test_a_topic_is_read_from_all_brokers_that_have_registered_it(
     register(brokers[1], topic, broadcast_address="localhost")
     assert read(lookup.http_address, subscribe=topic) == list(range(2000))
     assert read(lookup.http_address, subscribePattern=f"{topic}.*") == list(range(2000))
-    found = find_brokers(Connection(lookupd=(lookup.http_address,)), topic).addresses
+    found = find_brokers(BrokerOptions(lookupd=(lookup.http_address,)), topic).addresses
     assert sorted(found) == sorted([http_address(brokers[0]), f"localhost:{brokers[1].http_port}"])
     first.close()
     lookup.wait_for(topic, brokers[1])
@@ -115,7 +115,7 @@ def test_a_drain_finds_its_brokers_and_their_topics(
     for number, broker in enumerate(brokers):
         drained.publish(broker, topic, range(number, 1000, 2))
         register(broker, topic)
-    asked = Connection(lookupd=(lookup.http_address,), retry_timeout_s=0)
+    asked = BrokerOptions(lookupd=(lookup.http_address,), retry_timeout_s=0)
     [report] = drained.run(drained.options(tmp_path, connection=asked, pattern=f"{topic}.*"))
     assert report.complete
     assert drained.numbers(tmp_path) == list(range(1000))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyqd_spark.options import CONNECTION, Connection, Option, OptionError, count_from, parse_address, parse_options
+from pyqd_spark.options import CONNECTION, BrokerOptions, Option, OptionError, count_from, parse_address, parse_options
 from pyqd_spark.read_options import Bound, parse_settings
 
 KNOWN = (Option("startingOffsets", str, "latest"), Option("minPartitions", count_from(1)), Option("nsqd", str))
@@ -60,7 +60,7 @@ def test_an_invalid_address_is_refused(text):
 
 
 def connection(**given):
-    return Connection.of("x", parse_options("x", given, CONNECTION))
+    return BrokerOptions.of("x", parse_options("x", given, CONNECTION))
 
 
 def test_brokers_are_given_or_looked_up():

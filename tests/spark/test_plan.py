@@ -5,7 +5,7 @@ Epoch 0 goes to ordinal 149, then it is epoch 1; ordinals 40 to 59 are lost.
 
 import pytest
 
-from pyqd_spark.brokers import Positions, Segment
+from pyqd_spark.brokers import LogSegment, Positions
 from pyqd_spark.plan import (
     LogRange,
     count_between,
@@ -19,9 +19,9 @@ from pyqd_spark.plan import (
 )
 
 EPOCH = 1 << 48
-SEGMENTS = (Segment(10, 30, 1), Segment(60, 40, 1), Segment(100, 50, 1), Segment(EPOCH + 150, 50, 1))
+SEGMENTS = (LogSegment(10, 30, 1), LogSegment(60, 40, 1), LogSegment(100, 50, 1), LogSegment(EPOCH + 150, 50, 1))
 END = EPOCH + 200
-FOUND = Positions("t", "n", 1, "a:1", 10, END, None, SEGMENTS, {})
+FOUND = Positions("t", "n", 1, "a:1", 10, END, None, SEGMENTS)
 
 
 def log_range(first, stop, topic="t"):
@@ -72,7 +72,7 @@ def test_a_count_of_records_behind_a_position_ends_within_the_range():
 
 
 def test_an_empty_log_has_nothing_to_count():
-    empty = Positions("t", "n", 1, "a:1", EPOCH + 5, EPOCH + 5, None, (), {})
+    empty = Positions("t", "n", 1, "a:1", EPOCH + 5, EPOCH + 5, None, ())
     assert count_between(EPOCH + 5, EPOCH + 5, empty) == 0
     assert position_after(EPOCH + 5, 10, EPOCH + 5, empty) == EPOCH + 5
 

@@ -3,13 +3,13 @@
 import io
 import re
 
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 
 
 def test_the_last_line_of_a_step_counts_earlier_work_but_excludes_it_from_the_rate() -> None:
     stream = io.StringIO()
     tallies = iter([(1, 600), (3, 1000)])
-    with Progress(stream=stream).following("run 7", 3, 1000, lambda: next(tallies)):
+    with JobProgress(stream=stream).following("run 7", 3, 1000, lambda: next(tallies)):
         pass
     [line] = stream.getvalue().splitlines()
     found = re.fullmatch(r"run 7: 100%, 1,000 of 1,000 rows, ([0-9,]+) rows per second, 3 of 3 ranges", line)
@@ -20,9 +20,9 @@ def test_the_last_line_of_a_step_counts_earlier_work_but_excludes_it_from_the_ra
 
 def test_a_quiet_job_and_a_step_of_nothing_write_nothing() -> None:
     stream = io.StringIO()
-    quiet = Progress(quiet=True, stream=stream)
+    quiet = JobProgress(quiet=True, stream=stream)
     with quiet.following("run 7", 3, 1000, lambda: (0, 0)):
         quiet.say("a message")
-    with Progress(stream=stream).following("run 7", 0, 0, lambda: (0, 0)):
+    with JobProgress(stream=stream).following("run 7", 0, 0, lambda: (0, 0)):
         pass
     assert stream.getvalue() == ""

@@ -15,21 +15,21 @@ from pyqd_spark import decode, source
 from pyqd_spark.brokers import BrokerClient, BrokerError, UnreachableError
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
-from pyqd_spark.options import Connection, OptionError
+from pyqd_spark.options import BrokerOptions, OptionError
 from pyqd_spark.plan import LogRange
-from pyqd_spark.read_options import Settings, parse_settings
+from pyqd_spark.read_options import ReadSettings, parse_settings
 from pyqd_spark.reader import PyqdReader, batch_ranges
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.numbered import addresses_of, body_of, publish_bodies, publish_numbers, publish_until_dropped
 
 
-def settings(daemons: Any, topic: str, **options: str) -> Settings:
+def settings(daemons: Any, topic: str, **options: str) -> ReadSettings:
     daemons = daemons if isinstance(daemons, tuple) else (daemons,)
     given = {"nsqd": addresses_of(*daemons), "subscribe": topic, "retryTimeoutMs": "0", **options}
     return parse_settings(given, streaming=False)
 
 
-def read(asked: Settings, ranges: list[LogRange] | None = None) -> pa.Table:
+def read(asked: ReadSettings, ranges: list[LogRange] | None = None) -> pa.Table:
     planned = batch_ranges(asked) if ranges is None else ranges
     schema = decode.SCHEMA if asked.include_body else decode.SCHEMA_WITHOUT_BODY
     return pa.Table.from_batches([batch for one in planned for batch in read_range(asked, one)], schema)
@@ -48,7 +48,7 @@ def test_the_columns_are_just_those_that_spark_expects(include_body):
 def test_a_message_has_its_columns(broker, topic):
     publish_bodies(broker, topic, [b"first"])
     broker.http("POST", "/pub", b"later", topic=topic, defer="600000")
-    with BrokerClient(addresses_of(broker), Connection()) as client:
+    with BrokerClient(addresses_of(broker), BrokerOptions()) as client:
         positions = client.positions(topic)
     first, later = read(settings(broker, topic)).to_pylist()
     assert (first["value"], first["topic"], first["node"], first["partition"]) == (b"first", topic, positions.node, 0)
@@ -75,14 +75,13 @@ def test_each_message_of_two_brokers_is_read_once_and_again_the_same(brokers, to
 def test_pages_of_any_size_make_the_same_rows(broker, topic, monkeypatch):
     publish_numbers(broker, topic, 0, 3000)
     whole = read(settings(broker, topic))
-    monkeypatch.setattr(decode, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(decode, "LOG_PAGE_BYTES", 1000)
     assert read(settings(broker, topic)) == whole
 
 
 def test_without_anything_compiled_the_rows_are_the_same(broker, topic, monkeypatch):
     publish_numbers(broker, topic, 0, 3000)
     whole = read(settings(broker, topic))
-    assert decode.decode is not columns_in_python.decode
     monkeypatch.setattr(decode, "decode", columns_in_python.decode)
     assert read(settings(broker, topic)) == whole
 
@@ -189,7 +188,7 @@ def test_another_node_at_the_address_fails_or_is_left_out(brokers, topic):
 def test_a_damaged_page_fails_or_leaves_the_damaged_messages_out(broker, topic):
     publish_numbers(broker, topic, 0, 100)
     (one,) = batch_ranges(settings(broker, topic))
-    with BrokerClient(one.address, Connection()) as client:
+    with BrokerClient(one.address, BrokerOptions()) as client:
         page = client.page(topic, 0, 100)
     data = page.data.replace(body_of(42), b"damaged!")
     names = ("Format", "Node", "Created", "From", "Next", "End", "Count")
@@ -217,7 +216,7 @@ def test_a_broker_that_is_gone_fails_the_task(make_broker, topic):
 
 @pytest.mark.slow
 def test_a_task_sits_out_the_restart_of_a_killed_broker(make_broker, topic, monkeypatch):
-    monkeypatch.setattr(decode, "PAGE_BYTES", 50_000)
+    monkeypatch.setattr(decode, "LOG_PAGE_BYTES", 50_000)
     broker = make_broker()
     publish_numbers(broker, topic, 0, 20_000)
     asked = settings(broker, topic, retryTimeoutMs="60000")
@@ -233,13 +232,13 @@ def test_a_task_sits_out_the_restart_of_a_killed_broker(make_broker, topic, monk
 
 
 def test_a_read_that_is_given_up_ends_its_thread(broker, topic, monkeypatch):
-    monkeypatch.setattr(decode, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(decode, "LOG_PAGE_BYTES", 1000)
     publish_numbers(broker, topic, 0, 5000)
     asked = settings(broker, topic)
     (one,) = batch_ranges(asked)
     batches = read_range(asked, one)
     next(batches)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "pyqd-pages"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name.startswith("pyqd-pages")]
     batches.close()  # type: ignore[attr-defined]
     thread.join(30)
     assert not thread.is_alive()

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import serialization
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pyqd.client.errors import RefusedError, TlsError
-from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
+from pyqd_spark.channel import ChannelReadSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
-from pyqd_spark.options import Connection, OptionError
+from pyqd_spark.options import BrokerOptions, OptionError
 from pyqd_spark.read_options import parse_settings
 from pyqd_spark.reader import batch_ranges
 from pyqd_spark.writer import Published, WriteSettings, publish_batches
@@ -97,7 +97,7 @@ def publish(given: Options, _: Path | None = None, topic: str = "t") -> Publishe
 def empty_channel(given: Options, path: Path) -> list[bytes]:
     """Take all of a channel of the topic t. Returns: the bodies."""
     asked = {"topic": "t", "channel": "c", "idleTimeoutMs": "500", "path": str(path), "retryTimeoutMs": PATIENT_MS}
-    reader = PyqdChannelReader(ChannelSettings.of({**asked, **given}))
+    reader = PyqdChannelReader(ChannelReadSettings.of({**asked, **given}))
     for part in reader.partitions():
         list(reader.read(part))
     return [body for file in path.iterdir() for body in pq.read_table(file)["value"].to_pylist()]
@@ -215,7 +215,7 @@ def test_the_wrong_port_is_recognised(optional: Daemon, strict: Daemon, certific
 def test_a_drain_is_made_over_tls(strict: Daemon, certificates: Certificates, tmp_path: Path) -> None:
     given = trusting(certificates, nsqd=https_address(strict), **showing(certificates.client))
     publish(given, topic="drained")
-    connection = Connection(
+    connection = BrokerOptions(
         nsqd=(https_address(strict),),
         tls=True,
         tls_root_ca_file=given["tlsRootCaFile"],

@@ -25,8 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyqd.fallback import mpub
-from pyqd_spark import frames, writer
+from pyqd_spark import writer
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.options import OptionError
 from pyqd_spark.writer import Published, PyqdArrowWriter, PyqdStreamArrowWriter, publish_batches
@@ -54,11 +53,6 @@ TYPE_OF: dict[str, DataType] = {"topic": StringType(), "deferred_until": Timesta
 def start(tmp_path: Path) -> Iterator[Starter]:
     with servers(tmp_path) as starter:
         yield starter
-
-
-@pytest.fixture
-def daemon(start: Starter, implementation: Implementation) -> Daemon:
-    return start(implementation)
 
 
 def schema(*names: str, value: DataType | None = None) -> StructType:
@@ -166,11 +160,7 @@ def test_an_id_is_the_same_in_every_attempt(start: Starter) -> None:
     assert bodies_of(daemon, "t", 14) == expected * 2
 
 
-@pytest.mark.parametrize("command", [frames.command, mpub.command])
-def test_commands_keep_to_the_bytes_that_a_broker_takes(
-    start: Starter, implementation: Implementation, command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frames, "command", command)
+def test_commands_keep_to_the_bytes_that_a_broker_takes(start: Starter, implementation: Implementation) -> None:
     daemon = start(implementation, "-max-body-size=4096", "-max-msg-size=2048")
     bodies = [b"%04d" % number * 250 for number in range(40)]
     assert publish(to(daemon, maxBodyBytes="4096"), batch(value=bodies)).rows == 40
@@ -333,8 +323,8 @@ def test_only_unanswered_batches_are_sent_again(start: Starter, answers: int, ca
 def test_a_connection_idle_for_long_is_reconnected(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "IDLE_LONGEST_S", -1.0)
     daemon = start(pyqd())
-    publisher = writer.Publisher(settings(**to(daemon)), 0)
-    rows = writer.Rows(publisher.settings)
+    publisher = writer.TaskPublisher(settings(**to(daemon)), 0)
+    rows = writer.TopicRuns(publisher.settings)
     clients = []
     for index in range(2):
         for run in rows.runs(batch(value=numbered(5, 5 * index))):

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 
 from pyqd_spark.brokers import BrokerClient
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 from tests.support.server import Daemon
 
 PER_REQUEST = 5000
@@ -32,8 +32,9 @@ def body_of(number: int, size_bytes: int = 8) -> bytes:
 def publish_bodies(daemon: Daemon, topic: str, bodies: Iterable[bytes]) -> None:
     """Publish messages in one request."""
     framed = [struct.pack(">i", len(body)) + body for body in bodies]
-    with BrokerClient(addresses_of(daemon), Connection(retry_timeout_s=0)) as client:
-        client.publish(topic, struct.pack(">i", len(framed)) + b"".join(framed))
+    body = struct.pack(">i", len(framed)) + b"".join(framed)
+    reply = daemon.http("POST", "/mpub", body, topic=topic, binary="true")
+    assert reply.status == 200, reply
 
 
 def publish_numbers(daemon: Daemon, topic: str, start: int, stop: int, size_bytes: int = 8) -> None:
@@ -48,7 +49,7 @@ def publish_until_dropped(daemon: Daemon, topic: str, start: int) -> int:
 
     Returns: the position of the oldest kept message.
     """
-    with BrokerClient(addresses_of(daemon), Connection(retry_timeout_s=0)) as client:
+    with BrokerClient(addresses_of(daemon), BrokerOptions(retry_timeout_s=0)) as client:
         for first in range(start, start + 100 * BATCHES_MAX, 100):
             publish_numbers(daemon, topic, first, first + 100, 2000)
             daemon.http("POST", "/topic/empty", topic=topic)

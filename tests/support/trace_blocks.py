@@ -2,41 +2,44 @@
 
 import struct
 
-from pyqd.fallback import trace_events as format_
 from pyqd.hot.primitives import crc32c
+from pyqd.hot.wire.trace_events import KINDS, REASONS
 
-KIND = {name: number for number, name in enumerate(format_.KINDS)}
-REASON = {name: number for number, name in enumerate(format_.REASONS)}
+KIND = {name: number for number, name in enumerate(KINDS)}
+REASON = {name: number for number, name in enumerate(REASONS)}
+
+VERSION = 1
+EVENT_BYTES = 16
+CONTEXT, PLACE, CLIENT, CHANNELS = range(64, 68)
+HAS_DUE, HAS_BODY, IS_STORED, IS_BULK, IS_RUN = (1 << bit for bit in range(5))
 
 
 def padded(entry):
-    return entry + bytes(-len(entry) % format_.EVENT_BYTES)
+    return entry + bytes(-len(entry) % EVENT_BYTES)
 
 
 def place(topic, channel=b""):
-    return padded(struct.pack("<BBB5x", format_.PLACE, len(topic), len(channel)) + topic + channel)
+    return padded(struct.pack("<BBB5x", PLACE, len(topic), len(channel)) + topic + channel)
 
 
 def client(address, user_agent=b""):
-    return padded(struct.pack("<BBH4x", format_.CLIENT, len(address), len(user_agent)) + address + user_agent)
+    return padded(struct.pack("<BBH4x", CLIENT, len(address), len(user_agent)) + address + user_agent)
 
 
 def channels(topic, *members):
-    return padded(
-        struct.pack("<BxHHxx", format_.CHANNELS, topic, len(members)) + struct.pack(f"<{len(members)}H", *members)
-    )
+    return padded(struct.pack("<BxHHxx", CHANNELS, topic, len(members)) + struct.pack(f"<{len(members)}H", *members))
 
 
 def context(place_number, timestamp_ns, client_number=0):
-    return struct.pack("<BxHHxxq", format_.CONTEXT, place_number, client_number, timestamp_ns)
+    return struct.pack("<BxHHxxq", CONTEXT, place_number, client_number, timestamp_ns)
 
 
 def event(kind, guid, *, attempt=0, value=0, due_ns=None, count=None, body=None, stored=False):
     flags = (
-        (format_.HAS_DUE if due_ns is not None else 0)
-        | (format_.HAS_BODY if body is not None else 0)
-        | (format_.IS_STORED if stored else 0)
-        | (format_.IS_BULK if count is not None else 0)
+        (HAS_DUE if due_ns is not None else 0)
+        | (HAS_BODY if body is not None else 0)
+        | (IS_STORED if stored else 0)
+        | (IS_BULK if count is not None else 0)
     )
     number = KIND[kind] if isinstance(kind, str) else kind
     found = struct.pack("<BBHIQ", number, flags, attempt if body is None else len(body), value, guid)
@@ -48,12 +51,12 @@ def event(kind, guid, *, attempt=0, value=0, due_ns=None, count=None, body=None,
 
 
 def run(guid, *sizes, stored=False):
-    flags = format_.IS_RUN | (format_.IS_STORED if stored else 0)
+    flags = IS_RUN | (IS_STORED if stored else 0)
     found = struct.pack("<BBHIQ", KIND["published"], flags, 0, len(sizes) - 1, guid)
     return found + padded(struct.pack(f"<{len(sizes)}I", *sizes))
 
 
-def block(first, row_count, *entries, dense_from=1, version=format_.VERSION, node_id=7):
+def block(first, row_count, *entries, dense_from=1, version=VERSION, node_id=7):
     return struct.pack("<HHIqqq", version, node_id, row_count, first, dense_from, 99) + b"".join(entries)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyqd.fallback.trace_events import Decoded
-from pyqd.hot.wire.trace_events import decode
+from pyqd.hot.wire.trace_events import TraceColumns, decode
 from tests.support import trace_blocks as blocks
 
 EVENTS_OF_A_BLOCK = 1000
@@ -120,7 +119,7 @@ class TraceLog:
                 following = end
         return b"".join(found), following
 
-    def decoded(self, position: int = 0, bytes_max: int = 1 << 30) -> Decoded:
+    def decoded(self, position: int = 0, bytes_max: int = 1 << 30) -> TraceColumns:
         """Return the events from a position on."""
         return decode(self.answer(position, bytes_max)[0], position, skip_damaged=True)
 

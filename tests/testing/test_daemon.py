@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -77,22 +76,6 @@ def test_two_daemons_run_beside_each_other(tmp_path: Path, broker: BrokerProcess
         publish(other, "orders", b"one")
         assert other.published("orders") == [b"one"]
         assert broker.published("orders") == []
-
-
-def test_published_messages_are_read_in_order_without_consuming_them(broker: BrokerProcess) -> None:
-    broker.request("POST", "/topic/create", topic="orders")
-    broker.request("POST", "/channel/create", topic="orders", channel="email")
-    started = datetime.now(timezone.utc) - timedelta(seconds=1)
-    publish(broker, "orders", b"one", b"two")
-    publish(broker, "orders", b"later", defer=60_000)
-    assert broker.published("orders") == [b"one", b"two", b"later"]
-    one, _, later = broker.published_messages("orders")
-    assert len(one.id) == 16
-    assert started < one.timestamp < started + timedelta(minutes=1)
-    assert one.due is None
-    assert later.due is not None
-    assert later.due - later.timestamp == pytest.approx(timedelta(minutes=1), abs=timedelta(seconds=1))
-    assert broker.topic_stats("orders", "email")["depth"] == 2  # type: ignore[index]
 
 
 def test_more_than_one_answer_is_read(broker: BrokerProcess) -> None:
@@ -183,13 +166,6 @@ def test_a_daemon_that_died_is_reported_by_its_stop(broker: BrokerProcess) -> No
 def test_a_started_daemon_is_not_started_twice(broker: BrokerProcess) -> None:
     with pytest.raises(BrokerError, match="started already"):
         broker.start()
-
-
-def test_flags_reach_the_daemon(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, ["--max-msg-size=3"]) as broker:
-        publish(broker, "orders", b"abc")
-        with pytest.raises(BrokerError, match=r"413 .*MSG_TOO_BIG"):
-            publish(broker, "orders", b"abcd")
 
 
 def test_no_daemon_outlives_a_test_process_that_was_killed(tmp_path: Path) -> None:

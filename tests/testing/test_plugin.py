@@ -107,19 +107,6 @@ def test_a_failed_test_shows_the_log_of_its_daemon(run_pytest: PytestRun) -> Non
     assert re.search(r"log of 127\.0\.0\.1:\d+ -+\n\[pyqd\]", done.stdout), done.stdout
 
 
-def test_a_daemon_that_cannot_start_is_an_error_with_its_log(run_pytest: PytestRun) -> None:
-    done = run_pytest("def test_it(pyqd_broker):\n    pass\n", "-o", "pyqd_flags=--no-such-flag")
-    assert "1 error" in done.stdout
-    assert "ended with exit code 2 before it served" in done.stdout
-    assert "no-such-flag" in done.stdout
-
-
-def test_a_daemon_that_dies_fails_the_test(run_pytest: PytestRun) -> None:
-    done = run_pytest("import os\ndef test_it(pyqd_broker):\n    os.kill(pyqd_broker.pid, 9)\n")
-    assert "1 passed, 1 error" in done.stdout
-    assert "the daemon ended with exit code -9" in done.stdout
-
-
 def test_the_plugin_loads_nothing_that_slows_collection(run_pytest: PytestRun) -> None:
     done = run_pytest(
         """

@@ -10,12 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from pyqd.trace import schema
-from pyqd.trace.database import Database, Node
+from pyqd.trace.database import Database, TraceNode
 from tests.support.databases import Mariadb, Postgresql, Server, program_of_mariadb, programs_of_postgresql, running
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import TraceLog
 
-Store = Callable[[], Node]
+Store = Callable[[], TraceNode]
 KINDS = ("sqlite", "postgresql", "mariadb")
 
 
@@ -121,7 +121,7 @@ def store(database: Database, log: TraceLog) -> Store:
     """Function that stores the events which the log has got since the last call. Returns: the node after them."""
     node = database.node("log", "broker:4151")
 
-    def store_() -> Node:
+    def store_() -> TraceNode:
         nonlocal node
         node = database.write(node, log.decoded(node.position))
         return node

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pyqd.trace.database import Database, Node
-from pyqd.trace.errors import MovedError
+from pyqd.trace import MovedError
+from pyqd.trace.database import Database, TraceNode
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.support.trace_tables import outcomes_of, rows_of
 from tests.trace.conftest import Store
@@ -177,10 +177,10 @@ def test_more_rows_than_a_statement_takes_are_stored(database: Database, log: Tr
 
 def test_a_broker_keeps_its_number_and_another_log_gets_its_own(database: Database) -> None:
     first = database.node("log", "broker:4151")
-    assert database.node("log", "renamed:4151") == Node(first.node_id, "log", "renamed:4151", 0)
+    assert database.node("log", "renamed:4151") == TraceNode(first.node_id, "log", "renamed:4151", 0)
     second = database.node("another log", "renamed:4151")
     assert second.node_id != first.node_id
-    assert database.nodes() == [Node(first.node_id, "log", "renamed:4151", 0), second]
+    assert database.nodes() == [TraceNode(first.node_id, "log", "renamed:4151", 0), second]
 
 
 def test_a_long_address_of_a_broker_is_cut(database: Database) -> None:

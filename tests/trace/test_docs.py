@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from pyqd.trace.database import Database
-from pyqd.trace.schema import OUTCOMES, VIEWS
+from pyqd.trace.schema import VIEWS
+from pyqd.wire.trace_states import OUTCOMES
 from tests.meta.repository import ROOT
 from tests.support.machine import Machine
 from tests.support.pages import sections_of

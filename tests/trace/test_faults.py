@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from pyqd.trace import DatabaseError, SchemaError, UrlError
 from pyqd.trace.database import Database
-from pyqd.trace.errors import DatabaseError, SchemaError, UrlError
 from pyqd.trace.retention import Retention
 from pyqd.trace.shipper import ShipOptions, Shipper
 from tests.support import small_disk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyqd.trace.database import Database
-from pyqd.trace.search import Query, find
+from pyqd.trace.search import TraceQuery, find
 from pyqd.trace.story import stories_of
 from tests.support.trace_log import TraceLog, add_all
 from tests.support.trace_tables import events_of, outcomes_of, rows_of
@@ -120,7 +120,7 @@ def test_a_fin_is_an_event_if_only_an_older_delivery_of_its_message_is_known(
     store()
     assert outcomes_of(database) == [("1", "a", 1, end, 2)]
     assert events_of(database)[-1:] == [("1", "a", "finished")]
-    assert find(database, Query(state="unfinished")) == []
+    assert find(database, TraceQuery(state="unfinished")) == []
     (story,) = stories_of(database, "0000000000000001")
     assert story.channels["a"].state == "finished"
 

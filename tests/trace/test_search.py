@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from pyqd.trace.database import Database
 from pyqd.trace.figures import figures_of
-from pyqd.trace.search import Query, find, newest, unclaimed
+from pyqd.trace.search import TraceQuery, find, newest, unclaimed
 from pyqd.trace.story import stories_of
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.trace.conftest import Store
@@ -80,11 +80,11 @@ def filled(database: Database, log: TraceLog, store: Store) -> Database:
 @pytest.mark.slow
 def test_messages_are_found_by_conditions(filled: Database) -> None:
     for conditions, expected in CONDITIONS:
-        assert {int(row.message_id, 16) for row in find(filled, Query(**conditions))} == expected, conditions
+        assert {int(row.message_id, 16) for row in find(filled, TraceQuery(**conditions))} == expected, conditions
 
 
 def test_a_found_message_says_what_became_of_it(filled: Database) -> None:
-    (row,) = find(filled, Query(state="finished", attempts_above=1))
+    (row,) = find(filled, TraceQuery(state="finished", attempts_above=1))
     assert (row.message_id, row.topic, row.channel, row.nsqd) == ("0000000000000003", "orders", "a", "broker:4151")
     assert (row.state, row.at, row.attempts, row.client) == ("finished", second(4), 2, "10.0.0.2:5")
     assert (row.published_at, row.outcome_at) == (second(3), second(8))
@@ -97,75 +97,82 @@ def test_messages_that_no_channel_has_got_are_found_by_their_publishing(
     log.add("published", 12, "held", size=7, at_us=AT_US + 12 * SECOND_US)
     log.add("published", 13, "held", size=7, at_us=AT_US + 13 * SECOND_US)
     store()
-    found = unclaimed(filled, Query(since=second(12)))
+    found = unclaimed(filled, TraceQuery(since=second(12)))
     assert [(int(row.message_id, 16), row.topic, row.channel, row.state) for row in found] == [
         (13, "held", "", "waiting"),
         (12, "held", "", "waiting"),
     ]
     assert found[0].published_at == found[0].at == second(13)
-    assert [int(row.message_id, 16) for row in newest(filled, Query(since=second(11), limit=1))] == [13]
-    assert {int(row.message_id, 16) for row in newest(filled, Query(since=second(12)))} == {11, 12, 13}
+    assert [int(row.message_id, 16) for row in newest(filled, TraceQuery(since=second(11), limit=1))] == [13]
+    assert {int(row.message_id, 16) for row in newest(filled, TraceQuery(since=second(12)))} == {11, 12, 13}
     for conditions in ({"state": "finished"}, {"channel": "a"}, {"topic": "orders"}, {"attempts_above": 1}):
-        assert unclaimed(filled, Query(**conditions)) == []
+        assert unclaimed(filled, TraceQuery(**conditions)) == []
     log.add("sent", 12, "held", "a", attempt=1)
     log.add("dropped", 0, "held", "", reason="emptied", count=1)
     store()
-    assert unclaimed(filled, Query(topic="held")) == []
+    assert unclaimed(filled, TraceQuery(topic="held")) == []
 
 
-@pytest.mark.parametrize("kind", ["rescheduled", "delivered_now"])
-@pytest.mark.parametrize("channel", ["", "a"], ids=["held", "released"])
 def test_a_message_that_no_client_has_got_is_found_after_its_due_time_was_changed(
-    database: Database, log: TraceLog, store: Store, kind: str, channel: str
+    database: Database, log: TraceLog, store: Store
 ) -> None:
-    log.add("published", 1)
-    if channel:
-        log.add("stored", 0, channel=channel, reason="released", count=1)
-    log.add(kind, 1, channel=channel)
+    # Held by their topics, or released to a channel.
+    cases = [(f"{kind}-{channel}", kind, channel) for kind in ("rescheduled", "delivered_now") for channel in ("", "a")]
+    for topic, kind, channel in cases:
+        log.add("published", 1, topic)
+        if channel:
+            log.add("stored", 0, topic, channel, reason="released", count=1)
+        log.add(kind, 1, topic, channel)
     store()
-    for state in (None, "unfinished", "waiting"):
-        (row,) = newest(database, Query(topic="orders", state=state))
-        assert (row.message_id, row.state) == ("0000000000000001", "waiting")
-    log.add("cancelled", 1, channel=channel)
+    for topic, _, channel in cases:
+        for state in (None, "unfinished", "waiting"):
+            (row,) = newest(database, TraceQuery(topic=topic, state=state))
+            assert (row.message_id, row.state) == ("0000000000000001", "waiting")
+        log.add("cancelled", 1, topic, channel)
     store()
-    assert newest(database, Query(topic="orders")) == []
+    assert newest(database, TraceQuery()) == []
 
 
 def test_the_newest_messages_are_found_first(filled: Database) -> None:
-    found = [int(row.message_id, 16) for row in find(filled, Query(limit=3))]
+    found = [int(row.message_id, 16) for row in find(filled, TraceQuery(limit=3))]
     assert found == [11, 9, 8] or found == [11, 8, 9]
 
 
 def test_what_was_emptied_is_not_unfinished(filled: Database, log: TraceLog, store: Store) -> None:
     log.add("dropped", 0, channel="a", reason="emptied", count=5)
     store()
-    assert {int(row.message_id, 16) for row in find(filled, Query(state="unfinished"))} == {11}
+    assert {int(row.message_id, 16) for row in find(filled, TraceQuery(state="unfinished"))} == {11}
 
 
-@pytest.mark.parametrize("target", [0, 1, 5])
 @pytest.mark.parametrize("is_later", [False, True], ids=["one batch", "a later batch"])
 def test_messages_that_a_seek_delivers_again_are_unfinished_until_they_are_removed(
-    database: Database, log: TraceLog, store: Store, target: int, is_later: bool
+    database: Database, log: TraceLog, store: Store, is_later: bool
 ) -> None:
-    for guid in (1, 2, 3, 4):
-        log.add("published", guid)
-        log.add("stored", guid, channel="a")
-    add_all(log, [("sent", 1), ("sent", 2), ("timed_out", 2), ("dead_lettered", 2), ("sent", 3), ("requeued", 3)])
+    events = ("sent", 1), ("sent", 2), ("timed_out", 2), ("dead_lettered", 2), ("sent", 3), ("requeued", 3)
+    topics = {f"to-{target}": target for target in (0, 1, 5)}
+    for topic in topics:
+        for guid in (1, 2, 3, 4):
+            log.add("published", guid, topic)
+            log.add("stored", guid, topic, "a")
+        for kind, guid in events:
+            log.add(kind, guid, topic, "a", client="10.0.0.7:5", attempt=1)
     if is_later:
         store()
     # All are skipped, and come back if the second seek goes back beyond them.
-    log.add("dropped", 4, channel="a", reason="seek", count=4)
-    log.add("stored", target, channel="a", reason="seek", count=4 - target)
+    for topic, target in topics.items():
+        log.add("dropped", 4, topic, "a", reason="seek", count=4)
+        log.add("stored", target, topic, "a", reason="seek", count=4 - target)
     store()
-    again = {guid for guid in (1, 2, 3, 4) if guid > target}
-    assert {int(row.message_id, 16) for row in find(database, Query(state="unfinished"))} == again
-    waiting = {
-        guid for guid in (1, 2, 3, 4) if stories_of(database, f"{guid:016x}")[0].channels["a"].state == "waiting"
-    }
-    assert waiting == again
-    log.add("dropped", 0, channel="a", reason="emptied", count=4)
+    expected = {(topic, guid) for topic, target in topics.items() for guid in (1, 2, 3, 4) if guid > target}
+    found = find(database, TraceQuery(state="unfinished"))
+    assert {(row.topic, int(row.message_id, 16)) for row in found} == expected
+    stories = [story for guid in (1, 2, 3, 4) for story in stories_of(database, f"{guid:016x}")]
+    waiting = {(story.topic, int(story.message_id, 16)) for story in stories if story.channels["a"].state == "waiting"}
+    assert waiting == expected
+    for topic in topics:
+        log.add("dropped", 0, topic, "a", reason="emptied", count=4)
     store()
-    assert find(database, Query(state="unfinished")) == []
+    assert find(database, TraceQuery(state="unfinished")) == []
 
 
 def test_figures_of_topics_and_channels(filled: Database) -> None:
@@ -195,37 +202,39 @@ def test_figures_of_a_topic_and_a_span_of_time(filled: Database) -> None:
     assert [channel.delivery_count for channel in figures.channels] == [2]
 
 
-@pytest.mark.parametrize(
-    ("start_us", "took_us", "limit_s"),
-    [
-        (0, 490, 0.0005),
-        (0, 900, 0.001),
-        (0, 1000, 0.001),
-        (0, 1001, 0.002),
-        (999_500, 1000, 0.001),
-        (999_999, 100, 0.0001),
-        (0, 3_600_000_000 - 1, 5000.0),
-    ],
+# Start and duration of a delivery in microseconds, and the limit of its class in seconds.
+TIMES = (
+    (0, 490, 0.0005),
+    (0, 900, 0.001),
+    (0, 1000, 0.001),
+    (0, 1001, 0.002),
+    (999_500, 1000, 0.001),
+    (999_999, 100, 0.0001),
+    (0, 3_600_000_000 - 1, 5000.0),
 )
-def test_times_are_exact_to_the_microsecond(
-    database: Database, log: TraceLog, store: Store, start_us: int, took_us: int, limit_s: float
-) -> None:
-    start_us += AT_US - AT_US % SECOND_US
-    log.add("published", 1, at_us=start_us)
-    log.add("sent", 1, channel="a", attempt=1, at_us=start_us)
-    log.add("finished", 1, channel="a", attempt=1, at_us=start_us + took_us)
+
+
+def test_times_are_exact_to_the_microsecond(database: Database, log: TraceLog, store: Store) -> None:
+    for number, (start_us, took_us, _) in enumerate(TIMES):
+        at_us = start_us + AT_US - AT_US % SECOND_US
+        log.add("published", 1, f"t{number}", at_us=at_us)
+        log.add("sent", 1, f"t{number}", "a", attempt=1, at_us=at_us)
+        log.add("finished", 1, f"t{number}", "a", attempt=1, at_us=at_us + took_us)
     store()
-    (channel,) = figures_of(database).channels
-    assert channel.percentiles_s[50] == limit_s
-    assert len(find(database, Query(slower_than=timedelta(microseconds=took_us - 1)))) == 1
-    assert find(database, Query(slower_than=timedelta(microseconds=took_us))) == []
+    assert [channel.percentiles_s[50] for channel in figures_of(database).channels] == [
+        limit_s for *_, limit_s in TIMES
+    ]
+    for number, (_, took_us, _) in enumerate(TIMES):
+        for least_us, count in ((took_us - 1, 1), (took_us, 0)):
+            query = TraceQuery(topic=f"t{number}", slower_than=timedelta(microseconds=least_us))
+            assert len(find(database, query)) == count, took_us
 
 
 def test_a_message_of_another_broker_with_the_same_id_is_apart(filled: Database) -> None:
     log = TraceLog()
     add_all(log, [("sent", 4), ("finished", 4)])
     filled.write(filled.node("another log", "another:4151"), log.decoded())
-    found = find(filled, Query(state="unfinished"))
+    found = find(filled, TraceQuery(state="unfinished"))
     assert "0000000000000004" in {row.message_id for row in found}
 
 
@@ -245,7 +254,7 @@ def test_lost_events_are_counted_by_broker(database: Database, log: TraceLog, st
     assert figures_of(database, until=gaps.last_at).gaps == []
 
 
-def plan_of(database: Database, query: Query) -> str:
+def plan_of(database: Database, query: TraceQuery) -> str:
     """Return SQLite's plan of a search."""
     statements: list[tuple[str, Any]] = []
 
@@ -276,11 +285,11 @@ def plan_of(database: Database, query: Query) -> str:
 def test_a_search_for_few_of_many_messages_uses_their_index(
     sqlite: Database, conditions: dict[str, Any], index: str
 ) -> None:
-    plan = plan_of(sqlite, Query(topic="orders", channel="a", **conditions))
+    plan = plan_of(sqlite, TraceQuery(topic="orders", channel="a", **conditions))
     assert f"trace_deliveries USING INDEX {index} " in plan
     assert "TEMP B-TREE" not in plan
 
 
 def test_acts_on_many_messages_are_found_by_their_reason(sqlite: Database) -> None:
-    plan = plan_of(sqlite, Query(topic="orders", channel="a", state="unfinished"))
+    plan = plan_of(sqlite, TraceQuery(topic="orders", channel="a", state="unfinished"))
     assert "trace_bulk_events USING INDEX trace_bulk_events_reason (topic=? AND reason=?" in plan

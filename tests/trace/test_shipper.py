@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import pytest
 
 from pyqd.client.http import HttpClient
-from pyqd.fallback.trace_events import Decoded
-from pyqd.trace.database import Database, Node
-from pyqd.trace.errors import DatabaseError
+from pyqd.hot.wire.trace_events import TraceColumns
+from pyqd.trace import DatabaseError
+from pyqd.trace.database import Database, TraceNode
 from pyqd.trace.fetcher import Fetcher
 from pyqd.trace.retention import Retention
 from pyqd.trace.shipper import ShipOptions, Shipper
@@ -112,12 +112,12 @@ def test_a_transaction_whose_answer_was_lost_is_not_repeated(
     write = sqlite.write
     writes = []
 
-    def write_and_fail(node: Node, events: Decoded) -> Node:
+    def write_and_fail(node: TraceNode, events: TraceColumns) -> TraceNode:
         written = write(node, events)
         writes.append(written)
         raise DatabaseError("the connection is lost")
 
-    def fail_first(node: Node, events: Decoded) -> Node:
+    def fail_first(node: TraceNode, events: TraceColumns) -> TraceNode:
         return write(node, events) if writes else write_and_fail(node, events)
 
     monkeypatch.setattr(sqlite, "write", fail_first)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from pyqd.trace import schema, versions
+from pyqd.trace import SchemaError, schema, versions
 from pyqd.trace.database import Database
-from pyqd.trace.errors import SchemaError
 from pyqd.trace.versions import VERSION_TABLE, Versions
 from tests.support.trace_log import TraceLog
 from tests.support.trace_tables import rows_of

@@ -16,10 +16,11 @@ from pyqd.admin.pages.forms import blueprint
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.primitives.names import is_valid_name_str
+from pyqd.trace import TraceError
 from pyqd.trace.database import Database
-from pyqd.trace.errors import TraceError
-from pyqd.trace.search import STATES, Query, newest
+from pyqd.trace.search import TraceQuery, newest
 from pyqd.trace.story import stories_of
+from pyqd.wire.trace_states import STATES
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ class Stories:
         state = fields.get("state", "") if fields.get("state") in STATES else ""
         span = fields.get("within", "") if fields.get("within") in SPANS else "1 h"
         until = time_of(fields.get("until", ""))
-        query = Query(
+        query = TraceQuery(
             topic=topic or None,
             channel=channel or None,
             since=(until or datetime.now(timezone.utc)) - timedelta(seconds=SPANS[span]),

@@ -14,17 +14,25 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyqd.client.core import commands
-from pyqd.client.core.frames import FrameReader
 from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from pyqd.client.errors import AuthenticationError, ProtocolError, RefusedError, TlsError, refusal
+
+if TYPE_CHECKING:
+    from pyqd.fallback.client_frames import FrameSplitter
+else:
+    try:
+        from pyqd.hot.wire.client_frames import FrameSplitter
+    except ImportError:  # For a copy of the Python modules without the compiled ones.
+        from pyqd.fallback.client_frames import FrameSplitter
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT: Final = b"_heartbeat_"
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 OK: Final = b"OK"
+FRAME_BYTES_MAX: Final = 1 << 30
 # Answers to IDENTIFY and AUTH; a longer one is not NSQ's.
 ANSWER_BYTES_MAX: Final = 1 << 20
 # Numbers in the answer to IDENTIFY that the client works with, and their limits.
@@ -46,12 +54,12 @@ class Ready(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Messages that arrived, as the tuples of FrameReader: (2, timestamp_ns, attempts, id, body)."""
+    """Messages that arrived, as tuples: (MESSAGE, timestamp_ns, attempts, id, body)."""
 
     frames: list[tuple[Any, ...]]
 
 
-class Response(NamedTuple):
+class CommandAnswer(NamedTuple):
     """Answer to the oldest command that has an answer."""
 
     data: bytes
@@ -67,23 +75,15 @@ class CloseWait(NamedTuple):
     """The broker sends no more messages; those in flight may still be answered."""
 
 
-Event = Ready | Messages | Response | Refusal | CloseWait
+Event = Ready | Messages | CommandAnswer | Refusal | CloseWait
 
 
-class State(enum.Enum):
+class CoreState(enum.Enum):
     IDENTIFYING = enum.auto()
     UPGRADING = enum.auto()
     AUTHENTICATING = enum.auto()
     READY = enum.auto()
     CLOSED = enum.auto()
-
-
-def hint_at(head: bytes | bytearray) -> str:
-    """Return advice about a server whose first bytes are not those of a broker."""
-    for beginning, hint in STRANGERS.items():
-        if head.startswith(beginning):
-            return hint
-    return "is this NSQ's TCP port?"
 
 
 class ConnectionCore:
@@ -100,7 +100,7 @@ class ConnectionCore:
         auth_secret: str | None = None,
         broker: str = "",
     ) -> None:
-        self.state = State.IDENTIFYING
+        self.state = CoreState.IDENTIFYING
         self.info: Mapping[str, Any] = {}
         self.broker = broker
         # Whether commands are sent as they are, without a layer around them.
@@ -114,13 +114,15 @@ class ConnectionCore:
         self._upgrades: list[str] = []
         self._owes_nop = False
         self._head = bytearray()
-        self._reader = FrameReader()
+        # Returns the frames that are complete now, in order: (RESPONSE, data), (ERROR, data) or (MESSAGE, timestamp_ns,
+        # attempts, id, body). An incomplete one is kept.
+        self._feed = FrameSplitter(FRAME_BYTES_MAX, ProtocolError).feed
         # Commands whose bytes take_output() returns.
         self.queued: list[bytes] = [commands.MAGIC, commands.identify(identity)]
 
     @property
     def is_ready(self) -> bool:
-        return self.state is State.READY
+        return self.state is CoreState.READY
 
     @property
     def gives_ids(self) -> bool:
@@ -151,11 +153,11 @@ class ConnectionCore:
         """Return the events of received bytes. Raises: ProtocolError, TlsError, RefusedError, AuthenticationError."""
         if self._tls is not None:
             data = self._tls.receive(data)
-        if self.state is not State.READY:
+        if self.state is not CoreState.READY:
             return self._set_up(data)
         if self._compression is not None:
             data = self._compression.receive(data)
-        frames = self._reader.feed(data)
+        frames = self._feed(data)
         if frames and frames[0][0] == MESSAGE and all(frame[0] == MESSAGE for frame in frames):
             return [Messages(frames)]
         return self._mixed_events(frames)
@@ -179,8 +181,8 @@ class ConnectionCore:
             elif data == CLOSE_WAIT:
                 events.append(CloseWait())
             else:
-                # As Response(data), without its function in Python.
-                events.append(tuple.__new__(Response, (data,)))
+                # As CommandAnswer(data), without its function in Python.
+                events.append(tuple.__new__(CommandAnswer, (data,)))
         if messages:
             events.append(Messages(messages))
         return events
@@ -188,7 +190,7 @@ class ConnectionCore:
     def _set_up(self, data: bytes) -> list[Event]:
         """Consume answers up to the one that makes the connection ready, and the events behind it."""
         self._feed_head(data)
-        while self.state is not State.READY:
+        while self.state is not CoreState.READY:
             if self._tls is not None and not self._tls.is_established:
                 return []
             frame = self._next_answer()
@@ -197,7 +199,7 @@ class ConnectionCore:
             self._answer(*frame)
         rest = bytes(self._head)
         self._head.clear()
-        frames = self._reader.feed(rest) if rest else []
+        frames = self._feed(rest) if rest else []
         return [Ready(self.info), *self._mixed_events(frames)]
 
     def _feed_head(self, data: bytes) -> None:
@@ -214,9 +216,9 @@ class ConnectionCore:
         kind = int.from_bytes(head[4:8], "big", signed=True)
         # The size is judged alone, because another server may send less than a frame, and close.
         if not 4 <= size <= ANSWER_BYTES_MAX or (len(head) >= 8 and kind not in (RESPONSE, ERROR)):
-            raise ProtocolError(
-                f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY: {hint_at(head)}"
-            )
+            hints = (hint for beginning, hint in STRANGERS.items() if head.startswith(beginning))
+            hint = next(hints, "is this NSQ's TCP port?")
+            raise ProtocolError(f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY: {hint}")
         if len(head) < 4 + size:
             return None
         data = bytes(head[8 : 4 + size])
@@ -225,25 +227,25 @@ class ConnectionCore:
 
     def _answer(self, kind: int, data: bytes) -> None:
         """Go on with the set-up after an answer."""
-        doing = {State.IDENTIFYING: "IDENTIFY", State.AUTHENTICATING: "AUTH"}.get(self.state, "upgrade")
+        doing = {CoreState.IDENTIFYING: "IDENTIFY", CoreState.AUTHENTICATING: "AUTH"}.get(self.state, "upgrade")
         if kind == ERROR:
-            self.state = State.CLOSED
+            self.state = CoreState.CLOSED
             raise refusal(data, self.broker, doing)
         if data == HEARTBEAT:
-            if self.state is State.AUTHENTICATING:
+            if self.state is CoreState.AUTHENTICATING:
                 self.queued.append(commands.NOP)
             else:
                 # A broker makes all upgrades right behind IDENTIFY, so that it would read a plain NOP as their bytes.
                 self._owes_nop = True
             return
-        if self.state is State.IDENTIFYING:
+        if self.state is CoreState.IDENTIFYING:
             self._take_info(data)
-        elif self.state is State.UPGRADING:
+        elif self.state is CoreState.UPGRADING:
             if data != OK:
                 raise ProtocolError(f"{self.broker}: {data[:100]!r} instead of OK after an upgrade")
             self._upgrade()
-        elif self.state is State.AUTHENTICATING:
-            self.state = State.READY
+        elif self.state is CoreState.AUTHENTICATING:
+            self.state = CoreState.READY
 
     def _take_info(self, data: bytes) -> None:
         """Read the answer to IDENTIFY and begin the granted upgrades."""
@@ -265,7 +267,7 @@ class ConnectionCore:
                 raise RefusedError(f"the broker offers no {name}", self.broker, "IDENTIFY")
         wanted = ["tls"] if self._new_tls is not None else []
         self._upgrades = wanted + [name for name in ("deflate", "snappy") if self._identity.get(name)]
-        self.state = State.UPGRADING
+        self.state = CoreState.UPGRADING
         self._upgrade()
 
     def _upgrade(self) -> None:
@@ -294,10 +296,10 @@ class ConnectionCore:
             self._owes_nop = False
             self.queued.append(commands.NOP)
         if not self.info.get("auth_required"):
-            self.state = State.READY
+            self.state = CoreState.READY
             return
         if self._auth_secret is None:
-            self.state = State.CLOSED
+            self.state = CoreState.CLOSED
             raise AuthenticationError("the broker requires a secret: give auth_secret=", self.broker, "AUTH")
-        self.state = State.AUTHENTICATING
+        self.state = CoreState.AUTHENTICATING
         self.queued.append(commands.auth(self._auth_secret))

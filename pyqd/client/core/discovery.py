@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 from pyqd.client.errors import LookupFailedError, SettingError
+from pyqd.primitives.backoff import Backoff
 
 log = logging.getLogger("pyqd.client")
 
@@ -115,7 +116,7 @@ def parse_lookup_answer(status: int, headers: Mapping[str, str], body: bytes) ->
         raise LookupFailedError(text) from None
     if not isinstance(answer, dict):
         raise LookupFailedError(f"answer of a lookup daemon is not an object: {_excerpt(body)}")
-    if not _is_plain(headers):
+    if not any(name.lower() == "x-nsq-content-type" and value == CONTENT_TYPE for name, value in headers.items()):
         answer = _unwrapped(answer)
     # Go writes null for an empty list.
     producers = [] if answer.get("producers", 0) is None else answer.get("producers")
@@ -127,10 +128,6 @@ def parse_lookup_answer(status: int, headers: Mapping[str, str], body: bytes) ->
         if broker is not None:
             brokers.setdefault((broker.host, broker.tcp_port), broker)
     return list(brokers.values())
-
-
-def _is_plain(headers: Mapping[str, str]) -> bool:
-    return any(name.lower() == "x-nsq-content-type" and value == CONTENT_TYPE for name, value in headers.items())
 
 
 def _unwrapped(answer: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +152,7 @@ def _broker(entry: object) -> BrokerAddress | None:
     host = _text(entry, "broadcast_address")
     tcp_port = _number(entry, "tcp_port")
     # 0.0.0.0 would lead to this machine instead of the broker; the lookup daemon saw where the broker is.
-    usable = _remote_host(_text(entry, "remote_address")) if _is_wildcard(host) else host
+    usable = _text(entry, "remote_address").rpartition(":")[0].strip("[]") if _is_wildcard(host) else host
     if not _is_host(usable) or not 0 < tcp_port <= PORT_MAX:
         _warn_of(host, tcp_port)
         return None
@@ -200,11 +197,6 @@ def _is_host(text: str) -> bool:
     return bool(text) and not any(unicodedata.category(character) == "Cc" for character in text)
 
 
-def _remote_host(address: str) -> str:
-    """Return the host of host:port, without the brackets of IPv6."""
-    return address.rpartition(":")[0].strip("[]")
-
-
 def _excerpt(body: bytes) -> str:
     text = body[:EXCERPT_BYTES].decode(errors="replace")
     return text + "..." if len(body) > EXCERPT_BYTES else text
@@ -225,7 +217,9 @@ class LookupSchedule:
     def __init__(self, addresses: Sequence[str], interval_s: float, jitter: float, rng: random.Random) -> None:
         self._addresses = tuple(addresses)
         self._interval_s = interval_s
-        self._rng = rng
+        # A broker that accepts and closes connections must not make the client ask without pause.
+        self._gap_s = min(GAP_S, interval_s)
+        self._delays = Backoff(self._gap_s, interval_s, rng=rng)
         self._shift_s = interval_s * jitter * rng.random()
         self._position = 0
         self._due_at = float("-inf") if self._addresses else float("inf")
@@ -233,7 +227,6 @@ class LookupSchedule:
         self._is_asking = False
         self._is_wanted = False
         self._try_count = 0
-        self._poll_failure_count = 0
 
     def next_poll_s(self, now: float) -> float:
         """Return the time of the next begin(); infinite without addresses. Not for use while a request is under way."""
@@ -244,8 +237,7 @@ class LookupSchedule:
         if self._is_asking:
             self._is_wanted = True
         elif self._addresses:
-            # A broker that accepts and closes connections must not make the client ask without pause.
-            self._due_at = min(self._due_at, max(now, self._began_at + self._gap_s()))
+            self._due_at = min(self._due_at, max(now, self._began_at + self._gap_s))
 
     def begin(self, now: float) -> str:
         """Return the address to ask now."""
@@ -258,7 +250,7 @@ class LookupSchedule:
 
     def succeeded(self, now: float) -> None:
         """Take a valid answer: the poll is over."""
-        self._poll_failure_count = 0
+        self._delays.reset()
         self._end_poll(now, self._began_at + self._interval_s + self._shift_s)
         self._shift_s = 0.0
 
@@ -269,9 +261,7 @@ class LookupSchedule:
         if self._try_count < min(TRIES_MAX, len(self._addresses)):
             self._due_at = now
             return
-        wait_s = min(self._interval_s, self._gap_s() * 2.0 ** min(self._poll_failure_count, 60))
-        self._poll_failure_count += 1
-        self._end_poll(now, now + wait_s * self._rng.uniform(0.5, 1.0))
+        self._end_poll(now, now + self._delays.next_s())
 
     def _end_poll(self, now: float, due_at: float) -> None:
         self._is_asking = False
@@ -280,6 +270,3 @@ class LookupSchedule:
         if self._is_wanted:
             self._is_wanted = False
             self.poll_now(now)
-
-    def _gap_s(self) -> float:
-        return min(GAP_S, self._interval_s)

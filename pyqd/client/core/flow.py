@@ -130,27 +130,12 @@ class ConsumerFlow:
         return self._max_in_flight
 
     @property
-    def is_backing_off(self) -> bool:
-        """True if failures limit the consumer: it waits, or lets one message at a time through."""
-        return self.backoff_level > 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if a back-off keeps RDY at 0 on all connections at present."""
-        return self._wait_ends_at is not None
-
-    @property
     def is_starved(self) -> bool:
         """True if few or no more messages come from one of the connections before some are answered."""
         return any(
             connection.in_flight and connection.in_flight >= int(connection.rdy * STARVED_SHARE)
             for connection in self._connections.values()
         )
-
-    def rdy_of(self, key: Hashable) -> int:
-        """Return the RDY that was last sent to a connection; 0 for an unknown one."""
-        connection = self._connections.get(key)
-        return connection.rdy if connection is not None else 0
 
     # Connections.
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 import enum
 import random
 
+from pyqd.primitives.backoff import Backoff
+
 STABLE_S = 10.0
 # A broker is used within half a second of its return.
 HASTE_S = 0.4
-# The wait is at its maximum long before; bounds the exponent.
-DOUBLINGS_MAX = 60
 
 
-class State(enum.Enum):
+class BreakerState(enum.Enum):
     """State of the circuit breaker."""
 
     CLOSED = "closed"
@@ -44,19 +44,20 @@ class BrokerHealth:
         open_s: float = 5.0,
         rng: random.Random | None = None,
     ) -> None:
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.failure_count = 0
         self._first_s = first_s
-        self._max_s = max_s
         self._failures_open = failures_open
         self._open_s = open_s
         self._rng = rng if rng is not None else random.Random()
+        self._delays = Backoff(min(first_s, max_s), max_s, rng=self._rng)
+        self._open_delays = Backoff(open_s, max(max_s, open_s), rng=self._rng)
         self._connected_at: float | None = None
         self._next_try_at = float("-inf")
 
     def connected(self, now: float) -> None:
         """Take a successful attempt: the breaker closes."""
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self._connected_at = now
         self._next_try_at = now
 
@@ -64,16 +65,16 @@ class BrokerHealth:
         """Take a failed attempt, or the loss of a connection."""
         if self._connected_at is not None and now - self._connected_at >= STABLE_S:
             self.failure_count = 0
+            self._delays.reset()
+            self._open_delays.reset()
         self._connected_at = None
         self.failure_count += 1
         if self.failure_count >= self._failures_open:
-            self.state = State.OPEN
-            wait_s = self._doubled_s(
-                self._open_s, self.failure_count - self._failures_open, max(self._max_s, self._open_s)
-            )
+            self.state = BreakerState.OPEN
+            wait_s = self._open_delays.next_s()
         else:
-            wait_s = self._doubled_s(self._first_s, self.failure_count - 1, self._max_s)
-        self._next_try_at = now + wait_s * self._rng.uniform(0.5, 1.0)
+            wait_s = self._delays.next_s()
+        self._next_try_at = now + wait_s
 
     def hasten(self, now: float) -> bool:
         """Allow the next attempt within HASTE_S, or the first wait if that is longer. Return whether it was later."""
@@ -87,8 +88,8 @@ class BrokerHealth:
         """Return whether to try now. While half-open only one caller gets True; open_s later another one may."""
         if now < self._next_try_at:
             return False
-        if self.state is not State.CLOSED:
-            self.state = State.HALF_OPEN
+        if self.state is not BreakerState.CLOSED:
+            self.state = BreakerState.HALF_OPEN
             # A caller that never reports its attempt must not block the broker for ever.
             self._next_try_at = now + self._open_s
         return True
@@ -96,6 +97,3 @@ class BrokerHealth:
     def next_try_s(self, now: float) -> float:
         """Return the time from which may_try() can be True: now, or later."""
         return max(now, self._next_try_at)
-
-    def _doubled_s(self, wait_s: float, count: int, max_s: float) -> float:
-        return float(min(wait_s * 2 ** min(count, DOUBLINGS_MAX), max_s))

@@ -30,10 +30,10 @@ Owner = tuple[int, str]
 logger = logging.getLogger("pyqd.client")
 
 
-class Received(NamedTuple):
+class InboxMessage(NamedTuple):
     """A message and the intake that it came from."""
 
-    intake: Intake
+    intake: QueueIntake
     message: Message
 
 
@@ -42,9 +42,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._received: dict[Owner, deque[Received]] = {}
+        self._received: dict[Owner, deque[InboxMessage]] = {}
 
-    def put(self, received: Received) -> None:
+    def put(self, received: InboxMessage) -> None:
         """Add a message. If its intake is paused, requeue it instead, so that another consumer gets it."""
         with self.changed:
             if not received.intake.is_paused:
@@ -53,7 +53,7 @@ class Inbox:
                 return
         give_back(received.message)
 
-    def take(self, owners: Callable[[], list[Owner]], timeout: float | None) -> Received | None:
+    def take(self, owners: Callable[[], list[Owner]], timeout: float | None) -> InboxMessage | None:
         """Return a message of the first owner that has any; None after timeout seconds.
 
         owners: called before each look, since it can change while this thread waits.
@@ -70,7 +70,7 @@ class Inbox:
                     return None
                 self.changed.wait(left_s)
 
-    def _next(self, owner: Owner) -> Received | None:
+    def _next(self, owner: Owner) -> InboxMessage | None:
         """Return an owner's next message. Messages of lost connections are dropped: the broker delivers them again."""
         waiting = self._received.get(owner)
         while waiting:
@@ -84,7 +84,7 @@ class Inbox:
         with self.changed:
             self.changed.notify_all()
 
-    def requeue(self, intake: Intake) -> None:
+    def requeue(self, intake: QueueIntake) -> None:
         """Requeue all messages of an intake that nobody has taken yet."""
         with self.changed:
             waiting = self._received.get(intake.owner, deque())
@@ -95,7 +95,7 @@ class Inbox:
                 give_back(received.message)
 
 
-class Intake:
+class QueueIntake:
     """Consumer of one topic whose messages go to an inbox.
 
     owner: for Inbox.take(). source: object that the user finds again with each message. accepts: messages for which it
@@ -150,7 +150,7 @@ class Intake:
 
     def _receive(self, message: Message) -> None:
         if self._accepts(message):
-            self._inbox.put(Received(self, message))
+            self._inbox.put(InboxMessage(self, message))
         else:
             finish(message)
 

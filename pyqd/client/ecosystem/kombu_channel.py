@@ -27,7 +27,7 @@ from kombu.utils.uuid import uuid
 from pyqd.client import Consumer
 from pyqd.client import Message as ClientMessage
 from pyqd.client.ecosystem.deferral import requeue_delay_s
-from pyqd.client.ecosystem.inbox import Inbox, Intake, Owner, Received, finish, give_back
+from pyqd.client.ecosystem.inbox import Inbox, InboxMessage, Owner, QueueIntake, finish, give_back
 from pyqd.client.ecosystem.kombu_messages import TEXT, QoS, Text, decode_payload, due_ms_of, encode_payload
 from pyqd.client.ecosystem.names import EPHEMERAL, nsq_name
 from pyqd.client.errors import ClientError
@@ -59,7 +59,7 @@ class Binding(NamedTuple):
         return routing_key == self.routing_key
 
 
-class Source(NamedTuple):
+class QueueSource(NamedTuple):
     """Topic and channel that a queue's messages come from. exchange: if it is the topic of a broadcast exchange."""
 
     topic: str
@@ -67,7 +67,7 @@ class Source(NamedTuple):
     exchange: str | None = None
 
 
-class Channel(virtual.Channel):  # type: ignore[misc]
+class KombuChannel(virtual.Channel):  # type: ignore[misc]
     """Channel of a connection: declares, publishes, consumes."""
 
     QoS = QoS
@@ -87,7 +87,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         super().__init__(connection, **kwargs)
         self._bindings: dict[str, list[Binding]] = connection.broadcast_bindings
         self._temporary_queues: set[str] = connection.temporary_queues
-        self._intakes: dict[str, list[Intake]] = {}
+        self._intakes: dict[str, list[QueueIntake]] = {}
         self._callbacks: dict[str, Any] = {}
         self._tag_count = 0
 
@@ -165,16 +165,16 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         is_ephemeral = exchange in self.broadcast_exchanges or not is_durable
         return nsq_name(self.topic_prefix + exchange, is_ephemeral=is_ephemeral)
 
-    def _broadcast_source(self, queue: str, exchange: str) -> Source:
+    def _broadcast_source(self, queue: str, exchange: str) -> QueueSource:
         topic = self.topic_of_exchange(exchange)
         is_ephemeral = topic.endswith(EPHEMERAL) or queue in self._temporary_queues
-        return Source(topic, nsq_name(queue, is_ephemeral=is_ephemeral), exchange)
+        return QueueSource(topic, nsq_name(queue, is_ephemeral=is_ephemeral), exchange)
 
-    def _sources(self, queue: str) -> list[Source]:
+    def _sources(self, queue: str) -> list[QueueSource]:
         exchanges = dict.fromkeys(binding.exchange for binding in self._bindings.get(queue, []))
         if exchanges:
             return [self._broadcast_source(queue, exchange) for exchange in exchanges]
-        return [Source(self.topic_of_queue(queue), nsq_name(self.queue_channel))]
+        return [QueueSource(self.topic_of_queue(queue), nsq_name(self.queue_channel))]
 
     # Publishing.
 
@@ -237,10 +237,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _prefetch_limit(self) -> int:
         return self.qos.prefetch_count or UNLIMITED
 
-    def _all_intakes(self) -> list[Intake]:
+    def _all_intakes(self) -> list[QueueIntake]:
         return [intake for intakes in list(self._intakes.values()) for intake in intakes]
 
-    def _open_intakes(self, queue: str, limit: int | None = None) -> list[Intake]:
+    def _open_intakes(self, queue: str, limit: int | None = None) -> list[QueueIntake]:
         """Receive from all sources of a queue. limit: of messages in flight from each; the prefetch limit if None."""
         limit = limit or self._prefetch_limit
         intakes = self._intakes.setdefault(queue, [])
@@ -253,7 +253,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                 intakes.append(self._intake(queue, source, limit))
         return intakes
 
-    def _intake(self, queue: str, source: Source, limit: int) -> Intake:
+    def _intake(self, queue: str, source: QueueSource, limit: int) -> QueueIntake:
         self.connection.announce(source.topic, source.channel)
         consumer: Consumer = self.connection.new_consumer(source.topic, source.channel, limit)
         opened_ns = time.time_ns() if source.channel.endswith(EPHEMERAL) else 0
@@ -261,7 +261,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         def is_meant(message: ClientMessage) -> bool:
             return bool(message.timestamp_ns >= opened_ns - STALE_NS)
 
-        return Intake(consumer, self._inbox, self.owner_of(queue), (queue, source), is_meant)
+        return QueueIntake(consumer, self._inbox, self.owner_of(queue), (queue, source), is_meant)
 
     def owner_of(self, queue: str) -> Owner:
         """Return the key of a queue's messages in the inbox."""
@@ -273,7 +273,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             return []
         return [self.owner_of(queue) for queue in self._active_queues]
 
-    def deliver(self, received: Received) -> bool:
+    def deliver(self, received: InboxMessage) -> bool:
         """Give a message to its consumer's callback. Return False if it was not delivered."""
         queue, _ = received.intake.source
         if queue in self._active_queues:
@@ -289,7 +289,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         callback(message)
         return True
 
-    def _admit(self, received: Received, no_ack: bool) -> Any:
+    def _admit(self, received: InboxMessage, no_ack: bool) -> Any:
         """Return kombu's message for a received one; None if it is not due, or not for the queue."""
         (queue, source), message = received.intake.source, received.message
         payload = decode_payload(message.body, self.codecs)

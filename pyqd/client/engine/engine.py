@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from pyqd.client.core.connection import ConnectionCore
 from pyqd.client.engine.link import Link, LinkHandler
-from pyqd.client.engine.poller import Poller
+from pyqd.client.engine.poller import SocketPoller
 from pyqd.client.engine.processes import ENGINES, Owner
-from pyqd.client.engine.role import Awaited, Role
+from pyqd.client.engine.role import Awaited, DriverRole
 from pyqd.client.engine.stand_in import StandIn
 from pyqd.client.engine.timers import Timer, Timers
 from pyqd.primitives.addresses import Address, UnixAddress
@@ -54,12 +54,12 @@ class Engine:
         ENGINES.add(self)
 
     def _set_up(self) -> None:
-        self.role = Role()
+        self.role = DriverRole()
         self.stand_in = StandIn()
         self.is_driven_by_loop = False
         # Called in an asyncio program: asks the loop for a run.
         self._ask_loop: Callable[[], None] | None = None
-        self._poller = Poller()
+        self._poller = SocketPoller()
         self._timers = Timers()
         self._posted: deque[Callable[[], None]] = deque()
         self._outside: deque[Callable[[], None]] = deque()

@@ -21,6 +21,7 @@ from pyqd.client.core.connection import ConnectionCore, Event
 from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
 from pyqd.primitives.addresses import Address
+from pyqd.primitives.http_client import reaches_itself
 
 # glibc maps larger blocks of memory again each time, which costs more than to call recv() several times.
 RECEIVE_BYTES: Final = 1 << 16
@@ -253,8 +254,9 @@ class Link:
     def _finish_connect(self) -> None:
         assert self._socket is not None
         number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number == 0 and self._is_own_socket():
-            number = errno.ECONNREFUSED
+        with contextlib.suppress(OSError):
+            if number == 0 and self._socket.family != socket.AF_UNIX and reaches_itself(self._socket):
+                number = errno.ECONNREFUSED
         if number:
             self._connect_failed(ConnectionError(number, os.strerror(number)))
             return
@@ -263,16 +265,6 @@ class Link:
         self.can_wait = let_wait(self._socket)
         self._engine.watch(self._socket, self, writes=False)
         self.flush()
-
-    def _is_own_socket(self) -> bool:
-        """True if the connection has reached itself, as may happen on a port without a listener in the range of ports
-        for clients.
-        """
-        assert self._socket is not None
-        try:
-            return self._socket.family != socket.AF_UNIX and self._socket.getsockname() == self._socket.getpeername()
-        except OSError:
-            return False
 
     def receive(self) -> bool:
         """Receive and handle the bytes that have arrived; return False if there are none."""

@@ -15,7 +15,7 @@ from pyqd.client.errors import SettingError
 NO_LOOP = "no event loop runs: use it in a coroutine that asyncio.run() runs, or use the blocking one of pyqd.client"
 
 
-class LoopDriver:
+class AsyncioDriver:
     """Lets an event loop drive an engine. An engine belongs to the loop that runs when it is first used."""
 
     def __init__(self, engine: Engine) -> None:

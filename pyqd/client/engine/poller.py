@@ -12,7 +12,7 @@ from pyqd.client.engine.link import Link
 WAKES_BYTES: Final = 4096
 
 
-class Poller:
+class SocketPoller:
     """Selector over the sockets of links. Only wake() may be called by several threads at a time."""
 
     def __init__(self) -> None:
@@ -49,7 +49,8 @@ class Poller:
         """Have the links handle the events that select() has returned."""
         for key, mask in ready:
             if key.data is None:
-                self._drain_wakes()
+                with contextlib.suppress(BlockingIOError, OSError):
+                    self._wake_read.recv(WAKES_BYTES)
             elif key.data.is_open:
                 key.data.ready(bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE))
 
@@ -57,10 +58,6 @@ class Poller:
         """End the present select(), or the next one."""
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_write.send(b"w")
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_read.recv(WAKES_BYTES)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable if select() would not sleep; not with gevent's selectors."""

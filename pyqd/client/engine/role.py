@@ -50,7 +50,7 @@ def forget(result: Awaited, waiter: Waiter) -> None:
         other = other.other
 
 
-class Role:
+class DriverRole:
     """Role of the driver of an engine. Methods are called with the engine's lock held.
 
     holder: identity of the thread that has the role; 0 without one. left_s: time at which the last one left it.

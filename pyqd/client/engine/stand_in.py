@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Final, Protocol
 
-from pyqd.client.engine.role import Role, Waiter
+from pyqd.client.engine.role import DriverRole, Waiter
 
 LINGER_S: Final = 0.05
 # A thread that submits messages is likely to wait for them soon, and drives then. Two threads that run at a time would
@@ -35,7 +35,7 @@ class Driven(Protocol):
     lock: threading.Lock
     is_closed: bool
     is_driven_by_loop: bool
-    role: Role
+    role: DriverRole
     stand_in: StandIn
 
     @property
@@ -78,7 +78,7 @@ class StandIn:
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def is_driving(self, role: Role) -> bool:
+    def is_driving(self, role: DriverRole) -> bool:
         """Return whether the stand-in has the role."""
         return self._thread is not None and role.holder == self._thread.ident
 

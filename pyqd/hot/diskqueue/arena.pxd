@@ -55,9 +55,9 @@ cdef inline void remove(ExtentList* of, Extent* extent) noexcept nogil:
         extent.following.preceding = extent.preceding
     of.count -= 1
 
-cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil
+cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path, bint private=*) noexcept nogil
 cdef Extent* extent_of(
-    int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode,
+    int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode, bint private=*,
 ) noexcept nogil
 cdef void extent_free(Extent* extent) noexcept nogil
 cdef int extent_pin(Extent* extent) noexcept nogil

@@ -5,7 +5,7 @@ cimport cython
 
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.guid cimport GuidFactory
-from pyqd.hot.wire.record cimport ORDINAL_BITS, store_word
+from pyqd.hot.wire.record cimport ORDINAL_MASK, store_word
 
 @cython.final
 cdef class BatchWriter:
@@ -25,7 +25,7 @@ cdef class BatchWriter:
 
     # Ordinal behind the batch's last record.
     cdef inline uint64_t end_ordinal(self) noexcept:
-        return self.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+        return self.seq & ORDINAL_MASK
 
     # Counts a record as appended at `at`. stored_at: where its bytes are now, but for its first word.
     cdef inline void count(self, char* at, char* stored_at, uint64_t word, uint64_t span_bytes) noexcept:

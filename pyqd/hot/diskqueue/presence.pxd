@@ -7,7 +7,6 @@ from pyqd.hot.primitives.clock cimport mono_ns
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_span
 
 cdef uint64_t page_below(uint64_t offset) noexcept
-cdef uint64_t page_above(uint64_t offset) noexcept
 cdef bint is_backlog(Segment segment, uint64_t offset) noexcept
 
 cdef enum:

@@ -2,7 +2,10 @@ from typing import final
 
 from pyqd.hot.diskqueue.mapping import Mapping
 
+SEGMENT_HEADER_SIZE: int
+
 def set_check_bytes_for_tests(size_bytes: int) -> int: ...
+def segment_identity(content: bytes) -> tuple[int, int]: ...
 
 @final
 class Segment:

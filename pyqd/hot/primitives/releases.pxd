@@ -1,6 +1,15 @@
 # Thread that drops references to removed files, and frees large memory. Design notes: pyx/primitives/releases.pyx.
 
+from libc.stdint cimport uint64_t
+
 from pyqd.hot.primitives.arrays cimport Array
+
+cdef enum:
+    PAGE_BYTES = 4096                    # of memory
+
+# Size rounded up to whole pages.
+cdef inline uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
+    return (size_bytes + PAGE_BYTES - 1) & ~<uint64_t> (PAGE_BYTES - 1)
 
 cdef struct Release:
     void (*run)(Release* release) noexcept nogil  # drops the reference, and frees the memory of the release

@@ -27,7 +27,9 @@ cdef extern from *:
     """
     #define pyqd_store_word(at, word) __atomic_store_n((uint64_t*)(at), (word), __ATOMIC_RELEASE)
     #define pyqd_load_word(at) __atomic_load_n((const uint64_t*)(at), __ATOMIC_ACQUIRE)
+    #define PYQD_ORDINAL_MASK (((uint64_t) 1 << 48) - 1)
     """
+    const uint64_t ORDINAL_MASK "PYQD_ORDINAL_MASK"  # of a sequence number
     void store_word "pyqd_store_word" (char* at, uint64_t word) noexcept nogil
     uint64_t load_word "pyqd_load_word" (const char* at) noexcept nogil
 
@@ -39,7 +41,7 @@ cdef inline const char* record_body(const Record* record) noexcept nogil:
     return <const char*> record + RECORD_HEADER_BYTES
 
 cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
-    return record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+    return record.seq & ORDINAL_MASK
 
 # `handed_out` changes in place, so it counts as 0, its value when the record was written.
 cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:

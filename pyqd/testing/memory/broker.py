@@ -12,6 +12,7 @@ from pyqd.client.consumption import RetryPolicy
 from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, RefusedError, SettingError, TooBigError
 from pyqd.client.http import ChannelResult
+from pyqd.client.message import requeue_delay_s
 from pyqd.client.outgoing import Delay, Outgoing, Time, encode, parse_due
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.testing.memory.channels import MemoryChannel, MemoryTopic, Stored, Subscriber
@@ -144,18 +145,15 @@ class MemoryBroker:
                     own_delay, own_at = message.delay, message.at
                 message = message.body
             body = encode(message, codec)
-            self._check_size(body)
+            if len(body) > self.max_msg_size:
+                text = f"E_BAD_MESSAGE PUB message too big {len(body)} > {self.max_msg_size}"
+                raise TooBigError(text, ADDRESS)
             stored.append((body, self._due_ns(own_delay, own_at)))
         target = self._topic(topic)
         made = [Stored(b"%016x" % next(self._ids), body, self.clock.now_ns, due_ns) for body, due_ns in stored]
         for each in made:
             target.publish(each)
         return [each.id.decode() for each in made]
-
-    def _check_size(self, body: bytes) -> None:
-        if len(body) > self.max_msg_size:
-            text = f"E_BAD_MESSAGE PUB message too big {len(body)} > {self.max_msg_size}"
-            raise TooBigError(text, ADDRESS)
 
     def _due_ns(self, delay: Delay | None, at: Time | None) -> int:
         """Return the due time; 0 without one. Raises: RefusedError beyond max_defer."""
@@ -164,7 +162,7 @@ class MemoryBroker:
             return 0
         if delay is not None:
             # parse_due() has checked the delay, but counts it from the system's time.
-            due_ns = self.clock.now_ns + round(seconds_of(delay) * SECOND_NS)
+            due_ns = self.clock.now_ns + round(requeue_delay_s(delay) * SECOND_NS)
         else:
             due_ns = due.unix_ms() * MILLISECOND_NS
         late_ms, most_ms = (due_ns - self.clock.now_ns) // MILLISECOND_NS, round(self.max_defer * 1000)
@@ -278,8 +276,3 @@ class MemoryBroker:
         if name not in self._topics:
             self._topics[name] = MemoryTopic(name, self.clock, round(self.max_msg_timeout * SECOND_NS))
         return self._topics[name]
-
-
-def seconds_of(delay: Delay) -> float:
-    """Return a delay in seconds."""
-    return delay if isinstance(delay, (int, float)) else delay.total_seconds()

@@ -32,7 +32,7 @@ class Stored:
     due_ns: int
 
 
-class Place(Enum):
+class MessagePlace(Enum):
     """Place of an unfinished message in a channel."""
 
     READY = "ready"
@@ -47,21 +47,21 @@ class Subscriber:
     timeout_ns: int
 
 
-class Entry:
+class ChannelEntry:
     """One message in one channel. version: grows with each change of place or time."""
 
     __slots__ = ("attempts", "delivered_ns", "message", "place", "subscriber", "version")
 
     def __init__(self, message: Stored) -> None:
         self.message = message
-        self.place = Place.READY
+        self.place = MessagePlace.READY
         self.attempts = 0
         self.subscriber: Subscriber | None = None
         self.delivered_ns = 0
         self.version = 0
 
 
-Queue = deque[tuple[int, Entry]]
+Queue = deque[tuple[int, ChannelEntry]]
 
 
 class MemoryChannel:
@@ -74,23 +74,23 @@ class MemoryChannel:
         self.message_count = self.requeue_count = self.timeout_count = 0
         self._clock = clock
         self._timeout_ns_max = timeout_ns_max
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, ChannelEntry] = {}
         self._fresh: Queue = deque()
         self._again: Queue = deque()
         self._is_turn_of_again = False
-        self._timed: list[tuple[int, int, int, Entry]] = []
+        self._timed: list[tuple[int, int, int, ChannelEntry]] = []
         self._order = itertools.count()
 
     def add(self, message: Stored) -> None:
         """Take a published message."""
         self.message_count += 1
-        entry = self._entries[message.id] = Entry(message)
+        entry = self._entries[message.id] = ChannelEntry(message)
         if message.due_ns > self._clock.now_ns:
             self._defer(entry, message.due_ns)
         else:
             self._fresh.append((entry.version, entry))
 
-    def take(self, subscriber: Subscriber) -> Entry | None:
+    def take(self, subscriber: Subscriber) -> ChannelEntry | None:
         """Deliver the next message; None if there is none, or if the channel is paused."""
         self._settle()
         if self.paused:
@@ -153,7 +153,7 @@ class MemoryChannel:
         entry = self._entries.get(id)
         if entry is None:
             return ChannelResult(self.name, "finished")
-        if entry.place is Place.IN_FLIGHT:
+        if entry.place is MessagePlace.IN_FLIGHT:
             return ChannelResult(self.name, "in_flight")
         return ChannelResult(self.name, "done", entry.place.value)
 
@@ -167,7 +167,7 @@ class MemoryChannel:
         self._settle()
         return sum(entry.subscriber is subscriber for entry in self._entries.values())
 
-    def count(self, place: Place) -> int:
+    def count(self, place: MessagePlace) -> int:
         """Return the number of messages in a place."""
         self._settle()
         return sum(entry.place is place for entry in self._entries.values())
@@ -176,9 +176,9 @@ class MemoryChannel:
         """Return the counts that /stats has for a channel."""
         return {
             "channel_name": self.name,
-            "depth": self.count(Place.READY),
-            "in_flight_count": self.count(Place.IN_FLIGHT),
-            "deferred_count": self.count(Place.DEFERRED),
+            "depth": self.count(MessagePlace.READY),
+            "in_flight_count": self.count(MessagePlace.IN_FLIGHT),
+            "deferred_count": self.count(MessagePlace.DEFERRED),
             "message_count": self.message_count,
             "requeue_count": self.requeue_count,
             "timeout_count": self.timeout_count,
@@ -186,40 +186,40 @@ class MemoryChannel:
             "paused": self.paused,
         }
 
-    def _in_flight(self, id: bytes, subscriber: Subscriber) -> Entry | None:
+    def _in_flight(self, id: bytes, subscriber: Subscriber) -> ChannelEntry | None:
         self._settle()
         entry = self._entries.get(id)
         return entry if entry is not None and entry.subscriber is subscriber else None
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: ChannelEntry) -> None:
         del self._entries[entry.message.id]
         entry.subscriber = None
         entry.version += 1
 
-    def _schedule(self, entry: Entry, due_ns: int) -> None:
+    def _schedule(self, entry: ChannelEntry, due_ns: int) -> None:
         """Deliver an entry again at a time, which may have passed."""
         if due_ns > self._clock.now_ns:
             self._defer(entry, due_ns)
         else:
             self._ready_again(entry)
 
-    def _ready_again(self, entry: Entry) -> None:
-        entry.place = Place.READY
+    def _ready_again(self, entry: ChannelEntry) -> None:
+        entry.place = MessagePlace.READY
         entry.subscriber = None
         entry.version += 1
         self._again.append((entry.version, entry))
 
-    def _defer(self, entry: Entry, due_ns: int) -> None:
-        entry.place = Place.DEFERRED
+    def _defer(self, entry: ChannelEntry, due_ns: int) -> None:
+        entry.place = MessagePlace.DEFERRED
         entry.subscriber = None
         self._push(entry, due_ns)
 
-    def _set_timeout(self, entry: Entry, timeout_ns: int) -> None:
-        entry.place = Place.IN_FLIGHT
+    def _set_timeout(self, entry: ChannelEntry, timeout_ns: int) -> None:
+        entry.place = MessagePlace.IN_FLIGHT
         latest_ns = entry.delivered_ns + self._timeout_ns_max
         self._push(entry, min(self._clock.now_ns + timeout_ns, latest_ns))
 
-    def _push(self, entry: Entry, time_ns: int) -> None:
+    def _push(self, entry: ChannelEntry, time_ns: int) -> None:
         entry.version += 1
         heapq.heappush(self._timed, (time_ns, next(self._order), entry.version, entry))
 
@@ -228,11 +228,11 @@ class MemoryChannel:
         while self._timed and self._timed[0][0] <= self._clock.now_ns:
             _, _, version, entry = heapq.heappop(self._timed)
             if version == entry.version:
-                self.timeout_count += entry.place is Place.IN_FLIGHT
+                self.timeout_count += entry.place is MessagePlace.IN_FLIGHT
                 self._ready_again(entry)
 
 
-def first(queue: Queue) -> Entry | None:
+def first(queue: Queue) -> ChannelEntry | None:
     """Remove and return the first entry of a queue that has not moved on."""
     while queue:
         version, entry = queue.popleft()

@@ -11,11 +11,10 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyqd.client.codecs import Codec
-from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_handler
+from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_count, check_handler
 from pyqd.client.consumption import RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.errors import AnsweredError, ClosedError, SettingError
@@ -23,7 +22,7 @@ from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Delay
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.testing.memory.channels import Entry, MemoryChannel, Subscriber
+from pyqd.testing.memory.channels import ChannelEntry, MemoryChannel, Subscriber
 
 if TYPE_CHECKING:
     from pyqd.testing.memory.broker import MemoryBroker
@@ -122,7 +121,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
             message.is_lost = True
         self._in_flight.clear()
 
-    def _delivered(self, entry: Entry) -> Message:
+    def _delivered(self, entry: ChannelEntry) -> Message:
         stored = entry.message
         if self._deliveries_ns != self._broker.clock.now_ns:
             self._deliveries.clear()
@@ -337,9 +336,7 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
     def __enter__(self) -> MemoryConsumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self) -> None:
@@ -387,18 +384,15 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
 
 
 class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]]):
-    """Consumer with the methods of pyqd.client.aio.Consumer; made by MemoryBroker.aio_consumer()."""
+    """Consumer with the methods of pyqd.client.aio.Consumer, as MemoryConsumer; made by MemoryBroker.aio_consumer()."""
 
     async def __aenter__(self) -> AioMemoryConsumer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
-        """Return at once: the broker is here. Raises: ClosedError."""
         self._connect()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -407,11 +401,9 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
             yield message
 
     async def fetch(self, count: int = 1, timeout: float | None = None) -> list[Message]:
-        """Return up to count messages that are due, at once. Raises: ClosedError."""
         return self._fetch(count)
 
     async def run_pending(self) -> int:
-        """Handle messages until none is due; return their number. Exceptions of the handler are in `errors`."""
         handler, handled = self._registered(), 0
         async for message in self:
             handled += 1
@@ -425,20 +417,11 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
         return handled
 
     async def run(self, drain_timeout: float = 0.0) -> int:
-        """Handle messages until none is due, drain, and return the exit code."""
         await self.run_pending()
         return 0 if await self.drain(drain_timeout) else 1
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Disconnect; return whether all messages were answered."""
         return self._disconnect()
 
     async def close(self) -> None:
-        """Disconnect. Messages that are not answered are delivered again after their timeout."""
         self._disconnect()
-
-
-def check_count(count: int) -> None:
-    """Check a number of messages. Raises: SettingError."""
-    if count < 1:
-        raise SettingError(f"count={count}: expected a number from 1")

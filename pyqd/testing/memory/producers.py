@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyqd.client.codecs import Codec
@@ -55,9 +54,7 @@ class MemoryProducer(MemoryProducerBase):
     def __enter__(self) -> MemoryProducer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def connect(self) -> None:
@@ -113,24 +110,20 @@ class MemoryProducer(MemoryProducerBase):
 
 
 class AioMemoryProducer(MemoryProducerBase):
-    """Producer with the methods of pyqd.client.aio.Producer; made by MemoryBroker.aio_producer()."""
+    """Producer with the methods of pyqd.client.aio.Producer, as MemoryProducer; made by MemoryBroker.aio_producer()."""
 
     async def __aenter__(self) -> AioMemoryProducer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
-        """Return at once: the broker is here. Raises: ClosedError."""
         self._connect()
 
     async def publish(
         self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None
     ) -> str | None:
-        """Publish a message and return its id. Raises: RefusedError, TooBigError, SettingError, ClosedError."""
         return self._publish(topic, [body], delay, at)[0]
 
     async def publish_many(
@@ -142,13 +135,11 @@ class AioMemoryProducer(MemoryProducerBase):
         at: Time | None = None,
         timeout: float | None = None,
     ) -> list[str] | None:
-        """Publish all messages or none, and return their ids. Raises: as publish()."""
         return self._publish(topic, messages, delay, at)
 
     def submit(
         self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None
     ) -> asyncio.Future[str | None]:
-        """Publish and return a future, which has its result already. Raises: SettingError, ClosedError."""
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:
             future.set_result(self._publish(topic, [body], delay, at)[0])
@@ -157,19 +148,15 @@ class AioMemoryProducer(MemoryProducerBase):
         return future
 
     async def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
-        """Finish a message unread in each channel; return the results by channel. Raises: NotFoundError."""
         return self._broker.cancel(topic, message_id)
 
     async def reschedule(
         self, topic: str, message_id: str, *, delay: Delay | None = None, at: Time | None = None
     ) -> list[ChannelResult]:
-        """Change the due time of a message; return the results by channel. Raises: NotFoundError."""
         return self._broker.reschedule(topic, message_id, delay=delay, at=at)
 
     async def flush(self, timeout: float | None = None) -> bool:
-        """Return True: nothing waits."""
         return True
 
     async def close(self, timeout: float | None = None) -> None:
-        """Publish no more."""
         self._is_closed = True

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote, urljoin, urlsplit
 
-PORTS: Final = {"http": 80, "https": 443}
+from pyqd.primitives.http_client import PORTS, HttpAddress
+
 # Characters of a path or query that stay as they are; "%" begins an escape.
 PLAIN: Final = "!#$%&'()*+,/:;=?@[]~"
 PLACEHOLDER: Final = "%s"
@@ -21,20 +22,11 @@ class AddressError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Server that a URL names."""
-
-    is_secure: bool
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
 class Address:
     """URL, taken apart. host and credentials: for the headers Host and Authorization. target: path and query."""
 
     url: str
-    origin: Origin
+    origin: HttpAddress
     host: str
     target: str
     credentials: str = ""
@@ -45,7 +37,7 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
-            host = (parts.hostname or "").encode("idna").decode() if not _is_ascii(url) else parts.hostname or ""
+            host = (parts.hostname or "").encode("idna").decode() if not url.isascii() else parts.hostname or ""
         except ValueError as error:
             raise AddressError(f"{url}: {error}") from None
         if parts.scheme not in PORTS:
@@ -56,7 +48,7 @@ class Address:
         shown = f"[{host}]" if ":" in host else host
         return cls(
             url,
-            Origin(parts.scheme == "https", host, port or PORTS[parts.scheme]),
+            HttpAddress(host, port or PORTS[parts.scheme], parts.scheme == "https"),
             shown if port is None else f"{shown}:{port}",
             target,
             _credentials_of(parts.username, parts.password),
@@ -65,10 +57,6 @@ class Address:
     def joined(self, location: str) -> Address:
         """Return the address that a Location header names. Raises: AddressError."""
         return Address.of(urljoin(self.url, location))
-
-
-def _is_ascii(text: str) -> bool:
-    return text.isascii()
 
 
 def _credentials_of(user: str | None, password: str | None) -> str:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import httptools
 
 from pyqd.primitives.addresses import check_host
-from pyqd.tools.to_http.address import Origin
+from pyqd.primitives.http_client import HttpAddress
 
 # A connection that was idle for so long is not used again. Source: Go's default transport, as NSQ's tool uses it.
 IDLE_S: Final = 90.0
@@ -26,7 +26,7 @@ HEAD_BYTES_MAX: Final = 1 << 20
 INFORMATIONAL: Final = range(100, 200)
 
 
-class Response(NamedTuple):
+class ServerResponse(NamedTuple):
     """End of a request. location: of a redirect; empty without one."""
 
     status: int
@@ -45,7 +45,7 @@ class StaleError(RequestError):
     """The server closed the connection before it sent a byte. An idle one may have ended before the request."""
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """Connection to one server."""
 
     def __init__(self) -> None:
@@ -53,16 +53,16 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[Response] | None = None
+        self._waiter: asyncio.Future[ServerResponse] | None = None
         self._location = ""
         self._head_bytes = 0
         self._has_head = False
 
-    async def exchange(self, request: bytes, timeout_s: float) -> Response:
+    async def exchange(self, request: bytes, timeout_s: float) -> ServerResponse:
         """Send a request, and return its response. Raises: RequestError."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Response] = loop.create_future()
+        waiter: asyncio.Future[ServerResponse] = loop.create_future()
         self._waiter = waiter
         self._location, self._head_bytes, self._has_head = "", 0, False
         self._transport.write(request)
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
             return
         if self._has_head:
             # The end of the connection is the end of the body, or the body is cut, which does not change the status.
-            self._waiter.set_result(Response(self._parser.get_status_code(), self._location))
+            self._waiter.set_result(ServerResponse(self._parser.get_status_code(), self._location))
         elif self._head_bytes == 0:
             reason = f": {error.strerror or error}" if isinstance(error, OSError) else ""
             self._fail(StaleError(f"the server closed the connection{reason}"))
@@ -138,27 +138,27 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._has_head and self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(Response(self._parser.get_status_code(), self._location))
+            self._waiter.set_result(ServerResponse(self._parser.get_status_code(), self._location))
             if not self._parser.should_keep_alive():
                 self.close()
 
 
-class Pool:
+class ServerPool:
     """Connections to one server. A request takes one that is free, or opens one; it may get a freed one meanwhile.
 
     A burst of requests opens few connections at a time: servers that are asked for hundreds at once drop some.
     """
 
-    def __init__(self, origin: Origin, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, origin: HttpAddress, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         self._origin = origin
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
-        self._idle: list[Connection] = []
+        self._idle: list[ServerConnection] = []
         self._opening_count = 0
         # Requests that wait for a connection, or with None for leave to open one.
-        self._waiters: deque[asyncio.Future[Connection | None]] = deque()
+        self._waiters: deque[asyncio.Future[ServerConnection | None]] = deque()
 
-    async def take(self, deadline_s: float) -> tuple[Connection, bool]:
+    async def take(self, deadline_s: float) -> tuple[ServerConnection, bool]:
         """Return a connection, and whether it was used before. Raises: RequestError."""
         loop = asyncio.get_running_loop()
         while True:
@@ -167,7 +167,7 @@ class Pool:
                 return connection, True
             if self._opening_count < OPENING_MAX:
                 return await self._open(deadline_s - loop.time()), False
-            waiter: asyncio.Future[Connection | None] = loop.create_future()
+            waiter: asyncio.Future[ServerConnection | None] = loop.create_future()
             self._waiters.append(waiter)
             timer = loop.call_at(deadline_s, expire, waiter)
             try:
@@ -177,13 +177,13 @@ class Pool:
             if connection is not None and connection.is_open:
                 return connection, True
 
-    def give(self, connection: Connection) -> None:
+    def give(self, connection: ServerConnection) -> None:
         """Take a connection back."""
         if connection.is_open and not self._wake(connection):
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)
 
-    def _wake(self, connection: Connection | None) -> bool:
+    def _wake(self, connection: ServerConnection | None) -> bool:
         """Give the request that waits longest a connection, or leave to open one; return whether a request waits."""
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -192,7 +192,7 @@ class Pool:
                 return True
         return False
 
-    def _kept(self, now_s: float) -> Connection | None:
+    def _kept(self, now_s: float) -> ServerConnection | None:
         """Return the connection that was used last, if it is open."""
         while self._idle:
             connection = self._idle.pop()
@@ -201,14 +201,14 @@ class Pool:
             connection.close()
         return None
 
-    async def _open(self, timeout_s: float) -> Connection:
+    async def _open(self, timeout_s: float) -> ServerConnection:
         try:
             check_host(self._origin.host)
         except OSError as error:
             raise RequestError(f"cannot connect: {error}") from None
         self._opening_count += 1
         opening = asyncio.get_running_loop().create_connection(
-            Connection, self._origin.host, self._origin.port, ssl=self._tls
+            ServerConnection, self._origin.host, self._origin.port, ssl=self._tls
         )
         try:
             _, connection = await asyncio.wait_for(opening, min(timeout_s, self._connect_timeout_s))
@@ -228,21 +228,21 @@ class Pool:
         self._idle.clear()
 
 
-def expire(waiter: asyncio.Future[Connection | None]) -> None:
+def expire(waiter: asyncio.Future[ServerConnection | None]) -> None:
     """End the wait for a connection."""
     if not waiter.done():
         waiter.set_exception(RequestTimeoutError("no connection in time"))
 
 
-class Connections:
+class ServerConnections:
     """Connections to servers, kept for the next request. connect_timeout_s: for connecting and TLS."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self._pools: dict[Origin, Pool] = {}
+        self._pools: dict[HttpAddress, ServerPool] = {}
         self._tls: ssl.SSLContext | None = None
 
-    async def request(self, origin: Origin, request: bytes, timeout_s: float) -> Response:
+    async def request(self, origin: HttpAddress, request: bytes, timeout_s: float) -> ServerResponse:
         """Send a request and return its response. Raises: RequestError."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -260,13 +260,13 @@ class Connections:
                 pool.give(connection)
             return response
 
-    def _pool(self, origin: Origin) -> Pool:
+    def _pool(self, origin: HttpAddress) -> ServerPool:
         pool = self._pools.get(origin)
         if pool is None:
-            if origin.is_secure and self._tls is None:
+            if origin.secure and self._tls is None:
                 self._tls = ssl.create_default_context()
-            tls = self._tls if origin.is_secure else None
-            pool = self._pools[origin] = Pool(origin, self._connect_timeout_s, tls)
+            tls = self._tls if origin.secure else None
+            pool = self._pools[origin] = ServerPool(origin, self._connect_timeout_s, tls)
         return pool
 
     def close(self) -> None:

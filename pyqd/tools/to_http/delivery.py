@@ -6,15 +6,15 @@ Source: docs/tools/pyq_to_http.md.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pyqd.primitives.backoff import Backoff
 from pyqd.tools.status_lines import status_lines
 from pyqd.tools.targets import Targets
-from pyqd.tools.to_http.sender import DeliveryError, Request, Sender, deliver
+from pyqd.tools.to_http.sender import DeliveryError, DeliveryRequest, Sender, deliver
 
 RETRY_DELAY_MAX_S: Final = 10.0
 
@@ -37,7 +37,7 @@ class Delivery:
         self,
         sender: Sender,
         addresses: Sequence[str],
-        requests: Sequence[Callable[[bytes], Request]],
+        requests: Sequence[Callable[[bytes], DeliveryRequest]],
         targets: Targets | None,
         retries: Retries,
         status_every: int,
@@ -76,7 +76,7 @@ class Delivery:
 
     async def _with_retries(self, attempt: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Repeat an attempt that fails in a way that may pass. Raises: DeliveryError of the last one."""
-        delay_s = self._retries.delay_s
+        delays = Backoff(self._retries.delay_s, RETRY_DELAY_MAX_S)
         for left in range(self._retries.count, -1, -1):
             try:
                 await attempt(*arguments)
@@ -84,6 +84,4 @@ class Delivery:
             except DeliveryError as error:
                 if not left or not error.may_pass:
                     raise
-            # Random, so that messages that failed together do not come back together.
-            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
+            await asyncio.sleep(delays.next_s())

@@ -24,7 +24,7 @@ from pyqd.tools.common import (
 )
 from pyqd.tools.targets import Targets, targets_for
 from pyqd.tools.to_http.address import AddressError
-from pyqd.tools.to_http.sender import Request, get_requests, post_requests
+from pyqd.tools.to_http.sender import DeliveryRequest, get_requests, post_requests
 
 CONTENT_TYPE: Final = "application/octet-stream"
 MODES: Final = ("round-robin", "hostpool", "epsilon-greedy")
@@ -127,7 +127,7 @@ class ToHttpOptions(HttpTimeoutFlags, Sources, ToolOptions):
             found[name] = value
         return found
 
-    def requests(self) -> list[Callable[[bytes], Request]]:
+    def requests(self) -> list[Callable[[bytes], DeliveryRequest]]:
         """Return, by URL, a function from messages to requests. Raises: Fatal."""
         make = post_requests if self.post else get_requests
         try:

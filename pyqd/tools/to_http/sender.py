@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyqd.tools.to_http.address import Address, AddressError, Origin, Template
-from pyqd.tools.to_http.connection import Connections, RequestError, RequestTimeoutError, Response
+from pyqd.primitives.http_client import REDIRECTS, REDIRECTS_MAX, REPEATED, HttpAddress
+from pyqd.tools.to_http.address import Address, AddressError, Template
+from pyqd.tools.to_http.connection import RequestError, RequestTimeoutError, ServerConnections, ServerResponse
 
-REDIRECTS_MAX: Final = 10
-# Redirects after which a POST stays one; after the others it becomes a GET. Source: RFC 9110, 15.4.
-REPEATED: Final = (307, 308)
-REDIRECTS: Final = (301, 302, 303, *REPEATED)
 # Failures of a server that may be over soon.
 PASSING: Final = (429, 500, 502, 503, 504)
 # Headers that are for the server of the address alone, not for others that it redirects to.
@@ -32,7 +29,7 @@ class DeliveryError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class DeliveryRequest:
     """Request for one message."""
 
     method: str
@@ -43,7 +40,7 @@ class Request:
 class Sender:
     """Sends requests and follows redirects. headers: of all requests, by name."""
 
-    def __init__(self, connections: Connections, headers: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(self, connections: ServerConnections, headers: Mapping[str, str], timeout_s: float) -> None:
         self._connections = connections
         self._timeout_s = timeout_s
         lower = {name.lower(): value for name, value in headers.items()}
@@ -53,7 +50,7 @@ class Sender:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in own.items())
         self._public = "".join(f"{name}: {value}\r\n" for name, value in own.items() if name.lower() not in SECRET)
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: DeliveryRequest) -> ServerResponse:
         """Return the last response. Raises: RequestError; AddressError for a redirect that cannot be followed."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
@@ -69,7 +66,7 @@ class Sender:
                 request = replace(request, method="GET", body=b"")
         raise RequestError(f"stopped after {REDIRECTS_MAX} redirects")
 
-    def _encoded(self, request: Request, first: Origin) -> bytes:
+    def _encoded(self, request: DeliveryRequest, first: HttpAddress) -> bytes:
         """Return the bytes of a request. first: the server that the headers are meant for."""
         address = request.address
         is_first = address.origin == first
@@ -83,7 +80,7 @@ class Sender:
         return f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode(errors="surrogateescape") + request.body
 
 
-async def deliver(sender: Sender, request: Request) -> None:
+async def deliver(sender: Sender, request: DeliveryRequest) -> None:
     """Send a message. A GET succeeds by the status 200, a POST by any from 200 to 299. Raises: DeliveryError."""
     try:
         status = (await sender.send(request)).status
@@ -98,13 +95,13 @@ async def deliver(sender: Sender, request: Request) -> None:
         raise DeliveryError(f"got status code {status}", may_pass=status in PASSING)
 
 
-def post_requests(url: str) -> Callable[[bytes], Request]:
+def post_requests(url: str) -> Callable[[bytes], DeliveryRequest]:
     """Return a function from messages to POST requests with the message as the body. Raises: AddressError."""
     address = Address.of(url)
-    return lambda body: Request("POST", address, body)
+    return lambda body: DeliveryRequest("POST", address, body)
 
 
-def get_requests(url: str) -> Callable[[bytes], Request]:
+def get_requests(url: str) -> Callable[[bytes], DeliveryRequest]:
     """Return a function from messages to GET requests with the message in the URL. Raises: AddressError."""
     template = Template(url)
-    return lambda body: Request("GET", template.filled(body))
+    return lambda body: DeliveryRequest("GET", template.filled(body))

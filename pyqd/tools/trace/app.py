@@ -22,7 +22,6 @@ class Commands(click.Group):
     """All commands. Errors become a line on standard error and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
         try:
             ctx.exit(super().invoke(ctx) or 0)
         except ClientError as error:
@@ -46,7 +45,7 @@ class Commands(click.Group):
 def reported(error: Exception) -> int:
     """Report an error of the database, and return the exit code. Raises: any other error."""
     # SQLAlchemy is loaded by commands that use it.
-    from pyqd.trace.errors import TraceError, UrlError
+    from pyqd.trace import TraceError, UrlError
 
     if not isinstance(error, TraceError):
         raise error

@@ -64,7 +64,6 @@ def instant(text: str) -> datetime:
 
 
 def database_option(*names: str, help: str) -> Callable[[F], F]:
-    """Return the option for the URL of the database."""
     return click.option(
         "url",
         *names,
@@ -99,5 +98,4 @@ def opened(url: str) -> Iterator[Database]:
 
 
 def say(text: str) -> None:
-    """Print a message on standard error."""
     click.echo(f"{PROGRAM}: {printable(text)}", err=True)

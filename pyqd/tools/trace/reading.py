@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,24 +15,14 @@ from pyqd.tools.ctl.exits import NOT_FOUND, OK
 from pyqd.tools.ctl.output import CommandOutput
 from pyqd.tools.trace import views
 from pyqd.tools.trace.frame import instant, opened, reading_options, say, span
+from pyqd.wire.trace_states import STATES
 
 if TYPE_CHECKING:
-    from pyqd.trace.search import Found
+    from pyqd.trace.search import FoundMessage
     from pyqd.trace.story import Story
 
 POLL_S: Final = 1.0
 ID_CHARS: Final = 16
-STATES: Final = (
-    "unfinished",
-    "waiting",
-    "in_flight",
-    "finished",
-    "requeued",
-    "timed_out",
-    "disconnected",
-    "dead_lettered",
-    "cancelled",
-)
 ALIASES: Final = {"dead": "dead_lettered"}
 
 
@@ -122,26 +113,32 @@ def find(
     message that was never sent the time at which the channel got it. A message that no channel has got is listed
     without one, with the time of its publishing. A query with topic and channel is the quickest.
     """
-    from pyqd.trace.search import Query, newest
+    from pyqd.trace.search import TraceQuery, newest
 
     output = CommandOutput(as_json)
-    query = Query(topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit)
+    query = TraceQuery(
+        topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit
+    )
     with opened(url) as database:
         if follow:
             return _follow_search(output, lambda: newest(database, query), limit)
         found = newest(database, query)
-        output.show({"messages": [views.found_value(row) for row in found]}, lambda: views.found_view(found))
+        output.show(
+            {"messages": [views.jsonable(views.found_row(row)) for row in found]}, lambda: views.found_view(found)
+        )
     return OK
 
 
-def _follow_search(output: CommandOutput, ask: Callable[[], list[Found]], limit: int) -> int:
+def _follow_search(output: CommandOutput, ask: Callable[[], list[FoundMessage]], limit: int) -> int:
     """Print messages as they come to meet the conditions, for ever. limit: of messages that `ask` returns."""
     seen: set[tuple[str, ...]] = set()
     while True:
         found = {views.key_of(row): row for row in reversed(ask())}
         for key, row in found.items():
             if key not in seen:
-                output.show_line(views.found_value(row)) if output.is_json else output.line(views.found_line(row))
+                output.show_line(views.jsonable(views.found_row(row))) if output.is_json else output.line(
+                    views.found_line(row)
+                )
         if seen and len(found) >= limit and seen.isdisjoint(found):
             say(
                 f"more than {limit} messages at once, of which the oldest are left out: --limit sets how many are shown"
@@ -170,7 +167,7 @@ def stats(
     with opened(url) as database:
         while True:
             figures = figures_of(database, topic, since, until)
-            value = views.figures_value(figures)
+            value = views.jsonable(asdict(figures))
             if output.is_json:
                 output.show_line(value) if follow else output.show(value, lambda: "")
             else:

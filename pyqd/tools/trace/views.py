@@ -15,8 +15,8 @@ from pyqd.tools.ctl.table import Fitted, TableColumn, count, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pyqd.trace.figures import Figures
-    from pyqd.trace.search import Found
+    from pyqd.trace.figures import TraceFigures
+    from pyqd.trace.search import FoundMessage
     from pyqd.trace.story import Step, Story
 
 # Of a body, on a terminal.
@@ -43,7 +43,6 @@ def jsonable(value: Any) -> Any:
 
 
 def story_value(story: Story) -> dict[str, Any]:
-    """Return a story for JSON."""
     shown = asdict(story)
     shown["channels"] = list(shown["channels"].values())
     for step in shown["steps"]:
@@ -61,24 +60,11 @@ def step_value(story: Story, step: Step) -> dict[str, Any]:
     return found
 
 
-def found_value(found: Found) -> dict[str, Any]:
-    """Return a message for JSON."""
-    value: dict[str, Any] = jsonable(found_row(found))
-    return value
-
-
-def found_row(found: Found) -> dict[str, Any]:
-    """Return the values of a message."""
+def found_row(found: FoundMessage) -> dict[str, Any]:
     return {**asdict(found), "taken_s": found.taken_s}
 
 
-def figures_value(figures: Figures) -> dict[str, Any]:
-    """Return figures for JSON."""
-    value: dict[str, Any] = jsonable(asdict(figures))
-    return value
-
-
-def key_of(found: Found) -> tuple[str, ...]:
+def key_of(found: FoundMessage) -> tuple[str, ...]:
     """Return the key of a line of `find --follow`: a message is shown again with each new state."""
     return found.nsqd, found.message_id, found.topic, found.channel, found.state, str(found.at)
 
@@ -89,18 +75,15 @@ def key_of_step(story: Story, step: Step) -> tuple[object, ...]:
 
 
 def step_line(step: Step) -> str:
-    """Return a step as a line of text."""
-    words = [column.text({**asdict(step), "note": note_of(step)}) for column in STEPS]
+    words = [column.text(step_row(step)) for column in STEPS]
     return "  ".join(word for word in words if word not in ("", "-"))
 
 
-def found_line(found: Found) -> str:
-    """Return a message as a line of text."""
+def found_line(found: FoundMessage) -> str:
     return "  ".join(column.text(found_row(found)) for column in FOUND)
 
 
 def time_text(at: datetime) -> str:
-    """Return a time in UTC."""
     return at.strftime(TIME)
 
 
@@ -202,18 +185,19 @@ def head_of(story: Story) -> list[str]:
     return lines
 
 
-def story_view(story: Story, steps: Sequence[Step] | None = None) -> RenderableType:
-    """Return the table of a story, or of some of its steps."""
-    shown = story.steps if steps is None else steps
-    return Fitted(STEPS, [{**asdict(step), "note": note_of(step)} for step in shown])
+def step_row(step: Step) -> dict[str, Any]:
+    return {**asdict(step), "note": note_of(step)}
 
 
-def found_view(found: Sequence[Found]) -> RenderableType:
-    """Return the table of messages."""
-    return Fitted(FOUND, [found_row(row) for row in found])
+def story_view(story: Story) -> RenderableType:
+    return Fitted(STEPS, list(map(step_row, story.steps)))
 
 
-def figures_views(figures: Figures) -> Sequence[RenderableType]:
+def found_view(found: Sequence[FoundMessage]) -> RenderableType:
+    return Fitted(FOUND, list(map(found_row, found)))
+
+
+def figures_views(figures: TraceFigures) -> Sequence[RenderableType]:
     """Return the tables of topics and of channels, and one of lost events if there are any."""
     channels = [
         {

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from pyqd.trace.errors import DatabaseError, UrlError
+from pyqd.trace import DatabaseError, UrlError
 from pyqd.trace.literals import Literals, statement_text
-from pyqd.trace.stores.store import CONNECT_S, Change, Store
+from pyqd.trace.stores.store import CONNECT_S, OutcomeChange, Store
 
 # Bytes of one statement; the server's smallest default of max_allowed_packet is 4 MiB.
 STATEMENT_BYTES: Final = 512 << 10
@@ -38,7 +38,6 @@ class MysqlStore(Store):
     bytes_of_text = 1.7
 
     def engine(self) -> sa.Engine:
-        """Return a new engine."""
         arguments = {"connect_timeout": CONNECT_S, "read_timeout": self.answer_s, "write_timeout": self.answer_s}
         query = {"charset": "utf8mb4", **self.url.query}
         engine = sa.create_engine(self.url.set(query=query), connect_args=arguments, hide_parameters=True)
@@ -47,20 +46,17 @@ class MysqlStore(Store):
         return engine
 
     def literals(self, connection: sa.Connection) -> Literals:
-        """Return the forms of values."""
         driver: Any = connection.connection.driver_connection
         return statement_text(driver.escape)
 
     def insert(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows."""
         values = f"({','.join(['%s'] * len(table.columns))})"
         cursor = connection.connection.cursor()
         start = f"INSERT INTO {table.name} VALUES "
         for texts in _portions([values % tuple(row) for row in rows]):
             cursor.execute(start + ",".join(texts))
 
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
-        """Set the outcomes of deliveries."""
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         cursor = connection.connection.cursor()
         for texts in _portions([f"{change.position}, {change.outcome}, {change.outcome_at}" for change in changes]):
             cursor.execute(CHANGE % (" UNION ALL SELECT ".join(texts), node_id))

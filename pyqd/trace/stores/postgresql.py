@@ -13,7 +13,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from pyqd.trace.literals import COPY_TEXT, Literals
-from pyqd.trace.stores.store import CONNECT_S, Change, Store
+from pyqd.trace.stores.store import CONNECT_S, OutcomeChange, Store
 
 # Rows of one write to the server.
 ROWS: Final = 2000
@@ -33,7 +33,6 @@ class PostgresqlStore(Store):
     bytes_of_text = 1.9
 
     def engine(self) -> sa.Engine:
-        """Return a new engine."""
         arguments = {"connect_timeout": round(CONNECT_S)}
         engine = sa.create_engine(self.url, connect_args=arguments, hide_parameters=True)
         sa.event.listen(engine, "connect", self._prepare)
@@ -46,7 +45,6 @@ class PostgresqlStore(Store):
         connection.commit()
 
     def literals(self, connection: sa.Connection) -> Literals:
-        """Return the forms of values."""
         return COPY_TEXT
 
     def searching(self, connection: sa.Connection) -> None:
@@ -55,15 +53,13 @@ class PostgresqlStore(Store):
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
 
     def insert(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows."""
         line = "\t".join(["%s"] * len(table.columns)) + "\n"
         cursor = connection.connection.driver_connection.cursor()  # type: ignore[union-attr]
         with cursor.copy(f"COPY {table.name} FROM STDIN") as copy:
             for start in range(0, len(rows), ROWS):
                 copy.write("".join([line % tuple(row) for row in rows[start : start + ROWS]]))
 
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
-        """Set the outcomes of deliveries."""
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         null = COPY_TEXT.null
         times = [None if change.outcome_at == null else change.outcome_at for change in changes]
         cursor = connection.connection.driver_connection.cursor()  # type: ignore[union-attr]

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from pyqd.trace.errors import SchemaError
+from pyqd.trace import SchemaError
 from pyqd.trace.literals import VALUES, Literals
-from pyqd.trace.stores.store import Change, Store
+from pyqd.trace.stores.store import OutcomeChange, Store
 
 # Key of the path and the identity of a connection's file.
 FILE: Final = "file"
@@ -40,12 +40,10 @@ class SqliteStore(Store):
     bytes_of_text = 1.6
 
     def exists(self) -> bool:
-        """Return whether the file exists."""
         path = self.url.database
         return not path or path == ":memory:" or path.startswith("file:") or Path(path).exists()
 
     def engine(self) -> sa.Engine:
-        """Return a new engine."""
         engine = sa.create_engine(self.url, connect_args={"timeout": self.answer_s}, hide_parameters=True)
         sa.event.listen(engine, "do_connect", self._make_private)
         sa.event.listen(engine, "connect", self._prepare)
@@ -81,11 +79,9 @@ class SqliteStore(Store):
             time.sleep(LOCK_POLL_S)
 
     def literals(self, connection: sa.Connection) -> Literals:
-        """Return the forms of values."""
         return VALUES
 
     def insert(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows."""
         cursor: Any = connection.connection.cursor()
         values = f"({','.join('?' * len(table.columns))})"
         whole = len(rows) - len(rows) % ROWS
@@ -94,8 +90,7 @@ class SqliteStore(Store):
         if whole < len(rows):
             cursor.executemany(f"INSERT INTO {table.name} VALUES {values}", rows[whole:])
 
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
-        """Set the outcomes of deliveries."""
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         connection.connection.cursor().executemany(
             f"UPDATE trace_deliveries SET outcome = ?, outcome_at = ? WHERE node_id = {node_id} AND position = ?",
             [(change.outcome, change.outcome_at, change.position) for change in changes],

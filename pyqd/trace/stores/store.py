@@ -16,7 +16,7 @@ ANSWER_S = 60.0
 CONNECT_S = 10.0
 
 
-class Change(NamedTuple):
+class OutcomeChange(NamedTuple):
     """New outcome of a delivery. Values in the form for the database."""
 
     position: int
@@ -60,7 +60,7 @@ class Store(ABC):
         """Insert rows with values for all columns, in the form of `literals`."""
 
     @abstractmethod
-    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
+    def change(self, connection: sa.Connection, node_id: int, changes: Sequence[OutcomeChange]) -> None:
         """Set the outcomes of deliveries."""
 
     def searching(self, connection: sa.Connection) -> None:

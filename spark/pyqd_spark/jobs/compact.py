@@ -3,8 +3,8 @@
 A day's directory is rebuilt beside the table: small files merged, large ones as hard links. Then the two directories
 are exchanged in one step (renameat2 with RENAME_EXCHANGE), and the old one is removed. So at any time, and after a kill
 at any time, a directory of the table has all old files of a day or all new ones. Spark first lists names and then opens
-each file, so a reader that is listing that very day would miss files: Table.reading makes the exchange wait. A reader
-that has listed the old files and opens them too late fails with "file not found"; start it again.
+each file, so a reader that is listing that very day would miss files: JobTable.reading makes the exchange wait. A
+reader that has listed the old files and opens them too late fails with "file not found"; start it again.
 
 A drain that was cut short is finished first: its files may be replaced, so none of them may have been merged.
 """
@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 
 from pyqd.primitives.errors import storage_error
 from pyqd_spark.jobs.errors import TableError
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.rows import RowGroups
 from pyqd_spark.jobs.runner import Runner
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.landing import COMPRESSION, Landing, make_directories, not_shared, sync_directory
 
 ROWS_PER_FILE: Final = 4_000_000
@@ -80,9 +80,9 @@ class CompactReport:
     partitions: list[str] = field(default_factory=list)
 
 
-def compact(options: CompactOptions, runner: Runner, shown: Progress) -> CompactReport:
+def compact(options: CompactOptions, runner: Runner, shown: JobProgress) -> CompactReport:
     """Compact a table. Raises: TableError, StorageError; OSError with the name of an unreadable Parquet file."""
-    table = Table(options.path)
+    table = JobTable(options.path)
     table.must_exist()
     report = CompactReport()
     with table.locked():
@@ -113,7 +113,7 @@ def compact(options: CompactOptions, runner: Runner, shown: Progress) -> Compact
     return report
 
 
-def planned(options: CompactOptions, table: Table, day: str, hidden: str, number: int) -> MergeTask | None:
+def planned(options: CompactOptions, table: JobTable, day: str, hidden: str, number: int) -> MergeTask | None:
     """Return the task of a day; None if it would change nothing."""
     directory = os.path.join(table.path, day)
     small, kept = [], []
@@ -214,7 +214,6 @@ def tables(sources: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.
 
 
 def pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """Yield a table in parts of at most rows_max rows."""
     for start in range(0, table.num_rows, rows_max):
         yield table.slice(start, rows_max)
 
@@ -247,7 +246,6 @@ def must_exchange(directory: str) -> None:
 
 
 def as_text(report: CompactReport) -> str:
-    """Return a line for people."""
     if not report.days:
         return "nothing to compact"
     return (

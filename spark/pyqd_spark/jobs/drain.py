@@ -30,18 +30,18 @@ from pyqd_spark.brokers import (
     find_brokers,
     topics_known,
 )
-from pyqd_spark.jobs.errors import DataLossError, DrainError
-from pyqd_spark.jobs.plan import RESET, RETENTION, Gap, Plan, Progress, Source, between, cut, rows_per_file
-from pyqd_spark.jobs.progress import Progress as Shown
+from pyqd_spark.discovery import DataLossError
+from pyqd_spark.jobs.errors import DrainError
+from pyqd_spark.jobs.plan import RESET, RETENTION, Gap, LogSource, Plan, SourceProgress, between, cut, rows_per_file
+from pyqd_spark.jobs.progress import JobProgress as Shown
 from pyqd_spark.jobs.ranges import UNREACHABLE, RangeTask, describe, drain_range
 from pyqd_spark.jobs.report import Report, report_of
 from pyqd_spark.jobs.runner import Runner
-from pyqd_spark.jobs.table import Commit, Table
+from pyqd_spark.jobs.table import JobTable, RunCommit
 from pyqd_spark.landing import COMPRESSION
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
+from pyqd_spark.read_options import EARLIEST, LATEST
 
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
 ROWS_PER_FILE: Final = 1_000_000
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class DrainOptions:
     """
 
     path: str
-    connection: Connection
+    connection: BrokerOptions
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     start: str = EARLIEST
@@ -68,12 +68,12 @@ class DrainOptions:
 
 
 @dataclass
-class Found:
+class FoundLogs:
     """Positions at the brokers. by_source: the readable ones. notes: the missing brokers and topics, one
     sentence each.
     """
 
-    by_source: dict[Source, Positions] = field(default_factory=dict)
+    by_source: dict[LogSource, Positions] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -83,7 +83,7 @@ def drain(options: DrainOptions, runner: Runner, shown: Shown) -> list[Report]:
     Returns: a report of each run that was carried out: the one cut short before, and the new one. Raises: DrainError,
     DataLossError, BrokerError, TableError, StorageError, ValueError.
     """
-    table = Table(options.path)
+    table = JobTable(options.path)
     start_ns(options.start)
     reports = []
     with table.locked():
@@ -118,7 +118,7 @@ def start_ns(start: str) -> int | None:
         ) from None
 
 
-def look(options: DrainOptions, known: Iterable[Source]) -> Found:
+def look(options: DrainOptions, known: Iterable[LogSource]) -> FoundLogs:
     """Return the positions of the wanted topics and of those in the table.
 
     Raises: UnreachableError if a broker does not answer, TopicNotFoundError if no broker has a named topic. If data
@@ -127,7 +127,7 @@ def look(options: DrainOptions, known: Iterable[Source]) -> Found:
     names, failures = wanted(options)
     at = start_ns(options.start)
     lookup = find_brokers(options.connection)
-    found = Found(notes=[str(failure) for failure in lookup.failures])
+    found = FoundLogs(notes=[str(failure) for failure in lookup.failures])
     unreachable = [str(failure) for failure in failures if options.connection.nsqd]
     for address in lookup.addresses:
         try:
@@ -135,7 +135,7 @@ def look(options: DrainOptions, known: Iterable[Source]) -> Found:
                 for name in sorted(names & set(client.topics())):
                     with contextlib.suppress(TopicNotFoundError):
                         positions = client.positions(name, at)
-                        found.by_source[Source(name, positions.node)] = positions
+                        found.by_source[LogSource(name, positions.node)] = positions
         except UnreachableError as error:
             unreachable.append(str(error))
     if unreachable and options.fail_on_data_loss:
@@ -168,7 +168,7 @@ def wanted(options: DrainOptions) -> tuple[set[str], list[BrokerError]]:
     return names, failures
 
 
-def make_plan(options: DrainOptions, commit: Commit, found: Found, cores: int, now_s: float) -> Plan:
+def make_plan(options: DrainOptions, commit: RunCommit, found: FoundLogs, cores: int, now_s: float) -> Plan:
     """Return the next run: all records between the end of the last one and the end of the brokers' logs.
 
     Raises: DataLossError if some of them are gone and that is an error.
@@ -176,10 +176,10 @@ def make_plan(options: DrainOptions, commit: Commit, found: Found, cores: int, n
     after = dict(commit.progress)
     plan = Plan(commit.run + 1, now_s, list(commit.left), after, carried=len(commit.left))
     topics = {source.topic for source in commit.progress}
-    firsts: dict[Source, int] = {}
+    firsts: dict[LogSource, int] = {}
     for source, positions in sorted(found.by_source.items()):
         firsts[source] = first_of(options, commit.progress.get(source), source.topic in topics, positions, plan.gaps)
-        after[source] = Progress(positions.next, positions.created)
+        after[source] = SourceProgress(positions.next, positions.created)
     total = sum(between(first, found.by_source[source].next) for source, first in firsts.items())
     rows_max = rows_per_file(total, cores, options.rows_per_file)
     for source, first in firsts.items():
@@ -192,10 +192,10 @@ def make_plan(options: DrainOptions, commit: Commit, found: Found, cores: int, n
 
 
 def first_of(
-    options: DrainOptions, before: Progress | None, topic_known: bool, positions: Positions, gaps: list[Gap]
+    options: DrainOptions, before: SourceProgress | None, topic_known: bool, positions: Positions, gaps: list[Gap]
 ) -> int:
     """Return the position to read on from in a source; gaps: receives the missing records."""
-    source = Source(positions.topic, positions.node)
+    source = LogSource(positions.topic, positions.node)
     if before is None:
         if topic_known or options.start == EARLIEST:
             return positions.earliest
@@ -212,13 +212,13 @@ def first_of(
 
 
 def carry_out(
-    table: Table,
+    table: JobTable,
     plan: Plan,
     attempt: str,
     options: DrainOptions,
     runner: Runner,
     shown: Shown,
-    found: Found | None = None,
+    found: FoundLogs | None = None,
 ) -> Report:
     """Read the ranges of a plan that have not landed, and commit the plan. Raises: DrainError, BrokerError,
     StorageError.
@@ -257,7 +257,7 @@ def carry_out(
     return finish(table, plan, attempt, options, done, failed, started_s, unreachable)
 
 
-def landed_ranges(table: Table, plan: Plan) -> dict[int, dict[str, Any]]:
+def landed_ranges(table: JobTable, plan: Plan) -> dict[int, dict[str, Any]]:
     """Return the landed ranges of a plan whose files are unchanged, by place in the plan."""
     return {
         number: done
@@ -266,7 +266,7 @@ def landed_ranges(table: Table, plan: Plan) -> dict[int, dict[str, Any]]:
     }
 
 
-def is_there(table: Table, file: dict[str, Any]) -> bool:
+def is_there(table: JobTable, file: dict[str, Any]) -> bool:
     """Return whether a file still has the size that it landed with."""
     try:
         return os.path.getsize(os.path.join(table.path, file["path"])) == int(file["bytes"])
@@ -274,14 +274,14 @@ def is_there(table: Table, file: dict[str, Any]) -> bool:
         return False
 
 
-def tally(table: Table, plan: Plan) -> tuple[int, int]:
+def tally(table: JobTable, plan: Plan) -> tuple[int, int]:
     """Return the number of ranges and rows of a plan that have landed so far."""
     done = table.done(plan.run)
     return len(done), sum(each["rows"] for each in done.values())
 
 
 def serving(
-    connection: Connection, nodes: set[str], plan: Plan, found: Found | None
+    connection: BrokerOptions, nodes: set[str], plan: Plan, found: FoundLogs | None
 ) -> tuple[dict[str, str], list[str]]:
     """Return the address of each node, and the errors of brokers. found: recent positions, if there are any."""
     if found is not None:
@@ -315,7 +315,7 @@ def node_of(client: BrokerClient, topics: Sequence[str]) -> str | None:
 
 
 def finish(
-    table: Table,
+    table: JobTable,
     plan: Plan,
     attempt: str,
     options: DrainOptions,
@@ -337,13 +337,13 @@ def finish(
             + (f"; and {len(reasons) - 5} more" if len(reasons) > 5 else "")
         )
     report = report_of(plan, list(done.items()), left, started_s, unreachable)
-    commit = Commit(plan.run, plan.after, [plan.ranges[number] for number in left], asdict(report))
+    commit = RunCommit(plan.run, plan.after, [plan.ranges[number] for number in left], asdict(report))
     table.write_commit(commit, attempt)
     release(options, plan, left)
     return report
 
 
-def hold(options: DrainOptions, plan: Plan, found: Found, commit: Commit) -> None:
+def hold(options: DrainOptions, plan: Plan, found: FoundLogs, commit: RunCommit) -> None:
     """Create the channel that holds unread messages, on topics that do not have it yet.
 
     Raises: BrokerError.
@@ -365,7 +365,7 @@ def release(options: DrainOptions, plan: Plan, left: Sequence[int]) -> None:
     """Move the channel to the start of the next run. A failure is harmless: messages are kept for longer."""
     if options.hold is None:
         return
-    waiting = {Source(plan.ranges[number].topic, plan.ranges[number].node) for number in left}
+    waiting = {LogSource(plan.ranges[number].topic, plan.ranges[number].node) for number in left}
     nodes = {source.node for source in plan.after}
     addresses, _ = serving(options.connection, nodes, plan, None)
     for source, progress in plan.after.items():
@@ -385,7 +385,6 @@ def release(options: DrainOptions, plan: Plan, left: Sequence[int]) -> None:
 
 
 def write_report(reports: Sequence[Report], path: str) -> None:
-    """Write reports as JSON."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump([asdict(report) for report in reports], file, indent=1)
         file.write("\n")

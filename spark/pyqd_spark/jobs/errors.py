@@ -13,10 +13,6 @@ class JobError(Exception):
     """A job could not be done. The text is for people and gives the reason."""
 
 
-class DataLossError(JobError):
-    """Messages that belong in a table cannot be read any more. The text names them and the reason."""
-
-
 class TableError(JobError):
     """A table that cannot be used: in use, of a later format, or with invalid state."""
 

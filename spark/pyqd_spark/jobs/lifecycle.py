@@ -15,7 +15,6 @@ Files of an attempt that was killed before step 3 are never moved, so tasks that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -26,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lives import LIFE, lives_of, open_events, table_rows, with_released
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.reading import read_table
 from pyqd_spark.jobs.runner import OnSpark, Runner
-from pyqd_spark.jobs.table import JOB_FILE, Table
+from pyqd_spark.jobs.table import JOB_FILE, JobTable, encoded
 from pyqd_spark.jobs.trace_log import DDL, LOST, EventRange, EventTask, LogEnd, cut, land_events, look
 from pyqd_spark.landing import make_directories, sync_directory, uri_of, write_file
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +53,7 @@ class LifecycleOptions:
     """Options of a run. path: of the table."""
 
     path: str
-    connection: Connection
+    connection: BrokerOptions
     compression: str = "zstd"
 
 
@@ -89,13 +88,16 @@ class LifePlan:
     ranges: list[EventRange] = field(default_factory=list)
     after: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def from_json(cls, shown: dict[str, Any]) -> LifePlan:
+        return cls(shown["run"], [EventRange(**part) for part in shown["ranges"]], shown["after"])
 
-class LifeTable(Table):
+
+class LifeTable(JobTable):
     """Table of lives: a table with plans and commits of its own."""
 
     @property
     def open_path(self) -> str:
-        """Directory with the open events, by run."""
         return os.path.join(self.state, OPEN)
 
     def check_job(self) -> None:
@@ -104,30 +106,20 @@ class LifeTable(Table):
         if not os.path.exists(path):
             if self.numbers():
                 raise TableError(f"{self.path} is a table of another job: give a directory that is new")
-            write_file(path, _encoded({"job": JOB}))
-
-    def state_of(self, run: int, name: str) -> dict[str, Any] | None:
-        """Return the content of a file of a run; None if there is none."""
-        try:
-            with open(self.run_path(run, name), "rb") as file:
-                return dict(json.load(file))
-        except FileNotFoundError:
-            return None
-
-    def write_state(self, run: int, name: str, content: dict[str, Any]) -> None:
-        make_directories(self.run_path(run))
-        write_file(self.run_path(run, name), _encoded(content))
+            write_file(path, encoded({"job": JOB}))
 
     def last(self) -> tuple[int, dict[str, int], dict[str, Any]]:
         """Return the number of the last finished run, its positions and its report."""
         for run in reversed(self.numbers()):
-            found = self.state_of(run, "commit.json")
+            found = self.state_of(run, "commit.json", dict)
             if found is not None:
                 return run, found["after"], found["report"]
         return 0, {}, asdict(RunReport(0))
 
 
-def update(options: LifecycleOptions, spark: SparkSession, shown: Progress, runner: Runner | None = None) -> RunReport:
+def update(
+    options: LifecycleOptions, spark: SparkSession, shown: JobProgress, runner: Runner | None = None
+) -> RunReport:
     """Bring the table up to date. Returns: figures of the last run; its `run` stays the same if nothing is new.
 
     Raises: BrokerError, JobError, StorageError.
@@ -136,13 +128,14 @@ def update(options: LifecycleOptions, spark: SparkSession, shown: Progress, runn
     runner = runner or OnSpark(spark, JOB)
     with table.locked():
         last, after, _ = table.last()
-        plan = plan_of(table, last + 1)
+        plan = table.state_of(last + 1, "plan.json", LifePlan.from_json)
         if plan is not None:
             shown.say(f"run {plan.run} was cut short and goes on")
             last, after = carry_out(table, plan, options, spark, runner).run, plan.after
         plan = make_plan(last + 1, after, look(options.connection), runner.cores)
         if not plan.ranges:
             return RunReport(**table.last()[2])
+        make_directories(table.run_path(plan.run))
         table.write_state(plan.run, "plan.json", asdict(plan))
         return carry_out(table, plan, options, spark, runner)
 
@@ -150,7 +143,7 @@ def update(options: LifecycleOptions, spark: SparkSession, shown: Progress, runn
 def follow(
     options: LifecycleOptions,
     spark: SparkSession,
-    shown: Progress,
+    shown: JobProgress,
     interval_s: float,
     tell: Callable[[RunReport], None],
 ) -> NoReturn:
@@ -169,14 +162,6 @@ def follow(
                 tell(report)
             last = report.run
         time.sleep(interval_s)
-
-
-def plan_of(table: LifeTable, run: int) -> LifePlan | None:
-    """Return the plan of a run that was cut short."""
-    found = table.state_of(run, "plan.json")
-    if found is None:
-        return None
-    return LifePlan(found["run"], [EventRange(**part) for part in found["ranges"]], found["after"])
 
 
 def make_plan(run: int, after: dict[str, int], logs: list[LogEnd], cores: int) -> LifePlan:
@@ -198,7 +183,7 @@ def carry_out(
     table: LifeTable, plan: LifePlan, options: LifecycleOptions, spark: SparkSession, runner: Runner
 ) -> RunReport:
     """Do the steps of a run that are not done."""
-    written = table.state_of(plan.run, "written.json")
+    written = table.state_of(plan.run, "written.json", dict)
     if written is None:
         attempt = table.attempt_path(table.begin_attempt())
         written = compute(table, plan, attempt, options, spark, runner)
@@ -301,7 +286,6 @@ def new_rows(table: LifeTable, spark: SparkSession, lives: DataFrame, report: Ru
 
 
 def write(frame: DataFrame, path: str, options: LifecycleOptions, directories: list[str]) -> None:
-    """Write a frame as Parquet."""
     if directories:
         frame = frame.repartition(*directories)
     else:
@@ -338,7 +322,6 @@ def files_below(path: str) -> list[str]:
 
 
 def sync_file(path: str) -> None:
-    """Sync a file to stable storage."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -370,7 +353,3 @@ def remove_old(table: LifeTable, run: int) -> None:
     for number in table.numbers():
         if number < run:
             shutil.rmtree(table.run_path(number), ignore_errors=True)
-
-
-def _encoded(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=1).encode() + b"\n"

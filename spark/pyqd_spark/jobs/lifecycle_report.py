@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from pyqd.wire.trace_states import OVER
 from pyqd_spark.jobs.lifecycle import LifeTable, RunReport
 from pyqd_spark.jobs.lives import LIFE, lives_of
 from pyqd_spark.jobs.reading import read_table
@@ -22,9 +23,8 @@ SPANS: Final = ("wait_s", "total_s")
 ACCURACY: Final = 10_000
 UNFINISHED_MAX: Final = 1_000
 MESSAGES_SHOWN: Final = 10
-OUTCOMES: Final = ("finished", "dead_lettered", "cancelled", "dropped")
 HEAD: Final = (
-    *("topic", "channel", "messages", *(outcome.replace("_", " ") for outcome in OUTCOMES), "redelivered"),
+    *("topic", "channel", "messages", *(outcome.replace("_", " ") for outcome in OVER), "redelivered"),
     *("wait p50", "p90", "p99", "total p50", "p90", "p99", "max"),
 )
 
@@ -45,7 +45,7 @@ def figures(lives: DataFrame) -> DataFrame:
         for name in SPANS
         for percent in PERCENTILES
     ]
-    outcomes = [f.count(f.when(f.col("outcome") == name, 1)).alias(name) for name in OUTCOMES]
+    outcomes = [f.count(f.when(f.col("outcome") == name, 1)).alias(name) for name in OVER]
     return (
         lives.groupBy("topic", "channel")
         .agg(
@@ -74,7 +74,6 @@ def unfinished(table: LifeTable, run: RunReport, spark: SparkSession) -> list[di
 
 
 def run_text(run: RunReport) -> str:
-    """Return the figures of a run as a line."""
     parts = [f"{run.events:,} events", f"{run.rows:,} messages are over", f"{run.open:,} are not"]
     if run.repeated:
         parts.append(f"{run.repeated:,} were over before and delivered again")
@@ -84,7 +83,6 @@ def run_text(run: RunReport) -> str:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Return a report for people."""
     lines = []
     if report["channels"]:
         lines += aligned([HEAD, *(channel_row(channel) for channel in report["channels"])])
@@ -101,12 +99,11 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def channel_row(channel: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of a topic and channel."""
     spans = [f"{name}_p{percent}" for name in SPANS for percent in PERCENTILES]
     return (
         channel["topic"],
         channel["channel"] or "-",
-        *(f"{channel[name]:,}" for name in ("messages", *OUTCOMES, "redelivered")),
+        *(f"{channel[name]:,}" for name in ("messages", *OVER, "redelivered")),
         *(span(channel[name]) for name in (*spans, "total_s_max")),
     )
 

@@ -21,31 +21,6 @@ MESSAGE: Final = ["node", "topic", "message_id"]
 LIFE: Final = [*MESSAGE, "channel"]
 NS_PER_DAY: Final = 86_400 * 10**9
 
-COLUMNS: Final = (
-    "message_id",
-    "node",
-    "channel",
-    "outcome",
-    "reason",
-    "attempts",
-    "requeued",
-    "timed_out",
-    "disconnected",
-    "published_at",
-    "due_at",
-    "first_sent_at",
-    "last_sent_at",
-    "over_at",
-    "wait_s",
-    "handling_s",
-    "total_s",
-    "size_bytes",
-    "publisher",
-    "consumer",
-    "topic",
-    "day",
-)
-
 
 def lives_of(spark: SparkSession, events: DataFrame, many: list[dict[str, Any]]) -> DataFrame:
     """Return the lives, with their `state` and `is_whole`: whether the events have their beginning.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from pyqd_spark.brokers import Positions, Segment, epoch_of, ordinal_of
+from pyqd_spark.brokers import LogSegment, Positions, epoch_of, ordinal_of
 from pyqd_spark.landing import escape
 
 # Largest estimated size of a file's bodies, by the mean size in its segment.
@@ -28,7 +28,7 @@ DAMAGE: Final = "damage"
 RESET: Final = "reset"
 
 
-class Source(NamedTuple):
+class LogSource(NamedTuple):
     """One topic at one node, which has positions of its own."""
 
     topic: str
@@ -51,7 +51,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Range:
+class PlannedRange:
     """A stretch of a topic's log at a node. records: the number that the plan expects.
 
     created: creation time of the topic, ns since 1970; positions are valid for one life of a topic only.
@@ -75,7 +75,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SourceProgress:
     """Progress of reading a source. next: the position to read on from. created: of the topic at that time."""
 
     next: int
@@ -92,13 +92,12 @@ class Plan:
 
     run: int
     started: float
-    ranges: list[Range]
-    after: dict[Source, Progress]
+    ranges: list[PlannedRange]
+    after: dict[LogSource, SourceProgress]
     gaps: list[Gap] = field(default_factory=list)
     carried: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of plan.json."""
         return {
             "run": self.run,
             "started": self.started,
@@ -114,21 +113,19 @@ class Plan:
         return cls(
             run=shown["run"],
             started=shown["started"],
-            ranges=[Range(**each) for each in shown["ranges"]],
+            ranges=[PlannedRange(**each) for each in shown["ranges"]],
             after=progress_from(shown["after"]),
             gaps=[Gap(**each) for each in shown["gaps"]],
             carried=shown["carried"],
         )
 
 
-def progress_rows(progress: Mapping[Source, Progress]) -> list[dict[str, Any]]:
-    """Return the progress of sources as JSON rows."""
+def progress_rows(progress: Mapping[LogSource, SourceProgress]) -> list[dict[str, Any]]:
     return [{**source._asdict(), **vars(each)} for source, each in sorted(progress.items())]
 
 
-def progress_from(rows: Iterable[Mapping[str, Any]]) -> dict[Source, Progress]:
-    """Return the progress of sources from JSON rows."""
-    return {Source(row["topic"], row["node"]): Progress(row["next"], row["created"]) for row in rows}
+def progress_from(rows: Iterable[Mapping[str, Any]]) -> dict[LogSource, SourceProgress]:
+    return {LogSource(row["topic"], row["node"]): SourceProgress(row["next"], row["created"]) for row in rows}
 
 
 def short(text: str, length: int) -> str:
@@ -138,14 +135,14 @@ def short(text: str, length: int) -> str:
     return f"{text[: length - 17]}~{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def cut(positions: Positions, first: int, rows_max: int) -> tuple[list[Range], list[Gap]]:
+def cut(positions: Positions, first: int, rows_max: int) -> tuple[list[PlannedRange], list[Gap]]:
     """Cut the records of a source from `first` on into ranges of at most rows_max rows, without leaving out a position.
 
     Returns: the ranges in order, and the gaps between segments.
     """
-    source = Source(positions.topic, positions.node)
+    source = LogSource(positions.topic, positions.node)
     life = (*source, positions.created)
-    ranges: list[Range] = []
+    ranges: list[PlannedRange] = []
     gaps: list[Gap] = []
     start, count, size = first, 0, 0
     behind = first
@@ -160,19 +157,19 @@ def cut(positions: Positions, first: int, rows_max: int) -> tuple[list[Range], l
             taken = max(1, min(left, room, max(1, BYTES_PER_FILE // row_bytes)))
             at, left, count, size = at + taken, left - taken, count + taken, size + taken * row_bytes
             if count >= rows_max or size >= BYTES_PER_FILE:
-                ranges.append(Range(*life, start, at, count))
+                ranges.append(PlannedRange(*life, start, at, count))
                 start, count, size = at, 0, 0
     if start < positions.next and count:
-        ranges.append(Range(*life, start, positions.next, count))
+        ranges.append(PlannedRange(*life, start, positions.next, count))
     elif ranges:
         last = ranges[-1]
-        ranges[-1] = Range(*life, last.first, positions.next, last.records)
+        ranges[-1] = PlannedRange(*life, last.first, positions.next, last.records)
     if missing := between(behind, positions.next):
         gaps.append(Gap(*source, behind, positions.next, missing, DAMAGE))
     return ranges, gaps
 
 
-def stretches(positions: Positions, first: int) -> Iterator[Segment]:
+def stretches(positions: Positions, first: int) -> Iterator[LogSegment]:
     """Yield the segments from `first` on, clipped to the readable range."""
     for segment in positions.segments:
         behind = min(segment.first + segment.records, max(segment.first, positions.next))
@@ -181,7 +178,7 @@ def stretches(positions: Positions, first: int) -> Iterator[Segment]:
         start = max(segment.first, first)
         if start < behind and segment.records:
             mean = segment.bytes // segment.records
-            yield Segment(start, behind - start, mean * (behind - start))
+            yield LogSegment(start, behind - start, mean * (behind - start))
 
 
 def between(behind: int, first: int) -> int:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd_spark.jobs.errors import JobError
 from pyqd_spark.jobs.profile_report import page
-from pyqd_spark.jobs.progress import Progress
-from pyqd_spark.jobs.reading import chosen, connection_options, read_table
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.progress import JobProgress
+from pyqd_spark.jobs.reading import chosen, read_table
+from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.landing import local_path, make_directories, uri_of, write_file
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -41,14 +41,14 @@ class ProfileOptions:
 
     output: str
     path: str | None = None
-    connection: Connection | None = None
+    connection: BrokerOptions | None = None
     topics: tuple[str, ...] = ()
     where: str | None = None
     received: str | None = None
     title: str = "Topics by minute"
 
 
-def profile(options: ProfileOptions, spark: SparkSession, shown: Progress) -> str:
+def profile(options: ProfileOptions, spark: SparkSession, shown: JobProgress) -> str:
     """Write the profile. Returns: a line for people. Raises: JobError, ValueError, StorageError."""
     output = local_path(options.output)
     must_be_ours(output)
@@ -89,13 +89,12 @@ def origin(options: ProfileOptions) -> str:
 
 
 def source(options: ProfileOptions, spark: SparkSession) -> DataFrame:
-    """Return the messages of a table or of topics."""
     if options.path is not None:
-        if os.path.isdir(Table(options.path).state):
+        if os.path.isdir(JobTable(options.path).state):
             return read_table(spark, options.path)
         return spark.read.parquet(options.path)
     assert options.connection is not None
-    reader = spark.read.format("pyqd").options(**connection_options(options.connection))
+    reader = spark.read.format("pyqd").options(**options.connection.given())
     if options.topics:
         return reader.option("subscribe", ",".join(options.topics)).load()
     return reader.option("subscribePattern", ".*").load()

@@ -180,7 +180,6 @@ def dates(axis: Axes, first: datetime, last: datetime) -> None:
 
 
 def svg(drawn: Figure) -> bytes:
-    """Return a figure as SVG; equal figures give equal bytes."""
     import matplotlib
 
     out = io.BytesIO()
@@ -190,7 +189,6 @@ def svg(drawn: Figure) -> bytes:
 
 
 def stamp(moment: datetime) -> str:
-    """Return a minute as people write it."""
     return f"{moment:%Y-%m-%d %H:%M}"
 
 

@@ -14,7 +14,7 @@ POLL_S = 0.3
 LINE_S = 10.0
 
 
-class Progress:
+class JobProgress:
     """Progress of the steps of a job. quiet: show nothing. stream: standard error unless given."""
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -22,7 +22,6 @@ class Progress:
         self.quiet = quiet
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
         if not self.quiet:
             print(text, file=self.stream, flush=True)
 

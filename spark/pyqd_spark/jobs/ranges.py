@@ -23,18 +23,18 @@ from pyqd.primitives.errors import StorageError
 from pyqd_spark.brokers import (
     BrokerClient,
     BrokerError,
-    Page,
+    LogPage,
     PositionBeyondEndError,
     PositionGoneError,
     TopicNotFoundError,
     UnreachableError,
 )
-from pyqd_spark.decode import ahead
-from pyqd_spark.jobs.errors import DataLossError
-from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, Range
-from pyqd_spark.jobs.rows import SCHEMA, RowGroups, read_page
+from pyqd_spark.decode import ahead, batch_of, decode
+from pyqd_spark.discovery import DataLossError
+from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, PlannedRange
+from pyqd_spark.jobs.rows import COLUMNS, SCHEMA, RowGroups
 from pyqd_spark.landing import Landed, Landing, make_directories, not_shared, partition_directory, write_file
-from pyqd_spark.options import Connection
+from pyqd_spark.options import BrokerOptions
 
 UNREACHABLE: Final = "unreachable"
 DATA_LOSS: Final = "data loss"
@@ -50,16 +50,16 @@ logger = logging.getLogger(__name__)
 class RangeTask:
     """Input of a task. number: the range's place in the plan. hidden: the directory of the attempt.
 
-    done_path: see Table.done_path. address: of the broker that serves the range's node.
+    done_path: see JobTable.done_path. address: of the broker that serves the range's node.
     """
 
     table: str
     number: int
-    range: Range
+    range: PlannedRange
     address: str
     hidden: str
     done_path: str
-    connection: Connection
+    connection: BrokerOptions
     compression: str
     fail_on_data_loss: bool
 
@@ -142,7 +142,7 @@ def batches(task: RangeTask, found: RangeRead) -> Iterator[pa.RecordBatch]:
                 first = part.stop
 
 
-def rows_of(task: RangeTask, page: Page, first: int, found: RangeRead) -> Iterator[pa.RecordBatch]:
+def rows_of(task: RangeTask, page: LogPage, first: int, found: RangeRead) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a page. A damaged page is an error, or its sound records are taken; first: the requested
     position.
 
@@ -152,19 +152,19 @@ def rows_of(task: RangeTask, page: Page, first: int, found: RangeRead) -> Iterat
     if page.created != part.created:
         raise TopicNotFoundError(f"{task.address}: topic {part.topic} was deleted and re-created")
     try:
-        rows = read_page(page, part, first, skip_damaged=not task.fail_on_data_loss)
+        columns = decode(page.data, first, True, not task.fail_on_data_loss)
     except ValueError as error:
         where = f"topic {part.topic}, node {part.node}: the page from position {page.first}"
         if task.fail_on_data_loss:
             raise DataLossError(f"{where} is damaged: {error}") from None
         logger.warning("%s is left out, as it is damaged: %s", where, error)
         return
-    if rows.damaged:
-        logger.warning("%d damaged messages from position %d on are left out", rows.damaged, page.first)
-    if rows.batch.num_rows:
-        found.rows += rows.batch.num_rows
-        found.bytes += rows.body_bytes
-        yield rows.batch
+    if columns.damaged:
+        logger.warning("%d damaged messages from position %d on are left out", columns.damaged, page.first)
+    if columns.rows:
+        found.rows += columns.rows
+        found.bytes += len(columns.bodies or b"")
+        yield batch_of(columns, part.topic, part.node, 0).select(COLUMNS)
 
 
 def settle(task: RangeTask, found: RangeRead) -> None:
@@ -190,7 +190,6 @@ def lose(task: RangeTask, found: RangeRead, gap: Gap) -> None:
 
 
 def describe(gap: Gap) -> str:
-    """Return a sentence about a gap."""
     count = "an unknown number of" if gap.records is None else str(gap.records)
     why = {
         RETENTION: "were removed by retention before they were read",
@@ -263,7 +262,6 @@ class Days:
         return kept
 
     def described(self, landed: Landed) -> dict[str, Any]:
-        """Return the done file's entry of a file."""
         return {"path": os.path.relpath(landed.path, self.task.table), "rows": landed.rows, "bytes": landed.bytes}
 
     def __enter__(self) -> Days:

@@ -1,13 +1,12 @@
-"""Reading of drained tables with Spark, and the connection options of the formats."""
+"""Reading of drained tables with Spark."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyqd_spark.jobs.errors import JobError
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.landing import uri_of
-from pyqd_spark.options import CONNECTION, Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +18,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
     The files are listed under the lock of readers, so no compaction replaces any of them during the listing. Topic and
     day are read as text. Raises: TableError; JobError if there is no row yet.
     """
-    table = Table(path)
+    table = JobTable(path)
     with table.reading():
         if not table.partitions():
             raise JobError(f"{table.path} has no rows yet")
@@ -44,27 +43,3 @@ def chosen(frame: DataFrame, where: str | None) -> DataFrame:
     except (AnalysisException, ParseException) as error:
         said = (error.getMessage() or str(error)).strip().splitlines()[0]
         raise JobError(f"--where {where!r}: {said}; the columns are {', '.join(frame.columns)}") from None
-
-
-def connection_options(connection: Connection) -> dict[str, str]:
-    """Return the options of the formats for a connection."""
-    values: dict[str, Any] = {
-        "nsqd": ",".join(connection.nsqd) or None,
-        "lookupd": ",".join(connection.lookupd) or None,
-        "token": connection.token,
-        "trustedBrokers": ",".join(connection.trusted_brokers) or None,
-        "tls": connection.tls,
-        "tlsRootCaFile": connection.tls_root_ca_file,
-        "tlsCert": connection.tls_cert,
-        "tlsKey": connection.tls_key,
-        "tlsInsecureSkipVerify": connection.tls_insecure_skip_verify,
-        "httpsPort": connection.https_port,
-        "requestTimeoutMs": int(connection.request_timeout_s * 1000),
-        "retryTimeoutMs": int(connection.retry_timeout_s * 1000),
-    }
-    assert set(values) == {option.name for option in CONNECTION}
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in values.items()
-        if value is not None
-    }

@@ -19,9 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from pyqd_spark.jobs.errors import JobError, reason_in
-from pyqd_spark.jobs.progress import Progress
-from pyqd_spark.jobs.reading import chosen, connection_options, read_table
-from pyqd_spark.options import Connection
+from pyqd_spark.jobs.progress import JobProgress
+from pyqd_spark.jobs.reading import chosen, read_table
+from pyqd_spark.options import BrokerOptions
 from pyqd_spark.writer import Published, WriteSettings, publish_batches
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ReplayOptions:
 
     path: str
     topic: str
-    connection: Connection
+    connection: BrokerOptions
     where: str | None = None
     rate: int | None = None
     tasks: int | None = None
@@ -61,7 +61,7 @@ class ReplayReport:
     dry_run: bool
 
 
-def replay(options: ReplayOptions, spark: SparkSession, shown: Progress) -> ReplayReport:
+def replay(options: ReplayOptions, spark: SparkSession, shown: JobProgress) -> ReplayReport:
     """Publish the selection, or count it. Raises: JobError, and BrokerError before a task starts."""
     from pyspark.sql import functions
 
@@ -94,7 +94,7 @@ def publish(options: ReplayOptions, frame: DataFrame, spark: SparkSession) -> tu
     spark.dataSource.register(ReplaySink)
     with tempfile.TemporaryDirectory(prefix="pyqd-replay-") as directory:
         summary = os.path.join(directory, "summary.json")
-        writer = spread.write.format(ReplaySink.name()).mode("append").options(**connection_options(options.connection))
+        writer = spread.write.format(ReplaySink.name()).mode("append").options(**options.connection.given())
         if options.rate is not None:
             writer = writer.option("rate", options.rate / tasks)
         try:
@@ -111,11 +111,9 @@ class ReplaySink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format, which only this job uses."""
         return "pyqd-replay"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002 - Spark's signature
-        """Return the publisher."""
         given = {name: text for name, text in self.options.items() if name not in ("rate", "summary")}
         rate = self.options.get("rate")
         settings = WriteSettings.of(given, schema)
@@ -168,7 +166,6 @@ def paced(
 
 
 def as_text(report: ReplayReport) -> str:
-    """Return a line for people."""
     if report.dry_run:
         return f"{report.rows:,} messages with {report.bytes:,} bytes would go to topic {report.topic}"
     again = f", {report.repeated:,} of them sent more than once" if report.repeated else ""

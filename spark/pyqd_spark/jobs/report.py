@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pyqd.primitives.quantities import format_size
-from pyqd_spark.jobs.plan import Gap, Plan, Source
+from pyqd_spark.jobs.plan import Gap, LogSource, Plan
 from pyqd_spark.jobs.ranges import describe
 
 
@@ -64,11 +64,11 @@ def report_of(
     """Return the report of a run. done: landed ranges, by place in the plan."""
     seconds = max(time.time() - started_s, 1e-3)
     report = Report(plan.run, started_s, round(seconds, 3), left=len(left), notes=list(notes))
-    by_source: dict[Source, SourceReport] = {}
+    by_source: dict[LogSource, SourceReport] = {}
     gaps = list(plan.gaps)
     for number, landed in sorted(done):
         part = plan.ranges[number]
-        source = by_source.setdefault(Source(part.topic, part.node), SourceReport(part.topic, part.node))
+        source = by_source.setdefault(LogSource(part.topic, part.node), SourceReport(part.topic, part.node))
         source.first = part.first if source.first is None else min(source.first, part.first)
         source.next = max(source.next or 0, part.stop)
         source.ranges += 1
@@ -79,15 +79,12 @@ def report_of(
         source.seconds = round(source.seconds + landed["seconds"], 3)
         gaps += [Gap(**gap) for gap in landed["gaps"]]
     for gap in gaps:
-        source = by_source.setdefault(Source(gap.topic, gap.node), SourceReport(gap.topic, gap.node))
+        source = by_source.setdefault(LogSource(gap.topic, gap.node), SourceReport(gap.topic, gap.node))
         source.lost = None if gap.records is None or source.lost is None else source.lost + gap.records
         report.gaps.append(asdict(gap))
     report.sources = [each for _, each in sorted(by_source.items())]
-    for each in report.sources:
-        report.rows += each.rows
-        report.bytes += each.bytes
-        report.files += each.files
-        report.file_bytes += each.file_bytes
+    for name in ("rows", "bytes", "files", "file_bytes"):
+        setattr(report, name, sum(getattr(source, name) for source in report.sources))
     return report
 
 
@@ -113,7 +110,6 @@ def as_text(report: Report) -> str:
 
 
 def row_of(source: SourceReport) -> tuple[str, ...]:
-    """Return a source's row of the table."""
     rate = source.rows / source.seconds if source.seconds else 0
     return (
         source.topic,

@@ -1,4 +1,4 @@
-"""Runners of a job's tasks: in this process, or one Spark task for each."""
+"""Runner of a job's tasks: one Spark task for each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ class Runner(Protocol):
 
     def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the results, in the order of the arguments."""
-
-
-class InProcess:
-    """Runner of tasks one after the other in this process."""
-
-    cores = 1
-
-    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the results, in the order of the arguments."""
-        return [function(argument) for argument in arguments]
 
 
 class OnSpark:

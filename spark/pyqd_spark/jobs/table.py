@@ -23,13 +23,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyqd.primitives.errors import storage_error
 from pyqd_spark.jobs.errors import TableError
-from pyqd_spark.jobs.plan import Plan, Progress, Range, Source, progress_from, progress_rows
+from pyqd_spark.jobs.plan import LogSource, Plan, PlannedRange, SourceProgress, progress_from, progress_rows
 from pyqd_spark.landing import local_path, make_directories, sync_directory, write_file
 
 FORMAT: Final = 1
@@ -38,18 +38,25 @@ STATE: Final = "_pyqd"
 JOB_FILE: Final = "job.json"
 RUNS_KEPT: Final = 100
 
+T = TypeVar("T")
+
 
 @dataclass
-class Commit:
+class RunCommit:
     """Result of a finished run for the next one. left: ranges that remain for the next run. report: see jobs.report."""
 
     run: int
-    progress: dict[Source, Progress] = field(default_factory=dict)
-    left: list[Range] = field(default_factory=list)
+    progress: dict[LogSource, SourceProgress] = field(default_factory=dict)
+    left: list[PlannedRange] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_json(cls, shown: dict[str, Any]) -> RunCommit:
+        left = [PlannedRange(**each) for each in shown["left"]]
+        return cls(shown["run"], progress_from(shown["progress"]), left, shown["report"])
 
-class Table:
+
+class JobTable:
     """Table's directory. path: of a local or network file system, or a file: URL. Raises: ValueError."""
 
     def __init__(self, path: str) -> None:
@@ -59,7 +66,6 @@ class Table:
         self.attempts = os.path.join(self.state, "attempts")
 
     def run_path(self, run: int, *names: str) -> str:
-        """Return a path within the directory of a run."""
         return os.path.join(self.runs, f"{run:08d}", *names)
 
     @contextlib.contextmanager
@@ -110,7 +116,7 @@ class Table:
         """Check the table's format. Raises: TableError for a later one."""
         path = os.path.join(self.state, "table.json")
         if not os.path.exists(path):
-            write_file(path, _encoded({"format": FORMAT}))
+            write_file(path, encoded({"format": FORMAT}))
         found = _read(path).get("format")
         if found != FORMAT:
             raise TableError(
@@ -157,34 +163,37 @@ class Table:
         except FileNotFoundError:
             return []
 
-    def last_commit(self) -> Commit:
-        """Return the commit of the last finished run; of a new table, a run 0. Raises: TableError."""
-        for run in reversed(self.numbers()):
-            path = self.run_path(run, "commit.json")
-            if os.path.exists(path):
-                shown = _read(path)
-                try:
-                    left = [Range(**each) for each in shown["left"]]
-                    return Commit(run, progress_from(shown["progress"]), left, shown["report"])
-                except (KeyError, TypeError) as error:
-                    raise TableError(f"cannot use {path}: its content is damaged: {error!r}; restore it") from None
-        return Commit(0)
-
-    def open_plan(self) -> Plan | None:
-        """Return the plan of an unfinished run; None if there is none. Raises: TableError."""
-        run = self.last_commit().run + 1
-        path = self.run_path(run, "plan.json")
+    def state_of(self, run: int, name: str, parse: Callable[[dict[str, Any]], T]) -> T | None:
+        """Return the parsed content of a file of a run; None if there is none. Raises: TableError."""
+        path = self.run_path(run, name)
         if not os.path.exists(path):
             return None
         try:
-            return Plan.from_json(_read(path))
+            return parse(_read(path))
         except (KeyError, TypeError) as error:
             raise TableError(f"cannot use {path}: its content is damaged: {error!r}; restore it") from None
+
+    def write_state(self, run: int, name: str, content: dict[str, Any], attempt: str | None = None) -> None:
+        """Write a file of a run, whose directory exists. attempt: whose directory has the hidden file."""
+        temporary = None if attempt is None else self.attempt_path(attempt)
+        write_file(self.run_path(run, name), encoded(content), temporary=temporary)
+
+    def last_commit(self) -> RunCommit:
+        """Return the commit of the last finished run; of a new table, a run 0. Raises: TableError."""
+        for run in reversed(self.numbers()):
+            commit = self.state_of(run, "commit.json", RunCommit.from_json)
+            if commit is not None:
+                return commit
+        return RunCommit(0)
+
+    def open_plan(self) -> Plan | None:
+        """Return the plan of an unfinished run; None if there is none. Raises: TableError."""
+        return self.state_of(self.last_commit().run + 1, "plan.json", Plan.from_json)
 
     def write_plan(self, plan: Plan, attempt: str) -> None:
         """Write a plan before any of its ranges is read."""
         make_directories(self.run_path(plan.run, "done"))
-        write_file(self.run_path(plan.run, "plan.json"), _encoded(plan.to_json()), temporary=self.attempt_path(attempt))
+        self.write_state(plan.run, "plan.json", plan.to_json(), attempt)
 
     def done_path(self, run: int, number: int) -> str:
         """Return the path of a range's done file. number: its place in the plan."""
@@ -199,7 +208,7 @@ class Table:
             return {}
         return {int(name.removesuffix(".json")): _read(os.path.join(directory, name)) for name in sorted(names)}
 
-    def write_commit(self, commit: Commit, attempt: str) -> None:
+    def write_commit(self, commit: RunCommit, attempt: str) -> None:
         """Finish a run; then remove the files that only an unfinished run needs, and old runs."""
         content = {
             "run": commit.run,
@@ -207,8 +216,7 @@ class Table:
             "left": [vars(each) for each in commit.left],
             "report": commit.report,
         }
-        path = self.run_path(commit.run, "commit.json")
-        write_file(path, _encoded(content), temporary=self.attempt_path(attempt))
+        self.write_state(commit.run, "commit.json", content, attempt)
         self.end_attempts()
         shutil.rmtree(self.run_path(commit.run, "done"), ignore_errors=True)
         for run in self.numbers()[:-RUNS_KEPT]:
@@ -233,7 +241,7 @@ def _names_with(directory: str, prefix: str) -> list[str]:
     return [entry.name for entry in os.scandir(directory) if entry.is_dir() and entry.name.startswith(prefix)]
 
 
-def _encoded(content: dict[str, Any]) -> bytes:
+def encoded(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=1).encode() + b"\n"
 
 

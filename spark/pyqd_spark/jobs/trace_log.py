@@ -6,35 +6,30 @@ Source: docs/trace.md, "Reading" and "Columns".
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import pyqd
 from pyqd.client.errors import ProtocolError
 from pyqd.client.http import Reply
-from pyqd.fallback.trace_rows import record_batch
 from pyqd_spark.brokers import BrokerClient, BrokerError, OtherNodeError, check_format, find_brokers
-from pyqd_spark.landing import land_batches, not_shared
-from pyqd_spark.options import Connection
-
-try:
-    from pyqd.hot.wire.trace_events import decode
-except ImportError:  # For a copy of the Python modules without the compiled ones.
-    from pyqd.fallback.trace_events import decode  # type: ignore[assignment]
+from pyqd_spark.jobs.errors import JobError
+from pyqd_spark.landing import Landing, not_shared
+from pyqd_spark.options import BrokerOptions
 
 PATH: Final = "/trace/log"
-PAGE_BYTES: Final = 2 << 20
-OK: Final = 200
-NOT_FOUND: Final = 404
+TRACE_PAGE_BYTES: Final = 2 << 20
 # A range is not cut smaller than this only to keep more tasks busy, nor into more pieces than this.
 EVENTS_PER_RANGE_MIN: Final = 100_000
 RANGES_MAX: Final = 256
 
 LOST: Final = "lost_events"
-UNKNOWN_GAP: Final = "unknown_gap"
 EPHEMERAL: Final = "ephemeral"
 
 SCHEMA: Final = pa.schema(
@@ -78,7 +73,7 @@ class EventRange:
     is_first: bool
 
 
-class TraceClient(BrokerClient):
+class TraceLogClient(BrokerClient):
     """Client of a broker's trace log."""
 
     def log_end(self) -> LogEnd:
@@ -87,19 +82,27 @@ class TraceClient(BrokerClient):
         oldest, end = (int(self._header(reply, name)) for name in ("x-pyqd-oldest", "x-pyqd-end"))
         return LogEnd(self._header(reply, "x-pyqd-node"), self.address, oldest, end)
 
-    def trace_log(self, position: int, bytes_max: int = PAGE_BYTES) -> Reply:
+    def trace_log(self, position: int, bytes_max: int = TRACE_PAGE_BYTES) -> Reply:
         """Return the blocks from a position on. Raises: BrokerError, UnreachableError."""
         query = {"position": position, "max_bytes": bytes_max}
         reply = self.request("GET", PATH, query)
-        if reply.status == NOT_FOUND:
+        if reply.status == HTTPStatus.NOT_FOUND:
             raise BrokerError(f"{self.address}: the broker has no event log: it is nsqd, or an older pyqd")
-        if reply.status != OK:
+        if reply.status != HTTPStatus.OK:
             raise self.refusal(PATH, query, reply)
         check_format(self.address, reply.headers.get("x-pyqd-format"))
         return reply
 
     def events(self, part: EventRange) -> Iterator[pa.RecordBatch]:
-        """Yield the events of a range. Raises: BrokerError, UnreachableError."""
+        """Yield the events of a range. Raises: BrokerError, UnreachableError; JobError without compiled modules."""
+        try:
+            from pyqd.hot.wire.trace_events import decode
+        except ImportError as error:
+            # The zip for executors has Python modules only.
+            raise JobError(
+                f"{socket.gethostname()} cannot decode trace events: {error}: install pyqd {pyqd.__version__} in the "
+                "Python of the executors, its zip is not enough for this job"
+            ) from None
         position = expected = part.first
         while expected < part.stop:
             reply = self.trace_log(position)
@@ -124,6 +127,8 @@ class TraceClient(BrokerClient):
 
 def batch_of(decoded: Any, part: EventRange) -> pa.RecordBatch:
     """Return decoded events that are in a range. A gap that reaches into the next range is cut off at its end."""
+    from pyqd.fallback.trace_rows import record_batch
+
     table = pa.Table.from_batches([record_batch(decoded)])
     positions = table["position"]
     table = table.filter(pc.less(positions, part.stop))
@@ -147,11 +152,11 @@ def _cut(columns: dict[str, Any], part: EventRange) -> Any:
     return pc.if_else(is_gap, cut, columns["count"])
 
 
-def look(connection: Connection) -> list[LogEnd]:
+def look(connection: BrokerOptions) -> list[LogEnd]:
     """Return the logs of all brokers. Raises: UnreachableError if one of them does not answer, BrokerError."""
     found: dict[str, LogEnd] = {}
     for address in find_brokers(connection).addresses:
-        with TraceClient(address, connection) as client:
+        with TraceLogClient(address, connection) as client:
             log = client.log_end()
             found[log.node] = log
     return list(found.values())
@@ -172,7 +177,7 @@ class EventTask:
     range: EventRange
     address: str
     directory: str
-    connection: Connection
+    connection: BrokerOptions
 
 
 def land_events(task: EventTask) -> dict[str, Any]:
@@ -186,9 +191,14 @@ def land_events(task: EventTask) -> dict[str, Any]:
     many = Many()
     name = f"events-{task.number:05d}.parquet"
     try:
-        with TraceClient(task.address, task.connection) as client:
-            landed = land_batches(task.directory, name, SCHEMA, _without_many(client.events(task.range), many))
-    except BrokerError as error:
+        with (
+            TraceLogClient(task.address, task.connection) as client,
+            Landing(task.directory, name, SCHEMA) as landing,
+        ):
+            for batch in _without_many(client.events(task.range), many):
+                landing.write(batch)
+            landed = landing.land()
+    except (BrokerError, JobError) as error:
         return {"error": str(error)}
     return {"rows": landed.rows, "many": many.rows, "ignored": many.ignored}
 
@@ -205,7 +215,6 @@ class Many:
     ignored: int = 0
 
     def add(self, found: pa.RecordBatch) -> None:
-        """Add events."""
         told = found.filter(pc.not_equal(pc.fill_null(found.column("reason"), ""), EPHEMERAL))
         self.rows += told.to_pylist()
         self.ignored += found.num_rows - told.num_rows

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pyqd.client.core import commands
-from pyqd.client.core.connection import CloseWait, ConnectionCore, Event, Messages, Ready, Response
+from pyqd.client.core.connection import CloseWait, CommandAnswer, ConnectionCore, Event, Messages, Ready
 from pyqd.client.core.layers import DeflateLayer, SnappyLayer, TlsLayer
 from pyqd.client.errors import AuthenticationError, ProtocolError, TlsError
 from tests.support.authd import AuthServer
@@ -143,10 +143,10 @@ def test_a_message_makes_its_way_through_every_upgrade(
     topic = "_".join((*tls, *compression, str(piece_bytes)))
     assert peer.wait_for(Ready).info["message_ids"] is True
     core.send(commands.pub(topic, b"x" * 5000))
-    assert peer.wait_for(Response).data.startswith(b"OK ")
+    assert peer.wait_for(CommandAnswer).data.startswith(b"OK ")
     core.send(commands.sub(topic, "c"))
     core.send(commands.rdy(1))
-    assert peer.wait_for(Response).data == b"OK"
+    assert peer.wait_for(CommandAnswer).data == b"OK"
     [message] = peer.wait_for(Messages).frames
     assert message[4] == b"x" * 5000
     core.send(commands.fin(message[3]))

@@ -20,7 +20,7 @@ def connect(flow, *keys, now=0.0, max_rdy=MAX_RDY):
 
 
 def rdy_of(flow, keys):
-    return [flow.rdy_of(key) for key in keys]
+    return [flow._connections[key].rdy for key in keys]
 
 
 def fail(flow, key="a", now=0.0):
@@ -110,7 +110,7 @@ class TestSharing:
             flow.released("gone", 1, 0.0),
         ]
         assert events == [[], [], []]
-        assert (flow.in_flight, flow.backoff_level, flow.rdy_of("gone")) == (0, 0, 0)
+        assert (flow.in_flight, flow.backoff_level) == (0, 0)
 
     def test_a_key_stands_for_one_connection(self):
         flow = flow_of()
@@ -215,7 +215,7 @@ class TestRationing:
         flow = flow_of(2)
         connect(flow, "a", "b", "c")
         assert flow.tick(15.0) == [("a", 0), ("c", 1)]
-        assert flow.rdy_of("b") == 1
+        assert rdy_of(flow, "b") == [1]
 
     def test_connections_that_waited_longest_are_served_first(self):
         flow = flow_of(1)
@@ -241,7 +241,7 @@ def results(flow, text, now=0.0):
             flow.requeued("a", now, backoff=True)
         else:
             flow.finished("a", now)
-        if flow.is_backing_off:
+        if flow.backoff_level:
             return count
     return None
 
@@ -300,14 +300,14 @@ class TestBackOff:
         flow = flow_of(5)
         connect(flow, "a")
         assert fail(flow) == [("a", 0)]
-        assert (flow.backoff_level, flow.is_backing_off, flow.is_waiting) == (1, True, True)
+        assert (flow.backoff_level, flow._wait_ends_at is None) == (1, False)
         assert flow.next_deadline == 2.0
         assert flow.tick(1.9) == []
         assert flow.tick(2.0) == [("a", 1)]
-        assert (flow.is_backing_off, flow.is_waiting) == (True, False)
+        assert (flow.backoff_level, flow._wait_ends_at) == (1, None)
         flow.received("a", 1, 3.0)
         assert flow.finished("a", 3.0) == [("a", 5)]
-        assert (flow.is_backing_off, flow.next_deadline) == (False, None)
+        assert (flow.backoff_level, flow.next_deadline) == (0, None)
 
     def test_results_during_the_wait_change_nothing(self):
         flow = flow_of(5)
@@ -355,7 +355,7 @@ class TestBackOff:
         flow = flow_of(5, **times)
         connect(flow, "a")
         assert fail(flow) == []
-        assert not flow.is_backing_off
+        assert not flow.backoff_level
 
     def test_jitter_shortens_the_wait_but_levels_do_not_depend_on_luck(self):
         waits = set()

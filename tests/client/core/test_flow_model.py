@@ -87,7 +87,7 @@ class FlowMachine(RuleBasedStateMachine):
             self.answered(key, data.draw(st.integers(1, self.in_flight[key])), result)
 
     def answered(self, key, count, result):
-        level, was_waiting = self.flow.backoff_level, self.flow.is_waiting
+        level, was_waiting = self.flow.backoff_level, self.flow._wait_ends_at is not None
         self.in_flight[key] -= count
         if result == "finish":
             self.obey(self.flow.finished(key, self.now, count))
@@ -139,7 +139,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self):
-        assert {key: self.flow.rdy_of(key) for key in self.rdy} == self.rdy
+        assert {key: found.rdy for key, found in self.flow._connections.items()} == self.rdy
         assert self.flow.in_flight == sum(self.in_flight.values())
         assert sum(self.rdy.values()) <= self.limit
         assert all(self.rdy[key] <= self.max_rdy[key] for key in self.rdy)
@@ -151,17 +151,17 @@ class FlowMachine(RuleBasedStateMachine):
 
     @invariant()
     def rdy_is_0_during_a_wait_and_small_during_back_off(self):
-        if self.flow.is_waiting:
+        if self.flow._wait_ends_at is not None:
             assert sum(self.rdy.values()) == 0
             assert self.flow.next_deadline is not None
-        elif self.flow.is_backing_off:
+        elif self.flow.backoff_level:
             assert sum(self.rdy.values()) <= 1
 
     @invariant()
     def free_slots_are_not_wasted(self):
-        if not self.limit or not self.rdy or self.flow.is_waiting:
+        if not self.limit or not self.rdy or self.flow._wait_ends_at is not None:
             return
-        if self.flow.is_backing_off:
+        if self.flow.backoff_level:
             assert sum(self.rdy.values()) == 1 or self.slots() >= self.limit
         else:
             assert self.slots() >= min(self.limit, sum(self.max_rdy.values()))
@@ -172,7 +172,7 @@ class FlowMachine(RuleBasedStateMachine):
             return
         self.set_max_in_flight(max(1, self.max_in_flight))
         self.pause_or_resume(False)
-        self.succeed_until(lambda: not self.flow.is_backing_off, rounds=30)
+        self.succeed_until(lambda: not self.flow.backoff_level, rounds=30)
         self.served = {key for key in self.rdy if self.rdy[key]}
         turns = len(self.rdy) * int(TURN_S / SETTINGS.redistribute_s)
         self.succeed_until(lambda: self.served == set(self.rdy), turns)

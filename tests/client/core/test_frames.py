@@ -1,11 +1,11 @@
-"""Tests of pyqd.client.core.frames, and of the two decoders under it: one set for both."""
+"""The two decoders of frames, compiled and in plain Python: one set of tests for both."""
 
 import array
 import struct
 
 import pytest
 
-from pyqd.client.core import frames
+from pyqd.client.core import connection
 from pyqd.client.errors import ProtocolError
 from pyqd.fallback import client_frames as client_frames_in_python
 from pyqd.hot.wire import client_frames
@@ -28,9 +28,11 @@ FRAMES = [
 
 
 @pytest.fixture(params=[client_frames, client_frames_in_python], ids=["compiled", "plain"])
-def make_reader(request, monkeypatch):
-    monkeypatch.setattr(frames, "FrameSplitter", request.param.FrameSplitter)
-    return frames.FrameReader
+def make_reader(request):
+    def make(frame_bytes_max=connection.FRAME_BYTES_MAX):
+        return request.param.FrameSplitter(frame_bytes_max, ProtocolError)
+
+    return make
 
 
 def frame(frame_type, data):
@@ -38,7 +40,7 @@ def frame(frame_type, data):
 
 
 def test_the_compiled_decoder_is_used_where_it_is_installed():
-    assert vars(frames)["FrameSplitter"] is client_frames.FrameSplitter
+    assert vars(connection)["FrameSplitter"] is client_frames.FrameSplitter
 
 
 def test_a_whole_stream_becomes_its_frames_in_order(make_reader):
@@ -152,7 +154,3 @@ def test_a_large_frame_in_small_pieces_is_copied_a_bounded_number_of_times(make_
     pieces = [stream[at : at + 2048] for at in range(0, len(stream), 2048)]
     found = [one for piece in pieces for one in reader.feed(piece)]
     assert found == [(2, 5, 1, ID, body), (0, b"OK")]
-
-
-def test_a_heartbeat_equals_its_constant(make_reader):
-    assert make_reader().feed(frame(0, b"_heartbeat_")) == [frames.HEARTBEAT]

@@ -1,172 +1,73 @@
-"""TLS, snappy and deflate as layers of bytes: golden bytes, hostile input, and a broker on the other side."""
+"""TLS, snappy and deflate as layers of bytes: golden bytes, hostile input, and a server in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import random
-import socket
 import ssl
 import sys
 import zlib
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from pyqd.client.core import commands, layers
-from pyqd.client.core.frames import HEARTBEAT, FrameReader
-from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
+from pyqd.client.core import layers
+from pyqd.client.core.layers import DeflateLayer, SnappyLayer, TlsLayer
 from pyqd.client.errors import NotConnectedError, ProtocolError, SettingError, TlsError
 from pyqd.fallback import checksums
-from tests.support.certificates import Certificates, certify
-from tests.support.server import Daemon, pyqd, running
+from tests.support.certificates import Certificate, certify
 from tests.support.streams import IDENTIFIER, compressed_chunk, masked, snappy_chunk, stored_chunk
 
-WAIT_S = 10.0
 NOISE = random.Random(1).randbytes(200_000)
 
 
-class Peer:
-    """A connection to a broker over a blocking socket, through layers. The newest layer is the last.
+class Server:
+    """A broker's end of TLS in memory."""
 
-    Frames are cut off one at a time: the bytes behind an answer may be those of the next layer.
-    """
+    def __init__(self, certificate: Certificate, *, clients: Certificate | None = None) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate.path, certificate.key_path)
+        if clients is not None:
+            context.load_verify_locations(clients.path)
+            context.verify_mode = ssl.CERT_REQUIRED
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, WAIT_S)
-        self.layers: list[Layer] = []
-        self.unread = b""
-        self.socket.sendall(commands.MAGIC)
-
-    def send(self, data: bytes) -> None:
-        for layer in reversed(self.layers):
-            data = layer.send(data)
-        self.socket.sendall(data)
-
-    def received(self) -> bytes:
-        data = self.socket.recv(1 << 16)
-        assert data, "the broker closed the connection"
-        return data
-
-    def next_frame(self) -> tuple[Any, ...]:
-        while len(self.unread) < 4 or len(self.unread) < self.frame_bytes():
-            data = self.received()
-            for layer in self.layers:
-                data = layer.receive(data)
-            self.unread += data
-        end = self.frame_bytes()
-        (frame,) = FrameReader().feed(self.unread[:end])
-        self.unread = self.unread[end:]
-        return self.next_frame() if frame == HEARTBEAT else frame
-
-    def frame_bytes(self) -> int:
-        return 4 + int.from_bytes(self.unread[:4], "big")
-
-    def identify(self, **fields: object) -> None:
-        self.send(commands.identify({"feature_negotiation": True, **fields}))
-        assert self.next_frame()[0] == 0
-
-    def add(self, layer: Layer) -> None:
-        self.layers.append(layer)
-        self.unread = layer.receive(self.unread)
-        assert self.next_frame() == (0, b"OK")
-
-    def shake_hands(self, layer: TlsLayer) -> bytes:
-        """Do the handshake. Returns: decrypted bytes that came with its end."""
+    def shake_hands(self, layer: TlsLayer) -> None:
+        """Do the handshake. Raises: the error of the layer."""
         layer.start()
-        early = b""
-        while not layer.is_established:
-            self.socket.sendall(layer.take_output())
-            early += layer.receive(self.received())
-        self.socket.sendall(layer.take_output())
-        return early
-
-    def add_tls(self, layer: TlsLayer) -> None:
-        self.unread = self.shake_hands(layer)
-        self.layers.append(layer)
-        assert self.next_frame() == (0, b"OK")
+        for _ in range(3):
+            self.incoming.write(layer.take_output())
+            with contextlib.suppress(ssl.SSLError):
+                self.tls.do_handshake()
+            assert layer.receive(self.outgoing.read()) == b""
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Daemon]:
-    flags = (*certificates.server_flags(), "-https-address=127.0.0.1:0")
-    with running(Daemon(pyqd(), tmp_path_factory.mktemp("broker"), flags)) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def peer(broker: Daemon) -> Iterator[Peer]:
-    made = Peer(broker.tcp_address)
-    with made.socket:
-        yield made
-
-
-def upgrade(peer: Peer, upgrades: dict[str, bool], certificates: Certificates) -> None:
-    peer.identify(**upgrades)
-    if upgrades.get("tls_v1"):
-        peer.add_tls(TlsLayer(certificates.client_context(), "127.0.0.1"))
-    if upgrades.get("snappy"):
-        peer.add(SnappyLayer())
-    if upgrades.get("deflate"):
-        peer.add(DeflateLayer(6))
-
-
-@pytest.mark.parametrize("compression", [(), ("snappy",), ("deflate",)], ids=str)
-@pytest.mark.parametrize("tls", [(), ("tls_v1",)], ids=str)
-def test_messages_of_every_size_pass_through_the_layers(peer, certificates, tls, compression):
-    upgrade(peer, dict.fromkeys(tls + compression, True), certificates)
-    topic = "_".join(("sizes", *tls, *compression))
-    bodies = [b"a", b"b" * 300_000, NOISE[:1], NOISE[:65_536], NOISE[:65_537], NOISE]
-    for body in bodies:
-        peer.send(commands.pub(topic, body))
-        assert peer.next_frame() == (0, b"OK")
-    peer.send(commands.sub(topic, "c"))
-    assert peer.next_frame() == (0, b"OK")
-    peer.send(commands.rdy(len(bodies)))
-    messages = [peer.next_frame() for _ in bodies]
-    assert sorted(message[4] for message in messages) == sorted(bodies)
-    peer.send(b"".join(commands.fin(message[3]) for message in messages) + commands.CLS)
-    assert peer.next_frame() == (0, b"CLOSE_WAIT")
-
-
-def test_a_certificate_of_an_unknown_authority_is_a_lasting_error_with_a_remedy(peer):
-    peer.identify(tls_v1=True)
-    with pytest.raises(TlsError, match=r"certificate verify failed: .*option tls_ca"):
-        peer.shake_hands(TlsLayer(ssl.create_default_context(), "127.0.0.1"))
-
-
-def test_after_a_failed_handshake_there_is_an_alert_for_the_broker(peer):
-    peer.identify(tls_v1=True)
+def test_a_certificate_of_an_unknown_authority_is_a_lasting_error_with_a_remedy(certificates):
     layer = TlsLayer(ssl.create_default_context(), "127.0.0.1")
-    with pytest.raises(TlsError):
-        peer.shake_hands(layer)
-    alert = layer.take_output()
-    assert alert[0] == 21
+    with pytest.raises(TlsError, match=r"certificate verify failed: .*option tls_ca"):
+        Server(certificates.server).shake_hands(layer)
+    # An alert for the broker.
+    assert layer.take_output()[0] == 21
 
 
-def test_a_certificate_of_another_host_is_a_lasting_error(peer, certificates):
-    peer.identify(tls_v1=True)
+def test_a_certificate_of_another_host_is_a_lasting_error(certificates):
     with pytest.raises(TlsError, match="the address has to be one of those that the certificate names"):
-        peer.shake_hands(TlsLayer(certificates.client_context(), "broker.example"))
+        Server(certificates.server).shake_hands(TlsLayer(certificates.client_context(), "broker.example"))
 
 
 def test_an_authority_that_python_3_13_refuses_is_a_lasting_error_with_advice(tmp_path):
     authority = certify(tmp_path, "authority", has_usage=False)
-    server = certify(tmp_path, "server", signer=authority)
     context = ssl.create_default_context(cafile=str(authority.path))
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_context.load_cert_chain(server.path, server.key_path)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    peer = server_context.wrap_bio(incoming, outgoing, server_side=True)
-    layer = TlsLayer(context, "127.0.0.1")
-    layer.start()
-    incoming.write(layer.take_output())
-    with pytest.raises(ssl.SSLWantReadError):
-        peer.do_handshake()
     with pytest.raises(TlsError, match=r"key usage extension; Python 3\.13 and newer demand this of certificates"):
-        layer.receive(outgoing.read())
+        Server(certify(tmp_path, "server", signer=authority)).shake_hands(TlsLayer(context, "127.0.0.1"))
+
+
+def test_a_broker_that_wants_a_certificate_refuses_a_client_without_one(certificates):
+    server = Server(certificates.server, clients=certificates.authority)
+    with pytest.raises(TlsError, match="does it want a client's certificate, options tls_cert and tls_key"):
+        server.shake_hands(TlsLayer(certificates.client_context(), "127.0.0.1"))
 
 
 @pytest.mark.parametrize("name", [None, "", ".x"])
@@ -189,32 +90,12 @@ def test_an_answer_without_tls_is_a_lasting_error(certificates):
         layer.receive(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-@pytest.mark.slow
-def test_a_broker_that_wants_a_certificate_refuses_a_client_without_one(tmp_path, certificates):
-    flags = ("-https-address=127.0.0.1:0", "-tls-client-auth-policy=require-verify", *certificates.server_flags())
-    with running(Daemon(pyqd(), tmp_path, flags)) as daemon:
-        peer = Peer(daemon.tcp_address)
-        with peer.socket:
-            peer.identify(tls_v1=True)
-            with pytest.raises(TlsError, match="does it want a client's certificate, options tls_cert and tls_key"):
-                peer.add_tls(TlsLayer(certificates.client_context(), "127.0.0.1"))
-
-
 @pytest.fixture
 def connected(certificates) -> tuple[TlsLayer, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
     """A layer and a server's end in memory, after the handshake."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.path, certificates.server.key_path)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = context.wrap_bio(incoming, outgoing, server_side=True)
-    layer = TlsLayer(certificates.client_context(), "127.0.0.1")
-    layer.start()
-    for _ in range(3):
-        incoming.write(layer.take_output())
-        with contextlib.suppress(ssl.SSLWantReadError):
-            server.do_handshake()
-        assert layer.receive(outgoing.read()) == b""
-    return layer, server, incoming, outgoing
+    layer, server = TlsLayer(certificates.client_context(), "127.0.0.1"), Server(certificates.server)
+    server.shake_hands(layer)
+    return layer, server.tls, server.incoming, server.outgoing
 
 
 def test_tls_may_come_byte_by_byte(connected):

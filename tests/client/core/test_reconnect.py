@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pyqd.client.core.reconnect import HASTE_S, STABLE_S, BrokerHealth, State
+from pyqd.client.core.reconnect import HASTE_S, STABLE_S, BreakerState, BrokerHealth
 
 
 class NoLuck(random.Random):
@@ -29,7 +29,7 @@ def wait_s(health, now):
 
 
 def test_a_broker_is_tried_at_once_at_first(health):
-    assert (health.state, health.may_try(0.0), wait_s(health, 0.0)) == (State.CLOSED, True, 0.0)
+    assert (health.state, health.may_try(0.0), wait_s(health, 0.0)) == (BreakerState.CLOSED, True, 0.0)
 
 
 def test_waits_double_up_to_the_maximum(health):
@@ -38,7 +38,7 @@ def test_waits_double_up_to_the_maximum(health):
         health.failed(100.0)
         waits.append(round(wait_s(health, 100.0), 6))
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-    assert health.state is State.CLOSED
+    assert health.state is BreakerState.CLOSED
 
 
 def test_no_attempt_before_the_wait_is_over(health):
@@ -46,21 +46,11 @@ def test_no_attempt_before_the_wait_is_over(health):
     assert [health.may_try(0.79), health.may_try(0.8), health.may_try(0.8)] == [False, True, True]
 
 
-def test_jitter_takes_up_to_half_of_a_wait():
-    waits = []
-    for seed in range(200):
-        health = BrokerHealth(first_s=1.0, rng=random.Random(seed))
-        health.failed(0.0)
-        waits.append(wait_s(health, 0.0))
-    assert 0.5 <= min(waits) < 0.55
-    assert 0.95 < max(waits) <= 1.0
-
-
 def test_many_failures_open_the_breaker_and_one_attempt_is_allowed_afterwards(health):
     fail(health, 8)
-    assert (health.state, health.may_try(1.9)) == (State.OPEN, False)
+    assert (health.state, health.may_try(1.9)) == (BreakerState.OPEN, False)
     assert health.may_try(2.0)
-    assert (health.state, health.may_try(2.0), health.may_try(3.9)) == (State.HALF_OPEN, False, False)
+    assert (health.state, health.may_try(2.0), health.may_try(3.9)) == (BreakerState.HALF_OPEN, False, False)
 
 
 def test_a_wait_is_shortened_for_commands_that_no_other_broker_takes():
@@ -90,7 +80,7 @@ def test_a_failed_attempt_opens_the_breaker_for_twice_the_time_up_to_the_maximum
     now, waits = 0.0, []
     for _ in range(5):
         health.failed(now)
-        assert health.state is State.OPEN
+        assert health.state is BreakerState.OPEN
         waits.append(wait_s(health, now))
         now += waits[-1]
         assert health.may_try(now)
@@ -101,14 +91,14 @@ def test_a_success_closes_the_breaker(health):
     fail(health, 8)
     health.may_try(2.0)
     health.connected(2.1)
-    assert (health.state, health.may_try(2.1), wait_s(health, 2.1)) == (State.CLOSED, True, 0.0)
+    assert (health.state, health.may_try(2.1), wait_s(health, 2.1)) == (BreakerState.CLOSED, True, 0.0)
 
 
 def test_a_stable_connection_resets_the_wait(health):
     fail(health, 8)
     health.connected(5.0)
     health.failed(5.0 + STABLE_S)
-    assert (health.state, health.failure_count) == (State.CLOSED, 1)
+    assert (health.state, health.failure_count) == (BreakerState.CLOSED, 1)
     assert wait_s(health, 5.0 + STABLE_S) == pytest.approx(0.1)
 
 
@@ -120,8 +110,3 @@ def test_a_broker_that_accepts_and_closes_is_tried_less_and_less_often(health):
         waits.append(round(wait_s(health, now + 0.01), 6))
         now += 0.01 + waits[-1]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 2.0]
-
-
-def test_thousands_of_failures_leave_the_longest_wait(health):
-    fail(health, 5000)
-    assert wait_s(health, 0.0) == 2.0

@@ -13,7 +13,7 @@ import pytest
 
 from pyqd.client import Producer
 from pyqd.client.engine import link
-from pyqd.client.engine.poller import Poller
+from pyqd.client.engine.poller import SocketPoller
 from tests.support.publish_broker import ERROR, PublishBroker, frame, ok
 from tests.support.server import REPOSITORY, WAIT_S
 
@@ -39,15 +39,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def selecting(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """Threads that have called Poller.select(), in order."""
+    """Threads that have called SocketPoller.select(), in order."""
     threads: list[threading.Thread] = []
-    select = Poller.select
+    select = SocketPoller.select
 
-    def noting(self: Poller, timeout_s: float | None) -> object:
+    def noting(self: SocketPoller, timeout_s: float | None) -> object:
         threads.append(threading.current_thread())
         return select(self, timeout_s)
 
-    monkeypatch.setattr(Poller, "select", noting)
+    monkeypatch.setattr(SocketPoller, "select", noting)
     return threads
 
 
@@ -69,13 +69,13 @@ def test_a_late_answer_is_awaited_with_the_selector(
     with Producer(scripted.address) as producer:
         producer.publish("t", b"connects")
         has_selected = threading.Event()
-        select = Poller.select
+        select = SocketPoller.select
 
-        def noting(self: Poller, timeout_s: float | None) -> object:
+        def noting(self: SocketPoller, timeout_s: float | None) -> object:
             has_selected.set()
             return select(self, timeout_s)
 
-        monkeypatch.setattr(Poller, "select", noting)
+        monkeypatch.setattr(SocketPoller, "select", noting)
         scripted.answer = lambda publish: ok(publish) if has_selected.wait(WAIT_S) else None
         producer.publish("t", b"x")
         assert has_selected.is_set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 
-from pyqd.client.engine.role import Role, Waiter
+from pyqd.client.engine.role import DriverRole, Waiter
 
 DEEPER_THAN_THE_STACK = 5000
 
@@ -26,7 +26,7 @@ def count(result: Result) -> int:
 
 
 def test_a_thread_that_asks_again_and_again_leaves_no_waiter() -> None:
-    role, lock, result = Role(), threading.Lock(), Result()
+    role, lock, result = DriverRole(), threading.Lock(), Result()
     with lock:
         for _ in range(100):
             role.sleep(lock, 0, result)
@@ -34,7 +34,7 @@ def test_a_thread_that_asks_again_and_again_leaves_no_waiter() -> None:
 
 
 def test_a_thread_that_ends_its_wait_leaves_the_waiters_of_others() -> None:
-    role, lock, result = Role(), threading.Lock(), Result()
+    role, lock, result = DriverRole(), threading.Lock(), Result()
     for others in ([], [Waiter()], [Waiter(), Waiter()]):
         for before, after in pairwise(others):
             before.other = after
@@ -45,7 +45,7 @@ def test_a_thread_that_ends_its_wait_leaves_the_waiters_of_others() -> None:
 
 
 def test_a_waiter_below_another_is_taken_out() -> None:
-    role, lock, result = Role(), threading.Lock(), Result()
+    role, lock, result = DriverRole(), threading.Lock(), Result()
     later = Waiter()
 
     class Late:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pyqd.tools.to_http.address import Address, AddressError, Origin, Template
+from pyqd.primitives.http_client import HttpAddress
+from pyqd.tools.to_http.address import Address, AddressError, Template
 
 
 @pytest.mark.parametrize(
     ("url", "origin", "host", "target"),
     [
-        ("http://h", Origin(False, "h", 80), "h", "/"),
-        ("https://h/a/b?c=d", Origin(True, "h", 443), "h", "/a/b?c=d"),
-        ("http://H:8080/", Origin(False, "h", 8080), "h:8080", "/"),
-        ("http://[::1]:80/x", Origin(False, "::1", 80), "[::1]:80", "/x"),
-        ("http://h/a b/é?q=ü&r=%20#part", Origin(False, "h", 80), "h", "/a%20b/%C3%A9?q=%C3%BC&r=%20"),
-        ("http://h?x", Origin(False, "h", 80), "h", "/?x"),
-        ("http://müller.example/", Origin(False, "xn--mller-kva.example", 80), "xn--mller-kva.example", "/"),
+        ("http://h", HttpAddress("h", 80, False), "h", "/"),
+        ("https://h/a/b?c=d", HttpAddress("h", 443, True), "h", "/a/b?c=d"),
+        ("http://H:8080/", HttpAddress("h", 8080, False), "h:8080", "/"),
+        ("http://[::1]:80/x", HttpAddress("::1", 80, False), "[::1]:80", "/x"),
+        ("http://h/a b/é?q=ü&r=%20#part", HttpAddress("h", 80, False), "h", "/a%20b/%C3%A9?q=%C3%BC&r=%20"),
+        ("http://h?x", HttpAddress("h", 80, False), "h", "/?x"),
+        ("http://müller.example/", HttpAddress("xn--mller-kva.example", 80, False), "xn--mller-kva.example", "/"),
     ],
 )
 def test_a_url_is_taken_apart(url, origin, host, target):

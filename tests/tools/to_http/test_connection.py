@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from pyqd.tools.to_http.address import Origin
+from pyqd.primitives.http_client import HttpAddress
 from pyqd.tools.to_http.connection import (
     HEAD_BYTES_MAX,
     OPENING_MAX,
-    Connections,
     RequestError,
     RequestTimeoutError,
-    Response,
+    ServerConnections,
+    ServerResponse,
 )
 from tests.support.certificates import Certificates
 from tests.support.server import free_port
@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self, scripts: Sequence[Sequence[bytes]]) -> None:
         self.connection_count = 0
-        self.origin = Origin(False, "127.0.0.1", 0)
+        self.origin = HttpAddress("127.0.0.1", 0, False)
         self._scripts = scripts
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None] | None] = []
@@ -70,7 +70,7 @@ async def serving(*scripts: Sequence[bytes], tls: ssl.SSLContext | None = None) 
     """Serve connections by scripts."""
     server = Server(scripts)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
-    server.origin = Origin(tls is not None, "127.0.0.1", listening.sockets[0].getsockname()[1])
+    server.origin = HttpAddress("127.0.0.1", listening.sockets[0].getsockname()[1], tls is not None)
     try:
         yield server
     finally:
@@ -78,36 +78,36 @@ async def serving(*scripts: Sequence[bytes], tls: ssl.SSLContext | None = None) 
         await server.stop()
 
 
-def run(test: Callable[[Connections], Coroutine[Any, Any, None]], connect_timeout_s: float = TIMEOUT_S) -> None:
+def run(test: Callable[[ServerConnections], Coroutine[Any, Any, None]], connect_timeout_s: float = TIMEOUT_S) -> None:
     """Run a test with connections."""
 
     async def limited() -> None:
-        connections = Connections(connect_timeout_s)
+        connections = ServerConnections(connect_timeout_s)
         await asyncio.wait_for(test(connections), 30)
         connections.close()
 
     asyncio.run(limited())
 
 
-async def ask(connections: Connections, server: Server, timeout_s: float = TIMEOUT_S) -> Response:
+async def ask(connections: ServerConnections, server: Server, timeout_s: float = TIMEOUT_S) -> ServerResponse:
     return await connections.request(server.origin, REQUEST, timeout_s)
 
 
 @pytest.mark.parametrize(
     ("answer", "response"),
     [
-        (OK, Response(200)),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", Response(204)),
-        (b"HTTP/1.1 103 Early\r\nX: y\r\n\r\n" + OK, Response(200)),
-        (b"HTTP/1.1 302 Found\r\nlocation: /a\r\nContent-Length: 0\r\n\r\n", Response(302, "/a")),
-        (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", Response(500)),
+        (OK, ServerResponse(200)),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", ServerResponse(204)),
+        (b"HTTP/1.1 103 Early\r\nX: y\r\n\r\n" + OK, ServerResponse(200)),
+        (b"HTTP/1.1 302 Found\r\nlocation: /a\r\nContent-Length: 0\r\n\r\n", ServerResponse(302, "/a")),
+        (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", ServerResponse(500)),
     ],
 )
-def test_a_connection_is_kept_after_a_response(answer: bytes, response: Response) -> None:
-    async def test(connections: Connections) -> None:
+def test_a_connection_is_kept_after_a_response(answer: bytes, response: ServerResponse) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([answer, answer, OK]) as server:
             found = [await ask(connections, server) for _ in range(3)]
-            assert (found, server.connection_count) == ([response, response, Response(200)], 1)
+            assert (found, server.connection_count) == ([response, response, ServerResponse(200)], 1)
 
     run(test)
 
@@ -120,7 +120,7 @@ def test_a_connection_is_kept_after_a_response(answer: bytes, response: Response
     ],
 )
 def test_a_connection_that_the_server_ends_is_not_used_again(answer: bytes) -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([answer]) as server:
             assert [(await ask(connections, server)).status for _ in range(2)] == [200, 200]
             assert server.connection_count == 2
@@ -130,7 +130,7 @@ def test_a_connection_that_the_server_ends_is_not_used_again(answer: bytes) -> N
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
 def test_the_status_counts_even_if_the_body_ends_with_the_connection(head: bytes) -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([head + b"hi", CLOSE]) as server:
             assert (await ask(connections, server)).status == 200
 
@@ -138,7 +138,7 @@ def test_the_status_counts_even_if_the_body_ends_with_the_connection(head: bytes
 
 
 def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([OK, OK, OK]) as server:
             for _ in range(2):
                 assert len(await asyncio.gather(*(ask(connections, server) for _ in range(3)))) == 3
@@ -148,7 +148,7 @@ def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
 
 
 def test_a_burst_of_requests_opens_few_connections_at_a_time() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([OK] * 100) as server:
             found = await asyncio.gather(*(ask(connections, server) for _ in range(100)))
             assert {response.status for response in found} == {200}
@@ -159,10 +159,10 @@ def test_a_burst_of_requests_opens_few_connections_at_a_time() -> None:
 
 @pytest.mark.slow
 def test_a_request_may_wait_for_a_connection_in_vain() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([WAIT]) as server:
             # All connections are being opened, to a server that never ends the handshake.
-            origin = Origin(True, "127.0.0.1", server.origin.port)
+            origin = HttpAddress("127.0.0.1", server.origin.port, True)
             asked = [connections.request(origin, REQUEST, 0.05) for _ in range(OPENING_MAX + 1)]
             found = await asyncio.gather(*asked, return_exceptions=True)
             assert {str(error) for error in found} == {"no connection in time"}
@@ -172,7 +172,7 @@ def test_a_request_may_wait_for_a_connection_in_vain() -> None:
 
 @pytest.mark.parametrize("script", [[OK, CLOSE], [OK, WAIT, CLOSE]])
 def test_a_kept_connection_that_the_server_closes_is_replaced(script: list[bytes]) -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving(script, [OK]) as server:
             assert [(await ask(connections, server)).status for _ in range(2)] == [200, 200]
             assert server.connection_count == 2
@@ -181,7 +181,7 @@ def test_a_kept_connection_that_the_server_closes_is_replaced(script: list[bytes
 
 
 def test_a_new_connection_that_is_closed_without_an_answer_is_an_error() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([WAIT, CLOSE]) as server:
             with pytest.raises(RequestError, match="the server closed the connection"):
                 await ask(connections, server)
@@ -200,7 +200,7 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_an_error() -> None
     ],
 )
 def test_what_is_no_response_is_an_error(answer: bytes, error: str) -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([answer, CLOSE], [OK]) as server:
             with pytest.raises(RequestError, match=error):
                 await ask(connections, server)
@@ -211,7 +211,7 @@ def test_what_is_no_response_is_an_error(answer: bytes, error: str) -> None:
 
 
 def test_bytes_that_no_request_asked_for_end_a_kept_connection() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([OK + OK, OK], [OK]) as server:
             assert [(await ask(connections, server)).status for _ in range(2)] == [200, 200]
             assert server.connection_count == 2
@@ -220,7 +220,7 @@ def test_bytes_that_no_request_asked_for_end_a_kept_connection() -> None:
 
 
 def test_a_slow_response_is_an_error_and_its_connection_is_closed() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([WAIT], [OK]) as server:
             with pytest.raises(RequestTimeoutError, match="no response in time"):
                 await ask(connections, server, 0.05)
@@ -231,27 +231,27 @@ def test_a_slow_response_is_an_error_and_its_connection_is_closed() -> None:
 
 
 def test_a_port_without_a_server_is_an_error() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         with pytest.raises(RequestError, match="cannot connect: Connection refused"):
-            await connections.request(Origin(False, "127.0.0.1", free_port()), REQUEST, TIMEOUT_S)
+            await connections.request(HttpAddress("127.0.0.1", free_port(), False), REQUEST, TIMEOUT_S)
 
     run(test)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_a_host_name_that_cannot_exist_is_an_error_that_names_it(host: str) -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         with pytest.raises(RequestError, match=f"cannot connect: '{re.escape(host)}' is no host name: "):
-            await connections.request(Origin(False, host, 80), REQUEST, TIMEOUT_S)
+            await connections.request(HttpAddress(host, 80, False), REQUEST, TIMEOUT_S)
 
     run(test)
 
 
 @pytest.mark.slow
 def test_a_server_that_does_not_finish_the_handshake_is_given_up() -> None:
-    async def test(connections: Connections) -> None:
+    async def test(connections: ServerConnections) -> None:
         async with serving([WAIT]) as server:
-            origin = Origin(True, "127.0.0.1", server.origin.port)
+            origin = HttpAddress("127.0.0.1", server.origin.port, True)
             with pytest.raises(RequestTimeoutError, match="no connection in time"):
                 await connections.request(origin, REQUEST, TIMEOUT_S)
 
@@ -263,11 +263,11 @@ def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server.path, certificates.server.key_path)
 
-    async def trusted(connections: Connections) -> None:
+    async def trusted(connections: ServerConnections) -> None:
         async with serving([OK], tls=context) as server:
             assert (await ask(connections, server)).status == 200
 
-    async def unknown(connections: Connections) -> None:
+    async def unknown(connections: ServerConnections) -> None:
         async with serving([OK], tls=context) as server:
             with pytest.raises(RequestError, match="CERTIFICATE_VERIFY_FAILED"):
                 await ask(connections, server)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from pyqd.tools.targets import HostPool, RoundRobin, Targets
-from pyqd.tools.to_http.connection import Connections
+from pyqd.tools.to_http.connection import ServerConnections
 from pyqd.tools.to_http.delivery import Delivery, Retries
 from pyqd.tools.to_http.sender import DeliveryError, Sender, get_requests, post_requests
 from tests.support.http_target import Answer, HttpTarget, Taken, http_target
@@ -48,7 +48,7 @@ def deliver(
     """Deliver messages; return the error of the last one, or nothing."""
 
     async def run() -> str:
-        connections = Connections(TIMEOUT_S)
+        connections = ServerConnections(TIMEOUT_S)
         sender = Sender(connections, headers or {"User-Agent": "x"}, timeout_s)
         make = post_requests if method == "post" else get_requests
         delivery = Delivery(sender, urls, [make(url) for url in urls], targets, Retries(retries, 0.001), 0)

@@ -1,6 +1,6 @@
 """Delays between attempts to reconnect."""
 
-from pyqd.net.backoff import Backoff
+from pyqd.primitives.backoff import Backoff
 
 
 def test_delays_double_with_jitter_up_to_the_maximum() -> None:

@@ -1,20 +1,14 @@
-"""Tests of pyqd.hot.wire.trace_events and of pyqd.fallback.trace_events: one set for both."""
+"""Tests of pyqd.hot.wire.trace_events, and of the rows that pyqd.fallback.trace_rows makes of it."""
 
 import struct
 
 import pytest
 
-from pyqd.fallback import trace_events as trace_events_in_python
 from pyqd.fallback import trace_rows
-from pyqd.hot.wire import trace_events
+from pyqd.hot.wire.trace_events import decode
 from tests.support.trace_blocks import REASON, block, channels, client, context, event, place, record, run
 
 TIME = 1_700_000_000_123_456_789
-
-
-@pytest.fixture(params=[trace_events.decode, trace_events_in_python.decode], ids=["compiled", "plain"])
-def decode(request):
-    return request.param
 
 
 def published(first, count, **more):
@@ -32,12 +26,7 @@ def positions_in(found):
     return trace_rows.lists(found)["position"]
 
 
-def test_both_forms_have_the_same_names():
-    assert trace_events.KINDS == trace_events_in_python.KINDS
-    assert trace_events.REASONS == trace_events_in_python.REASONS
-
-
-def test_each_field_has_its_column(decode):
+def test_each_field_has_its_column():
     data = record(
         block(
             40,
@@ -73,7 +62,7 @@ def test_each_field_has_its_column(decode):
     assert struct.unpack("<5q", found.dues_us) == ((TIME + 1999) // 1000, 0, 0, 0, 0)
 
 
-def test_a_publish_stands_for_the_channels_that_got_the_message(decode):
+def test_a_publish_stands_for_the_channels_that_got_the_message():
     data = record(
         block(
             7,
@@ -107,7 +96,7 @@ def test_a_publish_stands_for_the_channels_that_got_the_message(decode):
     assert [row["position"] for row in rows_of(decode(data, 9))] == [9, 10, 11, 12, 13]
 
 
-def test_an_event_stands_for_further_messages_with_the_next_ids(decode):
+def test_an_event_stands_for_further_messages_with_the_next_ids():
     data = record(
         block(
             7,
@@ -135,7 +124,7 @@ def test_an_event_stands_for_further_messages_with_the_next_ids(decode):
         assert {(row["client"], row["channel"], row["reason"]) for row in rows} == {("c", "mail", None)}
 
 
-def test_a_run_of_publishes_has_a_size_for_each(decode):
+def test_a_run_of_publishes_has_a_size_for_each():
     data = record(
         block(
             7,
@@ -164,24 +153,24 @@ def test_a_run_of_publishes_has_a_size_for_each(decode):
         assert [(row["kind"], int(row["message_id"], 16), row["size_bytes"]) for row in rows] == whole[start - 7 :]
 
 
-def test_nothing_gives_no_row_and_the_expected_position(decode):
+def test_nothing_gives_no_row_and_the_expected_position():
     found = decode(b"", 12)
     assert (found.rows, found.following, found.id_offsets, found.body_offsets) == (0, 12, bytes(4), bytes(4))
 
 
-def test_rows_before_the_expected_position_are_left_out(decode):
+def test_rows_before_the_expected_position_are_left_out():
     data = published(10, 5) + published(15, 5)
     assert positions_in(decode(data, 13)) == [13, 14, 15, 16, 17, 18, 19]
     assert decode(data, 13).following == 20
     assert (decode(data, 30).rows, decode(data, 30).following) == (0, 30)
 
 
-def test_position_zero_asks_for_the_oldest_events_and_shows_no_gap(decode):
+def test_position_zero_asks_for_the_oldest_events_and_shows_no_gap():
     found = decode(published(10, 2), 0)
     assert (positions_in(found), found.following) == ([10, 11], 12)
 
 
-def test_a_gap_is_a_row_with_the_number_of_lost_events(decode):
+def test_a_gap_is_a_row_with_the_number_of_lost_events():
     found = rows_of(decode(published(10, 1) + published(15, 1), 4))
     assert [(row["position"], row["kind"], row["count"], row["message_id"]) for row in found] == [
         (4, "lost_events", 6, None),
@@ -191,7 +180,7 @@ def test_a_gap_is_a_row_with_the_number_of_lost_events(decode):
     ]
 
 
-def test_a_gap_whose_positions_were_not_all_given_has_no_count(decode):
+def test_a_gap_whose_positions_were_not_all_given_has_no_count():
     found = rows_of(decode(published(1000, 1, dense_from=900), 500))
     assert [(row["position"], row["kind"], row["count"], row["reason"]) for row in found] == [
         (500, "lost_events", None, "unknown_gap"),
@@ -199,7 +188,7 @@ def test_a_gap_whose_positions_were_not_all_given_has_no_count(decode):
     ]
 
 
-def test_a_damaged_record_is_an_error_or_part_of_a_gap(decode):
+def test_a_damaged_record_is_an_error_or_part_of_a_gap():
     first, second, third = published(10, 3), published(13, 3), published(16, 3)
     data = bytearray(first + second + third)
     data[len(first) + 60] ^= 1
@@ -218,12 +207,12 @@ def test_a_damaged_record_is_an_error_or_part_of_a_gap(decode):
     ]
 
 
-def test_the_stand_in_of_a_destroyed_record_is_left_out(decode):
+def test_the_stand_in_of_a_destroyed_record_is_left_out():
     data = published(10, 1) + record(b"?", flags=1) + published(13, 1)
     assert positions_in(decode(data, 10)) == [10, 11, 13]
 
 
-def test_one_answer_shares_its_names_across_blocks(decode):
+def test_one_answer_shares_its_names_across_blocks():
     found = decode(published(10, 1) + published(11, 1), 10)
     assert (found.topics, found.channels) == ([None, "orders"], [None])
     assert struct.unpack("<2i", found.topic_indexes) == (1, 1)
@@ -266,12 +255,12 @@ def test_one_answer_shares_its_names_across_blocks(decode):
         "too-many-rows",
     ],
 )
-def test_a_block_against_the_format_is_an_error(decode, entries, rows):
+def test_a_block_against_the_format_is_an_error(entries, rows):
     with pytest.raises(ValueError, match="offset 0: "):
         decode(record(block(5, rows, *entries)), 5)
 
 
-def test_later_versions_and_repeated_positions_are_errors(decode):
+def test_later_versions_and_repeated_positions_are_errors():
     with pytest.raises(ValueError, match="later format"):
         decode(published(5, 1, version=2), 5)
     with pytest.raises(ValueError, match="later format"):
@@ -281,13 +270,13 @@ def test_later_versions_and_repeated_positions_are_errors(decode):
 
 
 @pytest.mark.parametrize("cut", [1, 8, 60])
-def test_data_that_end_within_a_record_are_an_error(decode, cut):
+def test_data_that_end_within_a_record_are_an_error(cut):
     data = published(5, 1) + published(6, 1)
     with pytest.raises(ValueError, match="end within"):
         decode(data[:-cut], 5)
 
 
-def test_a_record_batch_has_the_values_of_the_lists(decode):
+def test_a_record_batch_has_the_values_of_the_lists():
     pytest.importorskip("pyarrow")
     data = published(10, 2) + record(
         block(
