@@ -21,8 +21,7 @@ from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.http.messages import Request, Response
-from pyqd.http.router import Handler, Route
+from pyqd.http.messages import Handler, Request, Response, Route
 from pyqd.net.loop_driver import in_slices, poll_sync
 from pyqd.primitives.errors import StorageError
 
@@ -40,7 +39,6 @@ class AdminRoutes:
         self.in_thread = in_thread or gevent.get_hub().threadpool.apply
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         handlers: dict[str, Handler] = {
             "/topic/delete": self.delete_topic,
             "/topic/empty": self.empty_topic,

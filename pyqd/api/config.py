@@ -8,8 +8,7 @@ from typing import Any
 from pyqd.api.rights import ADMIN
 from pyqd.config.configfile import shown
 from pyqd.config.live_options import FLAG_OF, LiveOptions
-from pyqd.http.messages import HttpError, Request, Response, json_response, text_response
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response, text_response
 from pyqd.primitives.goflags import STRING
 
 logger = logging.getLogger(__name__)
@@ -23,7 +22,6 @@ class ConfigRoutes:
         self.resolved = resolved
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/config/:opt", self.show, right=ADMIN),
             Route("PUT", "/config/:opt", self.change, self.body_size_max, right=ADMIN),

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import gevent
 
+from pyqd.api.http_params import number
 from pyqd.api.rights import ADMIN
 from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
 from pyqd.debug.flamegraph import draw, fold
 from pyqd.debug.profiler import RATE_MAX, SECONDS_MAX, ProfileError, Profiler
-from pyqd.http.messages import TEXT, HttpError, Request, Response
-from pyqd.http.query import Query
-from pyqd.http.router import Handler, Route
+from pyqd.http.messages import TEXT, Handler, HttpError, Request, Response, Route
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.memory import release_free_memory, resident_bytes
@@ -37,7 +37,6 @@ FORM_BYTES_MAX: Final = 1024
 FORM: Final = b"application/x-www-form-urlencoded"
 
 _INTEGER = re.compile("[+-]?[0-9]+", re.ASCII)
-_COUNT = re.compile("[0-9]{1,9}", re.ASCII)
 
 INDEX = """\
 /debug/pprof/profile?seconds=30     flame graph of the next seconds, an SVG image; also /debug/profile
@@ -53,16 +52,6 @@ POST /debug/freememory              collect garbage, return free memory to the s
 """
 
 
-def form_bytes_max() -> int:
-    """Return the largest form that is read, in bytes."""
-    return FORM_BYTES_MAX
-
-
-def no_greenlets() -> Iterable[tuple[Any, str]]:
-    """Return no names."""
-    return ()
-
-
 def text(body: str, status: int = 200) -> Response:
     """Return a text response whose type browsers must not guess."""
     return Response(status, body.encode(errors="backslashreplace"), TEXT, NO_SNIFFING)
@@ -71,14 +60,11 @@ def text(body: str, status: int = 200) -> Response:
 class DebugRoutes:
     """Routes to profiles and diagnostics of the process. greenlets: returns the named greenlets with their names."""
 
-    def __init__(
-        self, profiler: Profiler | None = None, greenlets: Callable[[], Iterable[tuple[Any, str]]] = no_greenlets
-    ) -> None:
-        self.profiler = profiler or Profiler()
+    def __init__(self, profiler: Profiler, greenlets: Callable[[], Iterable[tuple[Any, str]]]) -> None:
+        self.profiler = profiler
         self.greenlets = greenlets
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         pprof: list[tuple[str, str, Handler]] = [
             ("GET", "", lambda _request: text(INDEX)),
             ("GET", "cmdline", self.cmdline),
@@ -105,7 +91,7 @@ class DebugRoutes:
                 for method, path, answer in pprof
             ),
             *(
-                Route(method, f"/debug/{path}", handler, form_bytes_max, False, right=ADMIN)
+                Route(method, f"/debug/{path}", handler, lambda: FORM_BYTES_MAX, False, right=ADMIN)
                 for method, path, handler in debug
             ),
         ]
@@ -124,8 +110,8 @@ class DebugRoutes:
         kind = query.get("format") or FORMAT_SVG
         if kind not in (FORMAT_SVG, FORMAT_RAW):
             raise HttpError(400, "INVALID_FORMAT")
-        seconds = min(integer_of(query, "seconds", SECONDS_DEFAULT, 1), SECONDS_MAX)
-        rate = min(integer_of(query, "rate", RATE_DEFAULT, 1), RATE_MAX)
+        seconds = min(number(query, "seconds", SECONDS_DEFAULT, 1, digits_max=9), SECONDS_MAX)
+        rate = min(number(query, "rate", RATE_DEFAULT, 1, digits_max=9), RATE_MAX)
         try:
             recorded = self.profiler.record(seconds, rate)
         except ProfileError as error:
@@ -136,12 +122,11 @@ class DebugRoutes:
 
     def heap(self, request: Request) -> Response:
         """Return a listing of the memory by type and allocation. Switches: yes."""
-        lines = min(integer_of(request.query(), "lines", LINES_DEFAULT, 0), LINES_SHOWN_MAX)
+        lines = min(number(request.query(), "lines", LINES_DEFAULT, digits_max=9), LINES_SHOWN_MAX)
         return text(heap_text(lines, yield_to_loop))
 
     def start_tracing(self, request: Request) -> Response:
-        """Start tracing allocations."""
-        frames = min(integer_of(request.query(), "frames", 1, 1), FRAMES_MAX)
+        frames = min(number(request.query(), "frames", 1, 1, digits_max=9), FRAMES_MAX)
         if tracemalloc.is_tracing():
             return text("traced already\n")
         tracemalloc.start(frames)
@@ -175,20 +160,10 @@ class DebugRoutes:
         return text(f"{max(0, before - resident_bytes())} bytes returned\n")
 
 
-def form_of(request: Request) -> Query:
+def form_of(request: Request) -> UrlQuery:
     """Return the parameters of a form in the body; none if the body is not a form."""
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     try:
-        return Query(request.body.decode("ascii") if kind == FORM else "")
+        return UrlQuery(request.body.decode("ascii") if kind == FORM else "")
     except ValueError:
         raise HttpError(400, "INVALID_REQUEST") from None
-
-
-def integer_of(query: Query, name: str, default: int, least: int) -> int:
-    """Return a parameter that is a number. Raises: HttpError 400."""
-    value = query.get(name)
-    if value is None:
-        return default
-    if not _COUNT.fullmatch(value) or int(value) < least:
-        raise HttpError(400, f"INVALID_{name.upper()}")
-    return int(value)

@@ -5,8 +5,7 @@ from typing import Any
 from pyqd.api.rights import STATUS
 from pyqd.broker.broker import Broker
 from pyqd.hot.diskqueue.log import Log
-from pyqd.http.messages import Request, Response, json_response
-from pyqd.http.router import Route
+from pyqd.http.messages import Request, Response, Route, json_response
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError

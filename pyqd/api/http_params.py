@@ -7,11 +7,28 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.http.messages import HttpError
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
+from pyqd.primitives.durations import INT64_MAX
 from pyqd.primitives.names import is_valid_name_str
 
+# Value of a parameter that stands for the daemon's flag.
+FLAG = "default"
 
-def topic_name(query: Query, code: str = "INVALID_TOPIC") -> str:
+
+def number(
+    query: UrlQuery, name: str, default: int, least: int = 0, most: int = INT64_MAX, *, digits_max: int = 19
+) -> int:
+    """Return a parameter that is a whole number, or its default. Raises: HttpError 400 INVALID_<name>."""
+    text = query.get(name)
+    if text is None:
+        return default
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits_max
+    if not is_number or not least <= int(text) <= most:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return int(text)
+
+
+def topic_name(query: UrlQuery, code: str = "INVALID_TOPIC") -> str:
     """Return the valid topic name in a query; the topic may not exist. code: for an invalid name. Raises: HttpError
     400.
     """
@@ -23,12 +40,12 @@ def topic_name(query: Query, code: str = "INVALID_TOPIC") -> str:
     return name
 
 
-def requested_topic(broker: Broker, query: Query) -> Topic:
+def requested_topic(broker: Broker, query: UrlQuery) -> Topic:
     """Return the topic that a query names, after checking the name. Raises: HttpError 400, 404."""
     return existing(broker, topic_name(query))
 
 
-def topic_of_any_name(broker: Broker, query: Query) -> Topic:
+def topic_of_any_name(broker: Broker, query: UrlQuery) -> Topic:
     """Return the topic that a query names; an invalid name counts as a missing topic. Raises: HttpError 400, 404."""
     name = query.get("topic")
     if name is None:
@@ -43,17 +60,17 @@ def existing(broker: Broker, name: str) -> Topic:
     return topic
 
 
-def requested_channel(broker: Broker, query: Query) -> Channel:
+def requested_channel(broker: Broker, query: UrlQuery) -> Channel:
     """Return the channel that a query names. Raises: HttpError 400, 404."""
     return existing_channel(*topic_and_channel_name(broker, query))
 
 
-def requested_topic_and_channel(broker: Broker, query: Query) -> tuple[Topic, Channel | None]:
+def requested_topic_and_channel(broker: Broker, query: UrlQuery) -> tuple[Topic, Channel | None]:
     """Return the topic that a query names, and its channel or None. Raises: HttpError 400, 404."""
     if query.get("channel") is None:
         return existing(broker, topic_name(query, "INVALID_ARG_TOPIC")), None
-    channel = requested_channel(broker, query)
-    return channel.topic, channel
+    topic, name = topic_and_channel_name(broker, query)
+    return topic, existing_channel(topic, name)
 
 
 def existing_channel(topic: Topic, name: str) -> Channel:
@@ -63,7 +80,7 @@ def existing_channel(topic: Topic, name: str) -> Channel:
     return channel
 
 
-def topic_and_channel_name(broker: Broker, query: Query) -> tuple[Topic, str]:
+def topic_and_channel_name(broker: Broker, query: UrlQuery) -> tuple[Topic, str]:
     """Return a query's topic and its valid channel name; the channel may not exist. Raises: HttpError 400, 404."""
     name_of_topic = topic_name(query, "INVALID_ARG_TOPIC")
     name = query.get("channel")

@@ -7,19 +7,17 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_params import requested_channel
+from pyqd.api.http_params import number, requested_channel
 from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import ATTEMPTS_MAX, ChannelSettings, limits_to_dict
 from pyqd.durability.syncer import sync_channel
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.query import Query
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
+from pyqd.http.query import UrlQuery
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str
 
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
-_COUNT = re.compile("[0-9]{1,9}", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,6 @@ class LimitRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/channel/limits", self.limits, right=STATUS),
             Route("POST", "/channel/limits", self.set_limits, right=ADMIN, topics=(*TOPIC, "dead_letter_topic")),
@@ -53,7 +50,7 @@ class LimitRoutes:
         if channel.directory is not None:
             # If the sync fails, the change is made all the same and outlives the process. The failure shows in the
             # health.
-            sync_channel(channel)
+            sync_channel(self.broker, channel)
         return limits_response(channel)
 
     def provide_topic(self, channel: Channel, name: str) -> None:
@@ -65,20 +62,20 @@ class LimitRoutes:
         self.broker.topic(name)
 
 
-def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:
+def requested_limits(query: UrlQuery, now: ChannelSettings) -> ChannelSettings:
     """Return the limits in force with a query's changes. Raises: HttpError 400."""
     names = ("rate", "burst", "max_attempts", "dead_letter_topic")
     if all(query.get(name) is None for name in names):
         raise HttpError(400, "MISSING_ARG_RATE")
     limits = now
     if query.get("rate") is not None:
-        limits = limits._replace(rate=parse_rate(query, "rate", "INVALID_RATE"), burst=0.0)
+        limits = limits._replace(rate=parse_rate(query, "rate"), burst=0.0)
     if query.get("burst") is not None:
-        limits = limits._replace(burst=parse_rate(query, "burst", "INVALID_BURST"))
+        limits = limits._replace(burst=parse_rate(query, "burst"))
         if not limits.rate:
             raise HttpError(400, "MISSING_ARG_RATE")
     if query.get("max_attempts") is not None:
-        limits = limits._replace(max_attempts=count(query, "max_attempts", "INVALID_MAX_ATTEMPTS"))
+        limits = limits._replace(max_attempts=number(query, "max_attempts", 0, most=ATTEMPTS_MAX, digits_max=9))
     topic = query.get("dead_letter_topic")
     if topic is not None:
         limits = limits._replace(dead_letter_topic=topic)
@@ -90,20 +87,12 @@ def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:
     return limits if limits.max_attempts else limits._replace(dead_letter_topic="")
 
 
-def parse_rate(query: Query, name: str, code: str) -> float:
+def parse_rate(query: UrlQuery, name: str) -> float:
     """Return a parameter that is a decimal number."""
     text = query.get(name) or ""
     if not _NUMBER.fullmatch(text):
-        raise HttpError(400, code)
+        raise HttpError(400, f"INVALID_{name.upper()}")
     return float(text)
-
-
-def count(query: Query, name: str, code: str) -> int:
-    """Return a parameter that is a number of attempts."""
-    text = query.get(name) or ""
-    if not _COUNT.fullmatch(text) or int(text) > ATTEMPTS_MAX:
-        raise HttpError(400, code)
-    return int(text)
 
 
 def limits_response(channel: Channel) -> Response:

@@ -19,9 +19,8 @@ from typing import Final
 
 from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
 from pyqd.config.options import PROGRAM, Options
-from pyqd.http.messages import HttpError, Request, Response, error_response
-from pyqd.http.router import Route
-from pyqd.net.listener import ip_of
+from pyqd.http.messages import HttpError, Request, Response, Route, error_response
+from pyqd.net.admission import ip_of
 from pyqd.primitives.addresses import Address, TcpAddress
 from pyqd.primitives.errors import StartupError
 from pyqd.tcp import permissions
@@ -50,7 +49,6 @@ class ServerGrant:
         self.granted = granted
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
-        """Return whether a right is granted."""
         if right == STATUS:
             return bool(self.granted.authorizations)
         permission = PERMISSION_OF.get(right, "")
@@ -71,7 +69,6 @@ class FailureLimit:
         return min(FAILURES_AT_ONCE_MAX, count + (time.monotonic() - at_s) * FAILURES_PER_S)
 
     def note(self, address: str) -> None:
-        """Count a failure."""
         self._left[address] = (self.remaining(address) - 1, time.monotonic())
         self._left.move_to_end(address)
         if len(self._left) > ADDRESSES_MAX:

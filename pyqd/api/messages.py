@@ -8,16 +8,25 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from pyqd.api.http_params import requested_topic_and_channel
+from pyqd.api.http_params import number, requested_topic_and_channel
+from pyqd.api.replay import answering_position_errors
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import message_lookup, peek
 from pyqd.broker.broker import Broker
-from pyqd.broker.replay import TopicGone
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import from_hex
-from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, storage_refusal, to_json
-from pyqd.http.query import Query
-from pyqd.http.router import Handler, Route
+from pyqd.http.messages import (
+    JSON,
+    Handler,
+    HttpError,
+    Request,
+    Response,
+    Route,
+    json_response,
+    storage_refusal,
+    to_json,
+)
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import in_slices, poll_sync, yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
@@ -37,7 +46,6 @@ class MessageRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/channel/messages"): self.messages,
             ("POST", "/message/cancel"): self.cancel,
@@ -47,7 +55,7 @@ class MessageRoutes:
         return [
             Route(
                 *request,
-                answering_gone_topics(handler),
+                answering_position_errors(handler),
                 logged=request[0] != "GET",
                 right=CONSUME,
                 topics=TOPIC,
@@ -62,9 +70,7 @@ class MessageRoutes:
         topic, channel = requested_topic_and_channel(self.broker, query)
         state = choice_parameter(query, "state", peek.STATES, "INVALID_STATE")
         form = choice_parameter(query, "body", BODY_FORMS, "INVALID_BODY")
-        limit_text = query.get("limit") or str(LIMIT)
-        if not _NUMBER.fullmatch(limit_text) or not 0 < int(limit_text) <= LIMIT_MAX:
-            raise HttpError(400, "INVALID_LIMIT")
+        limit = number(query, "limit", LIMIT, 1, LIMIT_MAX, digits_max=18) if query.get("limit") else LIMIT
         cursor = peek.Cursor()
         after = query.get("after")
         if after:
@@ -74,9 +80,9 @@ class MessageRoutes:
                 raise HttpError(400, "INVALID_AFTER") from None
         body_bytes_max = 0 if form == "none" else BODY_BYTES_MAX
         if channel is None:
-            page = peek.page_of_topic(topic, state, cursor, int(limit_text), body_bytes_max, yield_to_loop)
+            page = peek.page_of_topic(topic, state, cursor, limit, body_bytes_max, yield_to_loop)
         else:
-            page = peek.page_of_channel(topic, channel, state, cursor, int(limit_text), body_bytes_max, yield_to_loop)
+            page = peek.page_of_channel(topic, channel, state, cursor, limit, body_bytes_max, yield_to_loop)
         rows: list[bytes] = []
         # 1,000 bodies of 4 KiB would take 20 ms.
         in_slices(append_rows(rows, page.rows, state, form))
@@ -125,7 +131,7 @@ class MessageRoutes:
             return json_response({"message": refusal.code, **answer}, refusal.status)
         return json_response(answer)
 
-    def due_ns(self, query: Query) -> int:
+    def due_ns(self, query: UrlQuery) -> int:
         """Return the due time in `defer` or `due`, in Unix nanoseconds; never before now."""
         now_ns = wall()
         defer, due = query.get("defer"), query.get("due")
@@ -154,7 +160,6 @@ def append_rows(texts: list[bytes], rows: Iterable[peek.MessageRow], state: str,
 
 
 def row_to_json(row: peek.MessageRow, state: str, form: str) -> dict[str, Any]:
-    """Return the JSON form of a message."""
     found: dict[str, Any] = {
         "id": f"{row.guid:016x}",
         "state": state,
@@ -176,21 +181,9 @@ def row_to_json(row: peek.MessageRow, state: str, form: str) -> dict[str, Any]:
     return found
 
 
-def choice_parameter(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
+def choice_parameter(query: UrlQuery, name: str, values: tuple[str, ...], code: str) -> str:
     """Return a parameter that must have one of these values; the first value if it is missing."""
     value = query.get(name) or values[0]
     if value not in values:
         raise HttpError(400, code)
     return value
-
-
-def answering_gone_topics(handler: Handler) -> Handler:
-    """Return a handler that answers 404 if the topic or channel was deleted meanwhile."""
-
-    def answer(request: Request) -> Response:
-        try:
-            return handler(request)
-        except TopicGone:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
-
-    return answer

@@ -23,9 +23,8 @@ from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
-from pyqd.http.messages import TEXT, HttpError, Request, Response, storage_refusal, text_response
-from pyqd.http.query import Query
-from pyqd.http.router import Route
+from pyqd.http.messages import TEXT, HttpError, Request, Response, Route, storage_refusal, text_response
+from pyqd.http.query import UrlQuery
 from pyqd.net.listener import UNIX_REMOTE
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
@@ -77,12 +76,11 @@ def count_max(options: Options) -> int:
 class PublishRoutes:
     """Routes that accept messages."""
 
-    def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None] | None = None) -> None:
+    def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None]) -> None:
         self.broker = broker
         self.wait_durable = wait_durable
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH, topics=TOPIC),
             Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH, topics=TOPIC),
@@ -165,10 +163,10 @@ class PublishRoutes:
 
     def make_durable(self, topic: Topic) -> None:
         """With --sync-every=1, wait until the topic is on stable storage. Raises: StorageError. Switches: yes."""
-        if self.wait_durable is not None and self.broker.options.sync_every == 1 and not topic.ephemeral:
+        if self.broker.options.sync_every == 1 and not topic.ephemeral:
             self.wait_durable([topic])
 
-    def topic(self, query: Query) -> Topic:
+    def topic(self, query: UrlQuery) -> Topic:
         """Return the topic that a query names, created if it is missing."""
         name = topic_name(query)
         if self.broker.is_refused(name):
@@ -178,7 +176,7 @@ class PublishRoutes:
             raise HttpError(503, "EXITING")
         return topic
 
-    def due_asked(self, query: Query, now_ns: int) -> int:
+    def due_asked(self, query: UrlQuery, now_ns: int) -> int:
         """Return the due time of published messages in Unix nanoseconds; 0 for at once."""
         defer_text = query.get("defer")
         due_text = query.get("due")
@@ -225,7 +223,6 @@ def note_publisher(topic: Topic, request: Request) -> None:
 
 
 def one_frame(body: bytes) -> Frames:
-    """Return a body as one framed message."""
     return Frames(_int32.pack(len(body)) + body, 0, 1, (len(body) + 7) // 8)
 
 

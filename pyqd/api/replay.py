@@ -6,25 +6,18 @@ other parameters.
 Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
 
-import re
-
-from pyqd.api.http_params import requested_channel, requested_topic
+from pyqd.api.http_params import existing_channel, number, requested_topic, topic_and_channel_name
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
-from pyqd.broker.channel import Channel
 from pyqd.hot.primitives.clock import wall
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.query import Query
-from pyqd.http.router import Handler, Route
+from pyqd.http.messages import OCTETS, Handler, HttpError, Request, Response, Route, json_response
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.timestamps import parse_timestamp
 
 RANGE_BYTES = 1 << 20
 RANGE_BYTES_MAX = 4 << 20
-OCTETS = "application/octet-stream"
-
-_COUNT = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 class ReplayRoutes:
@@ -34,7 +27,6 @@ class ReplayRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         positions, log, seek = map(answering_position_errors, (self.positions, self.log, self.seek))
         return [
             Route("GET", "/topic/positions", positions, right=CONSUME, topics=TOPIC),
@@ -67,12 +59,7 @@ class ReplayRoutes:
                 stop = replay.parse_position(stop_text)
             except ValueError:
                 raise HttpError(400, "INVALID_TO") from None
-        bytes_max = RANGE_BYTES
-        bytes_text = query.get("max_bytes")
-        if bytes_text is not None:
-            if not _COUNT.fullmatch(bytes_text) or int(bytes_text) == 0:
-                raise HttpError(400, "INVALID_MAX_BYTES")
-            bytes_max = min(int(bytes_text), RANGE_BYTES_MAX)
+        bytes_max = min(number(query, "max_bytes", RANGE_BYTES, 1, digits_max=18), RANGE_BYTES_MAX)
         found = replay.read_range(topic, place, stop, bytes_max, yield_to_loop)
         headers = (
             ("X-Pyqd-Format", str(replay.FORMAT)),
@@ -88,23 +75,20 @@ class ReplayRoutes:
     def seek(self, request: Request) -> Response:
         """Move a channel, or return the effect of a move. Switches: yes."""
         query = request.query()
-        channel = requested_channel(self.broker, query)
+        topic, name = topic_and_channel_name(self.broker, query)
+        channel = existing_channel(topic, name)
         if query.get("to") is None:
             raise HttpError(400, "MISSING_ARG_TO")
         place = place_of(query, "to", "INVALID_TO")
         dry_run = query.get("dry_run")
         if dry_run not in (None, "true", "1", "false", "0"):
             raise HttpError(400, "INVALID_DRY_RUN")
-        return json_response(self.moved(channel, place, dry_run in ("true", "1")))
-
-    def moved(self, channel: Channel, place: replay.LogPlace, dry_run: bool) -> dict[str, object]:
-        """Move a channel unless it is a dry run. Returns: the effect of the move."""
-        if dry_run:
-            return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
-        return {**replay.move(channel.topic, channel, place, yield_to_loop, poll_sync), "dry_run": False}
+        if dry_run in ("true", "1"):
+            return json_response({**replay.preview(topic, channel, place, yield_to_loop), "dry_run": True})
+        return json_response({**replay.move(topic, channel, place, yield_to_loop, poll_sync), "dry_run": False})
 
 
-def place_of(query: Query, name: str, code: str, default: str = "") -> replay.LogPlace:
+def place_of(query: UrlQuery, name: str, code: str, default: str = "") -> replay.LogPlace:
     """Return the place in the log that a parameter names."""
     try:
         return replay.parse_place(query.get(name) or default, wall())

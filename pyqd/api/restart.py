@@ -1,10 +1,18 @@
-"""GET and POST /restart: hand the sockets over to a new process of the daemon. Source: docs/http.md, "Restart"."""
+"""GET and POST /restart: hand the sockets over to a new process of the daemon. GET and POST /drain: end its work.
+
+Source: docs/http.md, "Restart", "Drain".
+"""
 
 from typing import Protocol
 
 from pyqd.api.rights import ADMIN, STATUS
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.router import Route
+from pyqd.broker.broker import Broker
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
+from pyqd.primitives.durations import SECOND_NS, parse_duration
+from pyqd.tcp.drain import Drain
+
+# Without --drain-timeout.
+TIMEOUT_NS_DEFAULT = 30 * SECOND_NS
 
 
 class RestartError(Exception):
@@ -21,18 +29,6 @@ class Restarting(Protocol):
         """Return the process that answers, whether a restart is under way, and the last error."""
 
 
-class NoRestarts:
-    """Restarts of a broker that is no process of its own."""
-
-    def begin(self) -> int:
-        """Refuse."""
-        raise RestartError("this broker is no process of its own")
-
-    def as_dict(self) -> dict[str, object]:
-        """Return an empty state."""
-        return {}
-
-
 class RestartRoutes:
     """Routes of a daemon's restart."""
 
@@ -40,14 +36,12 @@ class RestartRoutes:
         self.restarts = restarts
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/restart", self.show, right=STATUS),
             Route("POST", "/restart", self.begin, right=ADMIN),
         ]
 
     def show(self, _request: Request) -> Response:
-        """Return the state."""
         return json_response(self.restarts.as_dict())
 
     def begin(self, _request: Request) -> Response:
@@ -57,3 +51,34 @@ class RestartRoutes:
         except RestartError as error:
             raise HttpError(503, f"RESTART_REFUSED: {error}") from None
         return json_response({"pid": pid})
+
+
+class DrainRoutes:
+    """Routes of a daemon's drain."""
+
+    def __init__(self, broker: Broker, drain: Drain) -> None:
+        self.broker = broker
+        self.drain = drain
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/drain", self.show, right=STATUS),
+            Route("POST", "/drain", self.begin, right=ADMIN),
+        ]
+
+    def show(self, _request: Request) -> Response:
+        return json_response(self.drain.progress().as_dict())
+
+    def begin(self, request: Request) -> Response:
+        """Begin to drain, or change the deadline of a drain that has begun. The daemon stops when it is complete."""
+        text = request.query().get("timeout")
+        timeout_ns = self.broker.options.drain_timeout_ns or TIMEOUT_NS_DEFAULT
+        if text is not None:
+            try:
+                timeout_ns = parse_duration(text)
+            except ValueError:
+                raise HttpError(400, "INVALID_TIMEOUT") from None
+            if timeout_ns < 0:
+                raise HttpError(400, "INVALID_TIMEOUT")
+        self.drain.begin(timeout_ns)
+        return json_response(self.drain.progress().as_dict())

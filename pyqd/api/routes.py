@@ -6,42 +6,40 @@ from typing import Any
 from pyqd.api.admin import AdminRoutes
 from pyqd.api.config import ConfigRoutes
 from pyqd.api.debug import DebugRoutes
-from pyqd.api.drain import DrainRoutes
 from pyqd.api.durability import DurabilityRoutes
 from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
-from pyqd.api.restart import NoRestarts, Restarting, RestartRoutes
+from pyqd.api.restart import DrainRoutes, Restarting, RestartRoutes
 from pyqd.api.status import MetricsRoutes, StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.api.trace import TraceRoutes
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.live_options import LiveOptions
-from pyqd.http.router import Route
+from pyqd.http.messages import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import full_prefix
-from pyqd.net.loop_driver import yield_to_loop
 from pyqd.tcp.drain import Drain
 
 
 def daemon_routes(
     broker: Broker,
     identity: Identity,
-    wait_durable: Callable[[list[Topic]], None] | None = None,
-    metrics: Metrics | None = None,
-    live: LiveOptions | None = None,
-    debug: DebugRoutes | None = None,
-    drain: Drain | None = None,
-    restarts: Restarting | None = None,
+    *,
+    wait_durable: Callable[[list[Topic]], None],
+    metrics: Metrics,
+    live: LiveOptions,
+    debug: DebugRoutes,
+    drain: Drain,
+    restarts: Restarting,
 ) -> list[Route]:
     """Return all routes of the daemon.
 
-    wait_durable: waits for publishes with --sync-every=1; None waits for none. metrics: of the broker, for /metrics.
-    live: the changeable options and their listeners; by default the broker's alone. debug: profiles and diagnostics.
-    drain: of the daemon; by default of a broker without clients. restarts: of the daemon's process; None refuses them.
+    wait_durable: waits for publishes with --sync-every=1. metrics: of the broker, for /metrics. live: the changeable
+    options and their listeners. debug: profiles and diagnostics. restarts: of the daemon's process.
     """
     options = broker.options
     resolved: dict[str, Callable[[], Any]] = {
@@ -59,9 +57,9 @@ def daemon_routes(
         *TraceRoutes(broker).routes(),
         *AdminRoutes(broker).routes(),
         *LimitRoutes(broker).routes(),
-        *MetricsRoutes(metrics or Metrics(broker)).routes(),
-        *ConfigRoutes(live or LiveOptions(broker, yield_to_loop), resolved).routes(),
-        *(debug or DebugRoutes()).routes(),
-        *DrainRoutes(broker, drain or Drain(broker, set)).routes(),
-        *RestartRoutes(restarts or NoRestarts()).routes(),
+        *MetricsRoutes(metrics).routes(),
+        *ConfigRoutes(live, resolved).routes(),
+        *debug.routes(),
+        *DrainRoutes(broker, drain).routes(),
+        *RestartRoutes(restarts).routes(),
     ]

@@ -17,11 +17,10 @@ from pyqd.broker.stats import (
     topics_shown,
 )
 from pyqd.broker.topic import Topic
-from pyqd.http.messages import JSON, TEXT, Request, Response, json_response, text_response, to_json
-from pyqd.http.query import Query
-from pyqd.http.router import Route
+from pyqd.http.messages import JSON, PROMETHEUS, TEXT, Request, Response, Route, json_response, text_response, to_json
+from pyqd.http.query import UrlQuery
 from pyqd.metrics.identity import Identity
-from pyqd.metrics.prometheus import CONTENT_TYPE, Metrics
+from pyqd.metrics.prometheus import Metrics
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.memory import memory_stats
@@ -38,7 +37,6 @@ class StatusRoutes:
         self.identity = identity
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),
@@ -117,7 +115,7 @@ def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[S
         step()
 
 
-def selection_of(query: Query) -> Selection:
+def selection_of(query: UrlQuery) -> Selection:
     """Return the selection in a query."""
     return Selection(
         topic=query.get("topic") or "",
@@ -222,4 +220,4 @@ class MetricsRoutes:
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text. Switches: yes."""
-        return Response(200, content_type=CONTENT_TYPE, pieces=self.metrics.pieces())
+        return Response(200, content_type=PROMETHEUS, pieces=self.metrics.pieces())

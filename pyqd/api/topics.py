@@ -8,21 +8,18 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_params import requested_topic, topic_and_channel_name, topic_name
+from pyqd.api.http_params import FLAG, requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.query import Query
-from pyqd.http.router import Route
+from pyqd.http.messages import HttpError, Request, Response, Route, json_response
+from pyqd.http.query import UrlQuery
 from pyqd.net.loop_driver import poll_sync, yield_to_loop
 from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
 from pyqd.primitives.errors import StorageError
-
-FLAG = "default"
 
 _BYTES = re.compile("[0-9]{1,18}", re.ASCII)
 
@@ -36,7 +33,6 @@ class TopicRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         create_channel = answering_position_errors(self.create_channel)
         return [
             Route("POST", "/topic/create", self.create_topic, right=ADMIN, topics=TOPIC),
@@ -68,7 +64,7 @@ class TopicRoutes:
             return Response(200)
         if not created:
             return json_response({"topic": topic.name, "channel": name, "created": False})
-        moved = moved_or_deleted(channel, place)
+        moved = moved_or_deleted(topic, channel, place)
         shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
         return json_response({**shown, "created": True})
 
@@ -108,31 +104,30 @@ class TopicRoutes:
         return quota_response(topic)
 
 
-def moved_or_deleted(channel: Channel, place: replay.LogPlace) -> dict[str, Any]:
+def moved_or_deleted(topic: Topic, channel: Channel, place: replay.LogPlace) -> dict[str, Any]:
     """Move a new channel to its place; delete the channel if that fails. Returns: the effect. Raises: as `replay.move`.
 
     Switches: yes.
     """
-    topic = channel.topic
     try:
         return replay.move(topic, channel, place, yield_to_loop, poll_sync)
     except BaseException:
-        if topic.channels_by_name.get(channel.name) is channel and not is_needed(channel):
+        if topic.channels_by_name.get(channel.name) is channel and not is_needed(topic, channel):
             with contextlib.suppress(StorageError):
                 topic.delete_channel(channel.name)
         raise
 
 
-def is_needed(channel: Channel) -> bool:
+def is_needed(topic: Topic, channel: Channel) -> bool:
     """Return whether a channel must stay, although it could not be moved to the place of its creation."""
     if channel.is_closed() or channel.consumers:
         return True
     # A topic's first channel gets the messages that the topic held; they would go with the channel.
-    is_only = len(channel.topic.channels_by_name) == 1
-    return is_only and (channel.topic.ephemeral or channel.depth + channel.deferred_count + channel.in_flight_count > 0)
+    is_only = len(topic.channels_by_name) == 1
+    return is_only and (topic.ephemeral or channel.depth + channel.deferred_count + channel.in_flight_count > 0)
 
 
-def bytes_of(query: Query, code: str) -> int | None:
+def bytes_of(query: UrlQuery, code: str) -> int | None:
     """Return the parameter `bytes`; None if the daemon's flag applies."""
     text = query.get("bytes") or ""
     if text == FLAG:
@@ -142,7 +137,7 @@ def bytes_of(query: Query, code: str) -> int | None:
     return int(text)
 
 
-def time_of(query: Query) -> int | None:
+def time_of(query: UrlQuery) -> int | None:
     """Return the duration in `time` in nanoseconds; None if the daemon's flag applies."""
     text = query.get("time") or ""
     if text == FLAG:

@@ -4,35 +4,27 @@ Source: docs/trace.md.
 """
 
 import logging
-import re
 import time
 from typing import Final
 
 import gevent
 from gevent.event import Event
 
-from pyqd.api.http_params import requested_topic
+from pyqd.api.http_params import FLAG, number, requested_topic
 from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.broker.tracing import FORMAT, BlockPage, TraceSetting
 from pyqd.config.options import TRACE_BODY_BYTES_MAX, parse_rate
-from pyqd.http.messages import HttpError, Request, Response, json_response
-from pyqd.http.query import Query
-from pyqd.http.router import Route
+from pyqd.http.messages import OCTETS, HttpError, Request, Response, Route, json_response
 from pyqd.net.loop_driver import yield_to_loop
 
-FLAG: Final = "default"
-OCTETS: Final = "application/octet-stream"
 TRACE_ANSWER_BYTES: Final = 1 << 20
 TRACE_ANSWER_BYTES_MAX: Final = 4 << 20
-POSITION_MAX: Final = 2**63 - 1
 WAIT_MS_MAX: Final = 60_000
 # A reader that waits gets the events of so long at once, and not a block for each.
 LINGER_S: Final = 0.05
 MS_PER_S: Final = 1000
-
-_NUMBER = re.compile("[0-9]{1,19}", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +36,6 @@ class TraceRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/trace/log", self.log, logged=False, right=CONSUME),
             Route("GET", "/topic/trace", self.trace, right=STATUS),
@@ -54,9 +45,9 @@ class TraceRoutes:
     def log(self, request: Request) -> Response:
         """Return whole blocks of events from a position on. Switches: yes, up to `wait_ms` at the end of the log."""
         query = request.query()
-        position = number(query, "position", "INVALID_POSITION", 0, POSITION_MAX)
-        bytes_max = number(query, "max_bytes", "INVALID_MAX_BYTES", TRACE_ANSWER_BYTES)
-        wait_ms = number(query, "wait_ms", "INVALID_WAIT_MS", 0)
+        position = number(query, "position", 0)
+        bytes_max = number(query, "max_bytes", TRACE_ANSWER_BYTES)
+        wait_ms = number(query, "wait_ms", 0)
         if bytes_max == 0:
             raise HttpError(400, "INVALID_MAX_BYTES")
         if wait_ms:
@@ -94,7 +85,6 @@ class TraceRoutes:
         return Response(200, page.data, OCTETS, headers)
 
     def trace(self, request: Request) -> Response:
-        """Return the trace of a topic."""
         return self.trace_of(requested_topic(self.broker, request.query()))
 
     def set_trace(self, request: Request) -> Response:
@@ -103,7 +93,7 @@ class TraceRoutes:
         topic = requested_topic(self.broker, query)
         if query.get("rate") is None:
             raise HttpError(400, "MISSING_ARG_RATE")
-        body_bytes = number(query, "body_bytes", "INVALID_BODY_BYTES", 0, TRACE_BODY_BYTES_MAX)
+        body_bytes = number(query, "body_bytes", 0, most=TRACE_BODY_BYTES_MAX)
         setting = None
         if query.get("rate") != FLAG:
             try:
@@ -126,13 +116,3 @@ class TraceRoutes:
                 "own": topic.own_trace is not None,
             }
         )
-
-
-def number(query: Query, name: str, code: str, default: int, maximum: int = POSITION_MAX) -> int:
-    """Return a parameter that is a whole number, or its default. code: of the refusal. Raises: HttpError 400."""
-    text = query.get(name)
-    if text is None:
-        return default
-    if not _NUMBER.fullmatch(text) or int(text) > maximum:
-        raise HttpError(400, code)
-    return int(text)

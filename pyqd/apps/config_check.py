@@ -15,7 +15,7 @@ from pyqd.api.login import login_of
 from pyqd.apps.listeners import ADDRESS_FLAGS, check_addresses, tls_flags, tls_server
 from pyqd.config.configfile import shown
 from pyqd.config.options import FLAGS, PROGRAM, Options
-from pyqd.config.settings import Settings
+from pyqd.config.settings import ProgramSettings
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import Flag
 from pyqd.tcp.authd import AuthServers
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Checks = Mapping[Callable[[T], Any], tuple[str, ...]]
 
 
-def check_config(settings: Settings[T], checks: Checks[T]) -> int:
+def check_config(settings: ProgramSettings[T], checks: Checks[T]) -> int:
     """Print the settings on stdout, or the problems on stderr, one per line. Returns: the exit code, 0 or 1."""
     for notice in settings.notices:
         print(f"warning: {notice}", file=sys.stderr)
@@ -43,7 +43,7 @@ def check_config(settings: Settings[T], checks: Checks[T]) -> int:
     return 0
 
 
-def effective(settings: Settings[Any]) -> str:
+def effective(settings: ProgramSettings[Any]) -> str:
     """Return the settings as a configuration file, each value with its origin."""
     options = settings.options()
     lines: list[str] = []
@@ -59,7 +59,7 @@ def effective(settings: Settings[Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def origin(settings: Settings[Any], flag: Flag) -> str:
+def origin(settings: ProgramSettings[Any], flag: Flag) -> str:
     """Return the origin of a flag's value."""
     if flag.name in settings.in_file:
         assert settings.file is not None
@@ -90,15 +90,10 @@ def check_data_path(options: Options) -> None:
     raise StartupError(f"failed to instantiate {PROGRAM} - data path {path} {problem}; {remedy}")
 
 
-def check_login(options: Options) -> None:
-    """Raise StartupError if the settings of logins are invalid."""
-    login_of(options, AuthServers(options))
-
-
 DAEMON_CHECKS: Final[Checks[Options]] = {
     check_data_path: ("data-path",),
     tls_server: tls_flags(FLAGS),
-    check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
+    lambda options: login_of(options, AuthServers(options)): ("auth-http-address", "http-auth", "http-auth-token-file"),
     check_addresses: ADDRESS_FLAGS,
 }
 

@@ -46,12 +46,11 @@ from pyqd.lookupd.channel_search import ChannelSearch
 from pyqd.lookupd.peer_queries import SILENT_S
 from pyqd.lookupd.registration import Registration
 from pyqd.metrics.identity import Identity, first_command, lookupd_identity, port_of
-from pyqd.metrics.loop_lag import LoopLag
-from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.prometheus import ConnectionCounts, LoopLag, Metrics
 from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
-from pyqd.net.greenlets import Pool, PromptPool, isolate_native_stacks, spawn, start_threads
+from pyqd.net.greenlets import PromptPool, WorkerPool, isolate_native_stacks, spawn, start_threads
 from pyqd.net.listener import Listener
 from pyqd.net.loop_driver import LoopDriver, yield_to_loop
 from pyqd.net.shedding import Shedder
@@ -91,7 +90,12 @@ class Daemon:
         buffers.keep_freed_memory()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
-        self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
+        self.identity = Identity(
+            hostname=socket.gethostname(),
+            start_ns=time.time_ns(),
+            producers=lambda: self.tcp.producers(),
+            lookup_daemons=lambda: self.registration.stats(),
+        )
         # Mistakes in the flags are found before the data directory is locked or changed.
         self.tls = tls_server(options)
         self.auth = AuthServers(options)
@@ -101,55 +105,36 @@ class Daemon:
         self.inherited = inherited or inherited_from(os.environ, self.addresses.by_name())
         self.lock = DirectoryLock(options.data_path or os.curdir, self.inherited.lock_fd)
         self.restarts = Restarts(self.shared, self.stop_wanted.set)
-        self.background = Background(self.hub, THREADS)
-        self.commit_background = Background(self.hub, COMMIT_THREADS)
-        self.read_background = Background(self.hub, READ_THREADS)
-        self.fin_background = Background(self.hub, COMMIT_THREADS)
+        new_background = partial(Background, self.hub, on_failure=self.on_internal_error)
+        self.background = new_background(THREADS)
+        self.commit_background = new_background(COMMIT_THREADS)
+        self.read_background = new_background(READ_THREADS)
+        self.fin_background = new_background(COMMIT_THREADS)
         # While drained segments wait for their syncs, the log needs new ones, whose making keeps the disk busy.
-        self.prompt_background = Background(self.hub, PROMPT_THREADS, PromptPool)
+        self.prompt_background = new_background(PROMPT_THREADS, PromptPool)
         # For the periodic sync. In the hub's pool it would wait behind look-ups of names, and could need a new thread.
-        self.sync_pool = Pool(SYNC_THREADS, hub=self.hub)
+        self.sync_pool = WorkerPool(SYNC_THREADS, hub=self.hub)
         self.start_all_threads()
-        self.capacity = Capacity.of_machine(options)
-        self.broker = Broker(
-            options,
-            files,
-            in_background=self.background.run,
-            prompt_in_background=self.prompt_background.run,
-            capacity=self.capacity,
-        )
-        self.broker.read_in_background = self.read_background.run
-        self.broker.read_and_wait = self.read_background.run_and_wait
-        self.broker.scheduler.on_error = self.on_turn_error
-        self.loop_driver = LoopDriver(self.hub, self.broker.scheduler)
-        self.direct = DirectWriter(self.hub)
-        soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
-        self.commit = GroupCommit(self.broker, self.commit_background.run, soon, self.direct.write, after_poll)
-        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_internal_error, self.commit)
-        self.identity.producers = self.tcp.producers
+        self.loop_driver = LoopDriver(self.hub, self.on_turn_error)
         self.registration = self.new_registration()
-        self.metrics = Metrics(self.broker)
-        self.live = LiveOptions(self.broker, yield_to_loop)
-        self.live.listeners += [self.tcp.change_options, self.find_lookup_daemons]
+        self.broker = self.new_broker(files)
+        self.metrics = Metrics(self.broker, self.connection_counts, self.registration.stats)
+        self.direct = DirectWriter(self.hub)
+        self.new_syncs()
+        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_internal_error, self.commit)
+        self.live = LiveOptions(self.broker, yield_to_loop, self.tcp.change_options, self.find_lookup_daemons)
         self.profiler = Profiler()
         self.drain = Drain(
             self.broker,
             lambda: self.tcp.connections,
             syncing=lambda: not self.commit.is_idle,
+            on_begin=(self.registration.stop, self.restarts.abandon),
             on_complete=self.stop_wanted.set,
         )
-        self.drain.on_begin += [self.registration.stop, self.restarts.abandon]
-        admission = Admission(self.http_connection_limits, self.capacity.http_refusal, self.capacity.refused_max)
-        self.capacity.connection_count = lambda: self.tcp.admission.count + admission.count
-        self.http = self.new_http_servers(admission)
-        self.shedder = Shedder(self.hub, options.max_buffer_bytes)
-        self.shedder.sources = [lambda: self.tcp.connections, self.http.connections]
-        self.syncer = Syncer(self.broker, self.sync_pool.apply)
-        self.syncer.on_internal_error = self.commit.on_internal_error = self.on_internal_error
-        self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
-        self.sync_fins()
-        self.count_connections(admission)
-        self.metrics.lookup_daemons = self.registration.stats
+        capacity = self.broker.capacity
+        self.http_admission = Admission(self.http_connection_limits, capacity.http_refusal, capacity.refused_max)
+        self.http = self.new_http_servers()
+        self.shedder = Shedder(self.hub, options.max_buffer_bytes, lambda: self.tcp.connections, self.http.connections)
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
         self.housekeeper = Housekeeper(self.broker, self.on_internal_error)
         self.statsd = StatsdPusher(self.broker, self.identity)
@@ -162,23 +147,49 @@ class Daemon:
         if self.options.sync_fin:
             backgrounds.append(self.fin_background)
         for background in backgrounds:
-            background.on_failure = self.on_internal_error
             start_threads(background.pool, background.thread_count)
         start_threads(self.sync_pool, SYNC_THREADS)
         # For requests over HTTP that wait for the disk.
         start_threads(self.hub.threadpool, 1)
 
-    def new_http_servers(self, admission: Admission) -> HttpServers:
-        """Return the servers of HTTP and HTTPS with all routes."""
+    def new_broker(self, files: Files | None) -> Broker:
+        """Return the broker, whose jobs run in this daemon's threads."""
+        return Broker(
+            self.options,
+            files,
+            in_background=self.background.run,
+            prompt_in_background=self.prompt_background.run,
+            capacity=Capacity.of_machine(self.options, lambda: self.tcp.admission.count + self.http_admission.count),
+            read_in_background=self.read_background.run,
+            read_and_wait=self.read_background.run_and_wait,
+            scheduler=self.loop_driver.scheduler,
+            on_finished=(lambda channel: self.fin_sync.note(channel)) if self.options.sync_fin else None,
+            observer=self.registration,
+        )
+
+    def new_syncs(self) -> None:
+        """Create the syncs of publishers, of FINs and of all files."""
+        soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
+        reports: Any = {
+            "on_timed": self.metrics.sync_duration.observe,
+            "on_internal_error": self.on_internal_error,
+        }
+        self.commit = GroupCommit(
+            self.broker, self.commit_background.run, soon, self.direct.write, after_poll, **reports
+        )
+        self.fin_sync = FinSync(self.broker, self.fin_background.run, soon, **reports)
+        self.syncer = Syncer(self.broker, self.sync_pool.apply, on_end=self.fin_sync.retry, **reports)
+
+    def new_http_servers(self) -> HttpServers:
         debug = DebugRoutes(self.profiler, self.tcp.greenlets)
         sites = accepted_sites(self.options)
         routes = daemon_routes(
             self.broker,
             self.identity,
-            self.commit.wait,
-            self.metrics,
-            self.live,
-            debug,
+            wait_durable=self.commit.wait,
+            metrics=self.metrics,
+            live=self.live,
+            debug=debug,
             drain=self.drain,
             restarts=self.restarts,
         )
@@ -188,7 +199,7 @@ class Daemon:
             self.tls,
             on_internal_error=self.on_internal_error,
             settings=http_settings(self.options),
-            admission=admission,
+            admission=self.http_admission,
             login=self.login,
             https_only=self.options.tls_required == TLS_REQUIRED,
             sites=sites,
@@ -199,32 +210,20 @@ class Daemon:
         """Return the registration with lookup daemons, which learns of topics and channels from the broker."""
         options = self.options
         silent_s = min(SILENT_S, timeout_s(options.http_client_request_timeout_ns))
-        made = Registration(
-            self.broker.topics_by_name,
+        return Registration(
+            lambda: self.broker.topics_by_name(),
             lambda: lookupd_identity(self.broker.options, self.identity),
             ChannelSearch(ChannelQuery(options.tls_root_ca_file), silent_s),
         )
-        self.broker.observer = made
-        self.identity.lookup_daemons = made.stats
-        return made
 
-    def sync_fins(self) -> None:
-        """Make FINs durable if --sync-fin is set. Called before the channels are loaded and after the syncer is
-        created.
-        """
-        if self.options.sync_fin:
-            fin_sync = FinSync(self.broker, self.fin_background.run, self.hub.loop.run_callback)
-            fin_sync.on_internal_error = self.on_internal_error
-            fin_sync.on_timed = self.metrics.sync_duration.observe
-            self.syncer.on_end = fin_sync.retry
-
-    def count_connections(self, http_admission: Admission) -> None:
-        """Give the metrics the counts of connections."""
-        self.metrics.tcp_connections = lambda: len(self.tcp.connections)
-        self.metrics.http_connections = self.http.connection_count
-        self.metrics.tcp_refused = lambda: self.tcp.admission.refused_count
-        self.metrics.http_refused = lambda: http_admission.refused_count
-        self.metrics.shed = lambda: self.shedder.shed_count
+    def connection_counts(self) -> ConnectionCounts:
+        return ConnectionCounts(
+            len(self.tcp.connections),
+            self.http.connection_count(),
+            self.tcp.admission.refused_count,
+            self.http_admission.refused_count,
+            self.shedder.shed_count,
+        )
 
     def http_connection_limits(self) -> tuple[int, int]:
         """Return the limits on connections over HTTP and HTTPS: in total, and from one address."""

@@ -7,20 +7,15 @@ from pyqd.api.login import Login
 from pyqd.apps.listeners import ListeningAddresses
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
-from pyqd.http.messages import JSON, Response
-from pyqd.http.router import Route
+from pyqd.http.messages import JSON, Response, Route
+from pyqd.http.reader import HttpSettings
 from pyqd.http.server import HttpServer
-from pyqd.http.settings import HttpSettings
 from pyqd.metrics.identity import port_of
 from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener
 from pyqd.net.tls import TlsServer
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.sites import Sites
-
-
-def open_socket(_name: str, _address: Address) -> None:
-    """Return no socket: each listener opens its own."""
 
 
 class HttpServers:
@@ -71,7 +66,7 @@ class HttpServers:
             )
 
     def start(
-        self, inherited: Callable[[str, Address], socket.socket | None] = open_socket
+        self, inherited: Callable[[str, Address], socket.socket | None] = lambda _name, _address: None
     ) -> tuple[Address | None, Address | None]:
         """Listen. Returns: the real addresses of HTTP and HTTPS; None without a listener. Raises: StartupError.
 
@@ -93,11 +88,9 @@ class HttpServers:
             server.stop()
 
     def listeners(self) -> dict[str, Listener]:
-        """Return the listeners by name."""
         return {name: server.listener for name, server in (("http", self.http), ("https", self.https)) if server}
 
     def connections(self) -> list[HttpConnection]:
-        """Return the open connections."""
         return [connection for server in self._servers() for connection in server.connections]
 
     def connection_count(self) -> int:

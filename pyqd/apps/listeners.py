@@ -3,11 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import header_lines
-from pyqd.http.settings import HttpSettings, HttpTimeouts
+from pyqd.http.reader import HttpSettings, ServerTimeouts
 from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
 from pyqd.primitives.addresses import Address, UnixAddress, split_address
 from pyqd.primitives.durations import SECOND_NS
@@ -16,82 +16,19 @@ from pyqd.primitives.goflags import Flag
 from pyqd.primitives.nsq_compat import API_VERSION_HEADER
 from pyqd.primitives.sites import Sites
 
+if TYPE_CHECKING:
+    from pyqd.lookupd.options import LookupOptions
+
+DaemonOptions: TypeAlias = "Options | LookupOptions"
+
 # Every response names the version of NSQ's API.
 API_SETTINGS: Final = HttpSettings(common_headers=header_lines([API_VERSION_HEADER]))
-
-
-class AddressOptions(Protocol):
-    """Addresses of the listeners in the form of the flags; that of HTTP and of HTTPS may be empty."""
-
-    @property
-    def tcp_address(self) -> str:
-        """Address for the TCP protocol."""
-
-    @property
-    def http_address(self) -> str:
-        """Address for HTTP."""
-
-    @property
-    def https_address(self) -> str:
-        """Address for HTTPS."""
-
-    @property
-    def unix_socket_mode(self) -> int | None:
-        """Mode of the files of unix sockets; None: by the umask."""
-
-
-class TlsOptions(Protocol):
-    """Flags of TLS. tls_required: 0 if clients without TLS are served. tls_min_version: of the protocol."""
-
-    @property
-    def tls_cert(self) -> str:
-        """Path of the certificate."""
-
-    @property
-    def tls_key(self) -> str:
-        """Path of its key."""
-
-    @property
-    def tls_client_auth_policy(self) -> str:
-        """Check of client certificates."""
-
-    @property
-    def tls_root_ca_file(self) -> str:
-        """Path of the authorities that check client certificates."""
-
-    @property
-    def tls_min_version(self) -> int:
-        """Lowest version."""
-
-    @property
-    def tls_required(self) -> int:
-        """True if clients without TLS are refused."""
-
-
-class SiteOptions(Protocol):
-    """Flags about the names of a program and the web pages that may call it."""
-
-    @property
-    def broadcast_address(self) -> str:
-        """Address for other hosts."""
-
-    @property
-    def http_allow_host(self) -> tuple[str, ...]:
-        """Further names."""
-
-    @property
-    def http_allow_origin(self) -> tuple[str, ...]:
-        """Origins of pages."""
-
-
-class ListenerOptions(AddressOptions, TlsOptions, Protocol):
-    """Flags of addresses and of TLS."""
 
 
 class ListeningAddresses:
     """Addresses of the listeners; None for no listener. https: TLS is set up. Raises: StartupError."""
 
-    def __init__(self, options: AddressOptions, *, https: bool) -> None:
+    def __init__(self, options: DaemonOptions, *, https: bool) -> None:
         mode = options.unix_socket_mode
         self.tcp = parse_address(options.tcp_address, mode)
         self.http = parse_address(options.http_address, mode) if options.http_address else None
@@ -103,7 +40,7 @@ class ListeningAddresses:
         return {name: address for name, address in every.items() if address is not None}
 
 
-def check_addresses(options: ListenerOptions) -> None:
+def check_addresses(options: DaemonOptions) -> None:
     """Raise StartupError for an invalid address. Without a certificate there is no listener for HTTPS."""
     ListeningAddresses(options, https=bool(options.tls_cert))
 
@@ -129,7 +66,7 @@ def parse_https_address(text: str) -> Address:
     return address
 
 
-def tls_server(options: TlsOptions, program: str = PROGRAM) -> TlsServer:
+def tls_server(options: DaemonOptions, program: str = PROGRAM) -> TlsServer:
     """Return the source of TLS connections of a program. Raises: StartupError if flags or their files are invalid."""
     settings = TlsSettings(
         certificate_path=options.tls_cert,
@@ -154,7 +91,7 @@ def http_settings(options: Options) -> HttpSettings:
     """Return the settings of the HTTP servers of a daemon with flags for them."""
     return dataclasses.replace(
         API_SETTINGS,
-        timeouts=HttpTimeouts(
+        timeouts=ServerTimeouts(
             idle_s=timeout_s(options.http_idle_timeout_ns),
             header_s=timeout_s(options.http_header_timeout_ns),
             body_s=timeout_s(options.http_body_timeout_ns),
@@ -164,7 +101,7 @@ def http_settings(options: Options) -> HttpSettings:
     )
 
 
-def accepted_sites(options: SiteOptions) -> Sites:
+def accepted_sites(options: DaemonOptions) -> Sites:
     """Return the hosts and origins that the HTTP servers of a daemon accept."""
     return Sites(options.broadcast_address, options.http_allow_host, options.http_allow_origin)
 

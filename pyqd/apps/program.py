@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pyqd.apps.config_check import Checks, check_config
 from pyqd.config.program_options import ProgramOptions
-from pyqd.config.settings import Settings, version_line
+from pyqd.config.settings import ProgramSettings, version_line
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
 from pyqd.primitives.machine import raise_descriptor_limit
@@ -16,15 +16,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=ProgramOptions)
 
 
-def ignore_reason(_reason: str) -> None:
-    """Do nothing: the reason is on standard error."""
-
-
 def run_program(
-    settings: Settings[T],
+    settings: ProgramSettings[T],
     checks: Checks[T],
     run: Callable[[T], int],
-    on_refusal: Callable[[str], None] = ignore_reason,
+    on_refusal: Callable[[str], None] = lambda _reason: None,
 ) -> int:
     """Check the configuration if --check-config is given, else run(options). Returns: the exit code.
 

@@ -163,7 +163,6 @@ class Group:
         return 0
 
     def stop(self) -> None:
-        """Stop all."""
         for program in reversed(self.programs):
             program.stop()
 

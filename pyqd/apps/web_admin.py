@@ -20,8 +20,8 @@ from pyqd.admin.site import Site, context_maker, read_token, trusted_by
 from pyqd.apps.config_check import Checks
 from pyqd.apps.listeners import parse_address
 from pyqd.apps.program import run_program
+from pyqd.http.reader import HttpSettings, ServerTimeouts
 from pyqd.http.server import HttpServer
-from pyqd.http.settings import HttpSettings, HttpTimeouts
 from pyqd.http.wsgi import WsgiRouter
 from pyqd.net.admission import Admission
 from pyqd.net.shedding import Shedder
@@ -33,7 +33,7 @@ from pyqd.primitives.errors import StartupError
 STOP_TIMEOUT_S: Final = 2.0
 STOP_POLL_S: Final = 0.02
 # Browsers keep connections for the next page; a header or a form of theirs comes at once.
-TIMEOUTS: Final = HttpTimeouts(idle_s=75.0, header_s=10.0, body_s=30.0, write_s=60.0)
+TIMEOUTS: Final = ServerTimeouts(idle_s=75.0, header_s=10.0, body_s=30.0, write_s=60.0)
 SETTINGS: Final = HttpSettings(timeouts=TIMEOUTS)
 BUFFER_BYTES_MAX: Final = 128 << 20
 
@@ -67,7 +67,7 @@ class AdminServer:
             settings=SETTINGS,
             admission=Admission(lambda: (options.max_http_connections, 0)),
         )
-        Shedder(gevent.get_hub(), BUFFER_BYTES_MAX).sources = [lambda: self.server.connections]
+        Shedder(gevent.get_hub(), BUFFER_BYTES_MAX, lambda: self.server.connections)
 
     def start(self) -> None:
         """Listen. Raises: StartupError."""

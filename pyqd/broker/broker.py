@@ -15,9 +15,8 @@ from sortedcontainers import SortedList, SortedSet
 
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
-from pyqd.broker.observer import NoObserver, TopicObserver
 from pyqd.broker.replay import no_pause
-from pyqd.broker.topic import Topic
+from pyqd.broker.topic import Topic, TopicObserver
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
@@ -120,7 +119,10 @@ class Broker:
 
     options: limits and sizes. files: the operating system. in_background: runs (job, done) with the job in a thread and
     done(result, error) on the loop; the default runs both on the spot. prompt_in_background: the same for short
-    jobs on segments whose result the logs soon need.
+    jobs on segments whose result the logs soon need. read_in_background: the same for reads of messages: on a slow disk
+    they take long, and other jobs must not queue behind them. read_and_wait: the same for a caller that waits: returns
+    when the job has ended, in whatever way. Switches: it may. on_finished: with --sync-fin, called with a channel some
+    of whose FINs wait for a sync. observer: learns which topics and channels come and go.
     Raises: StartupError for a data directory that cannot be served.
     """
 
@@ -131,16 +133,20 @@ class Broker:
         in_background: Callable[[Job, Done], None] = run_now,
         prompt_in_background: Callable[[Job, Done], None] | None = None,
         capacity: Capacity | None = None,
+        *,
+        read_in_background: Callable[[Job, Done], None] | None = None,
+        read_and_wait: Callable[[Job], None] = try_now,
+        scheduler: Scheduler | None = None,
+        on_finished: Callable[[Channel], object] | None = None,
+        observer: TopicObserver | None = None,
     ) -> None:
         self.options = options
         self.capacity = capacity or Capacity()
         self.files = files or FilesAhead()
         self.in_background = in_background
-        # For reads of messages: on a slow disk they take long, and other jobs must not queue behind them.
-        self.read_in_background = in_background
-        # The same for a caller that waits: returns when the job has ended, in whatever way. Switches: it may.
-        self.read_and_wait: Callable[[Job], None] = try_now
-        self.scheduler = Scheduler()
+        self.read_in_background = read_in_background or in_background
+        self.read_and_wait = read_and_wait
+        self.scheduler = scheduler or Scheduler()
         self.topics: dict[str, Topic] = {}
         # The keys of `topics` in order: sorting 100,000 names for each listing would hold the loop for 100 ms.
         self.topic_names = SortedList()
@@ -175,9 +181,8 @@ class Broker:
         self.epoch = 0
         # Set by a syncer: parked messages then count as parked only when they are on stable storage.
         self.parks_durably = False
-        # With --sync-fin: called with a channel some of whose FINs wait for a sync. Set by the service that syncs them.
-        self.on_finished: Callable[[Channel], None] | None = None
-        self.observer: TopicObserver = NoObserver()
+        self.on_finished = on_finished
+        self.observer = observer
         self.power_failed = False
         # The last stop left all names in the data directory on stable storage.
         self.names_durable = False
@@ -494,7 +499,8 @@ class Broker:
             self.add_topic(topic)
             self.tracing.apply(topic)
             logger.info("TOPIC(%s): created", name)
-            self.observer.topic_created(topic)
+            if self.observer is not None:
+                self.observer.topic_created(topic)
         return topic
 
     def begin_drain(self) -> None:
@@ -567,7 +573,8 @@ class Broker:
         self.topic_names.remove(name)
         self.deleted_end += topic.log.end
         topic.trace_deleted()
-        self.observer.topic_deleted(topic)
+        if self.observer is not None:
+            self.observer.topic_deleted(topic)
         topic.abandon()
         if directory is not None:
             self.remove_discarded(directory, moved)

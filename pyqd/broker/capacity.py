@@ -57,16 +57,6 @@ class Shortage(NamedTuple):
     text: str
 
 
-def zero() -> int:
-    """Return 0: there are no connections."""
-    return 0
-
-
-def unlimited() -> int:
-    """Return more memory than is ever in reserve: it is not limited."""
-    return 1 << 62
-
-
 class Capacity:
     """Limits of the machine: decides whether it can serve more topics, channels and connections.
 
@@ -80,14 +70,18 @@ class Capacity:
         self,
         file_max: int | None = None,
         connection_max: int | None = None,
-        available_bytes: Callable[[], int] = unlimited,
+        available_bytes: Callable[[], int] = lambda: 1 << 62,
         clock_s: Callable[[], float] = time.monotonic,
+        *,
+        connection_count: Callable[[], int] = int,
+        http_extra: int = 0,
+        refused_max: int = 1 << 30,
     ) -> None:
         self.file_max = file_max
         self.connection_max = connection_max
-        self.http_extra = 0
-        self.refused_max = 1 << 30
-        self.connection_count: Callable[[], int] = zero
+        self.http_extra = http_extra
+        self.refused_max = refused_max
+        self.connection_count = connection_count
         self._available_bytes = available_bytes
         self._clock_s = clock_s
         self._looked_s = float("-inf")
@@ -97,7 +91,7 @@ class Capacity:
         self._reached: set[str] = set()
 
     @classmethod
-    def of_machine(cls, options: Options) -> "Capacity":
+    def of_machine(cls, options: Options, connection_count: Callable[[], int]) -> "Capacity":
         """Return the capacity that the machine's limits allow, and put the limit of mapped files in force."""
         mapping_max = machine.mapping_max()
         reserve = max(MAPPING_RESERVE_MIN, mapping_max // MAPPING_RESERVE_SHARE)
@@ -110,9 +104,15 @@ class Capacity:
         arena.configure(min(file_max, left // MAPPINGS_PER_FILE), reserve // DESCRIPTOR_KINDS)
         limit_descriptors(reserve // DESCRIPTOR_KINDS)
         connection_max = max(1, descriptor_max - reserve - DESCRIPTORS_OWN)
-        capacity = cls(file_max, connection_max, machine.available_bytes)
-        capacity.http_extra = capacity.refused_max = reserve // (4 * DESCRIPTOR_KINDS)
-        return capacity
+        extra = reserve // (4 * DESCRIPTOR_KINDS)
+        return cls(
+            file_max,
+            connection_max,
+            machine.available_bytes,
+            connection_count=connection_count,
+            http_extra=extra,
+            refused_max=extra,
+        )
 
     def shortages(self) -> list[Shortage]:
         """Return the limits that are reached now, and log changes."""

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from pyqd.broker.channel_files import (
     ATTEMPTS_ENTRY,
@@ -16,6 +15,7 @@ from pyqd.broker.channel_files import (
 )
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, apply_settings, decode_settings, encode_settings
 from pyqd.broker.dead_letters import DeadLetterTarget
+from pyqd.broker.owners import OwningTopic
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.channel_check import check_channel
 from pyqd.hot.broker.recovery import (
@@ -35,9 +35,6 @@ from pyqd.hot.primitives.clock import mono
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import is_ephemeral_str
 
-if TYPE_CHECKING:
-    from pyqd.broker.topic import Topic
-
 logger = logging.getLogger(__name__)
 
 
@@ -49,11 +46,11 @@ class Channel(ChannelCore):
     """
 
     name: str
-    topic: "Topic"
+    topic: OwningTopic
     files: ChannelFiles
     directory: str | None
 
-    def __init__(self, topic: "Topic", name: str, *, found: set[str] | None = None) -> None:
+    def __init__(self, topic: OwningTopic, name: str, *, found: set[str] | None = None) -> None:
         self.name = name
         self.topic = topic
         files = ChannelFiles(topic, name, found)
@@ -85,7 +82,7 @@ class Channel(ChannelCore):
             memory_count_max=options.mem_queue_size,
             ephemeral=is_ephemeral_str(name),
             files=files,
-            dead_letter_target=DeadLetterTarget(topic.broker, name),
+            dead_letter_target=DeadLetterTarget(topic.broker.topics, name),
         )
         if options.e2e_processing_latency_percentile:
             # Imported only if latencies are measured, for the reason given in that module.
@@ -184,7 +181,6 @@ class Channel(ChannelCore):
         return [] if self.parked is None else [self.parked.log]
 
     def ledgers(self) -> list[Ledger]:
-        """Return the channel's ledgers."""
         parked = None if self.parked is None else self.parked.ledger
         return [ledger for ledger in (self.ledger, parked, self.cancelled) if ledger is not None]
 

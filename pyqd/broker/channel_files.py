@@ -11,8 +11,8 @@ import os
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from pyqd.broker.owners import OwningTopic
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
@@ -23,9 +23,6 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
-
-if TYPE_CHECKING:
-    from pyqd.broker.topic import Topic
 
 LEDGER_FILE = "ledger"
 ATTEMPTS_FILE = "attempts"
@@ -47,7 +44,7 @@ class ChannelFiles:
 
     directory: str | None
 
-    def __init__(self, topic: "Topic", name: str, found: set[str] | None) -> None:
+    def __init__(self, topic: OwningTopic, name: str, found: set[str] | None) -> None:
         self.topic = topic
         self.channel_name = name
         self.files = topic.files

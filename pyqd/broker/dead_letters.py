@@ -4,41 +4,46 @@ The policy itself is compiled: pyx/broker/dead_letters.pyx.
 """
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import StorageError
 
-if TYPE_CHECKING:
-    from pyqd.broker.broker import Broker
-    from pyqd.broker.topic import Topic
-
 logger = logging.getLogger(__name__)
+
+
+class NamedTopic(Protocol):
+    """Topic that may take dead letters."""
+
+    name: str
+    exiting: bool
 
 
 class DeadLetterTarget:
     """Dead-letter topic of one channel, looked up by name when it is needed.
 
-    topic_name: as the channel's settings say; "": none. error: the reason why dead letters wait; None: they do not.
+    topics: of the broker. topic_name: as the channel's settings say; "": none. error: the reason why dead letters wait;
+    None: they do not.
     """
 
-    def __init__(self, broker: "Broker", channel_name: str) -> None:
-        self.broker = broker
+    def __init__(self, topics: Mapping[str, NamedTopic], channel_name: str) -> None:
+        self.topics = topics
         self.channel_name = channel_name
         self.topic_name = ""
         self.error: str | None = None
         self.errno: int | None = None
 
-    def find(self) -> "Topic | None":
+    def find(self) -> NamedTopic | None:
         """Return the topic for dead letters, or None if it does not exist."""
-        topic = self.broker.topics.get(self.topic_name)
+        topic = self.topics.get(self.topic_name)
         return None if topic is None or topic.exiting else topic
 
-    def is_deleted(self, topic: "Topic") -> bool:
+    def is_deleted(self, topic: NamedTopic) -> bool:
         """Return True if a topic is no longer one of the broker's."""
-        return self.broker.topics.get(topic.name) is not topic
+        return self.topics.get(topic.name) is not topic
 
-    def note_published(self, topic: "Topic", letters: list[tuple[int, int, int]], pending: int) -> None:
+    def note_published(self, topic: NamedTopic, letters: list[tuple[int, int, int]], pending: int) -> None:
         """Log which message became which dead letter: it is recorded nowhere else. pending: dead letters that wait."""
         for guid, attempts, letter_guid in letters:
             logger.info(

@@ -58,7 +58,6 @@ class LatencyWindow:
         return self._half_ends_ns
 
     def sketches(self) -> Iterator[Any]:
-        """Yield the sketches that have values."""
         for sketch in (self._current, self._older):
             if not sketch.is_empty():
                 yield sketch

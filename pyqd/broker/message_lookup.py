@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.peek import DEAD_LETTER, DEFERRED, READY
+from pyqd.broker.peek import DEAD_LETTER, DEFERRED, IN_FLIGHT, READY
 from pyqd.broker.replay import Pause, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.message_lookup import (
@@ -27,7 +27,6 @@ from pyqd.hot.broker.message_lookup import (
 from pyqd.primitives.errors import StorageError
 
 DONE: Final = "done"
-IN_FLIGHT: Final = "in_flight"
 FINISHED: Final = "finished"
 HELD: Final = "held"
 UNKNOWN: Final = "unknown"

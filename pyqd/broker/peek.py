@@ -84,7 +84,7 @@ def page_of_channel(
     if state == READY:
         return ready_page(topic, channel, cursor, count_max, body_bytes_max, pause)
     if state == DEFERRED:
-        return deferred_page(channel, cursor, count_max, body_bytes_max, pause)
+        return deferred_page(topic, channel, cursor, count_max, body_bytes_max, pause)
     if state == DEAD_LETTER:
         rows, number, at_end = dead_letter_page(channel, cursor.numbers[0], count_max, body_bytes_max)
         return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"l{number}")
@@ -148,7 +148,9 @@ def queue_page(
     return MessagePage(rows, None if walk.at_end else f"q{reader.position_of(walk.ordinal)}")
 
 
-def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> MessagePage:
+def deferred_page(
+    topic: Topic, channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
+) -> MessagePage:
     """Return a page of deferred messages, earliest first."""
     run = run_of(channel)
     after = (-_INT64_MAX, -1)
@@ -156,9 +158,9 @@ def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_m
         due_ns, slot, of_run = cursor.numbers
         after = (due_ns, slot if of_run == run else -1)
     search = DeferredSearch(channel, after, count_max)
-    presence = channel.topic.reader.presence
+    presence = topic.reader.presence
     while not (search.step() and search.has_page(presence, body_bytes_max)):
-        yield_or_read(channel.topic.broker, presence, pause)
+        yield_or_read(topic.broker, presence, pause)
         if channel.is_closed():
             raise TopicGone
     rows, (due_ns, slot), at_end = search.page(body_bytes_max)

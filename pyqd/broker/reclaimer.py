@@ -9,10 +9,10 @@ Source: docs/space.md.
 
 import logging
 import os
-import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyqd.broker.topic import Topic
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
 from pyqd.hot.broker.compaction import (
     move_parked,
@@ -26,9 +26,6 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
-
-if TYPE_CHECKING:
-    from pyqd.broker.topic import Topic
 
 QUIET_NS = 30 * SECOND_NS
 MOVED_PER_RUN = 1000
@@ -44,145 +41,140 @@ PARKED_SHARE = 4
 logger = logging.getLogger(__name__)
 
 
-class Reclaimer:
-    """Reclaims space of one topic, a bounded amount at a time."""
+def reclaim(topic: Topic, now_ns: int) -> None:
+    """Reclaim a bounded amount of a topic's space if there is any; called every few seconds. now_ns: monotonic."""
+    quota = topic.quota
+    if topic.log.first is not topic.log.active:
+        if topic.retention_time_ns:
+            topic.trim_finished()
+        clear_old_segments(topic)
+    compact_parked(topic, MOVED_PER_RUN)
+    if topic.log.end != topic.quiet_end:
+        topic.quiet_end = topic.log.end
+        topic.quiet_since_ns = now_ns
+    if quota.refusal is not None:
+        for log in topic.logs():
+            log.pool.drop_spares()
+    shrink(topic, now_ns - topic.quiet_since_ns)
+    if quota.refusal is not None:
+        quota.recheck()
 
-    def __init__(self, topic: "Topic") -> None:
-        # No cycle: a deleted topic must go without a full collection.
-        self.topic: Topic = weakref.proxy(topic)
-        self._quiet_end = -1
-        self._quiet_since_ns = 0
 
-    def run(self, now_ns: int) -> None:
-        """Reclaim some space if there is any; called every few seconds. now_ns: monotonic."""
-        topic, quota = self.topic, self.topic.quota
-        if topic.log.first is not topic.log.active:
-            if topic.retention_time_ns:
-                topic.trim_finished()
-            self.clear_old_segments()
-        self.compact_parked(MOVED_PER_RUN)
-        if topic.log.end != self._quiet_end:
-            self._quiet_end = topic.log.end
-            self._quiet_since_ns = now_ns
-        if quota.refusal is not None:
-            for log in topic.logs():
-                log.pool.drop_spares()
-        self.shrink(now_ns - self._quiet_since_ns)
-        if quota.refusal is not None:
-            quota.recheck()
+def clear_old_segments(topic: Topic) -> None:
+    """Move the unfinished messages out of the oldest segments."""
+    remaining = MOVED_PER_RUN
+    while remaining > 0:
+        moved = clear_first_segment(topic, remaining)
+        if moved == 0:
+            return
+        remaining -= moved
 
-    def clear_old_segments(self) -> None:
-        """Move the unfinished messages out of the oldest segments."""
-        remaining = MOVED_PER_RUN
-        while remaining > 0:
-            moved = self.clear_first_segment(remaining)
-            if moved == 0:
-                return
-            remaining -= moved
 
-    def clear_first_segment(self, count_max: int) -> int:
-        """Move the unfinished messages out of the oldest segment, if there are few. Returns: their number."""
-        topic, log, segment = self.topic, self.topic.log, self.topic.log.first
-        end = segment.first_ordinal + segment.count
-        if segment is log.active or log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
-            return 0
-        if wall() - stopped_growing_ns(segment) < COMPACTED_AGE_NS or topic.retained_from() < end:
-            return 0
-        holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.floor < end]
-        if any(channel.ledger.cursor < end for channel in holders):
-            return 0
-        unfinished = [unfinished_below(channel, end) for channel in holders]
-        few = max(unfinished, default=0) * COMPACTED_SHARE < segment.count
-        if not few and segments_behind(segment) < SEGMENTS_BEHIND_MAX:
-            return 0
-        moved = 0
+def clear_first_segment(topic: Topic, count_max: int) -> int:
+    """Move the unfinished messages out of the oldest segment, if there are few. Returns: their number."""
+    log, segment = topic.log, topic.log.first
+    end = segment.first_ordinal + segment.count
+    if segment is log.active or log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
+        return 0
+    if wall() - stopped_growing_ns(segment) < COMPACTED_AGE_NS or topic.retained_from() < end:
+        return 0
+    holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.floor < end]
+    if any(channel.ledger.cursor < end for channel in holders):
+        return 0
+    unfinished = [unfinished_below(channel, end) for channel in holders]
+    few = max(unfinished, default=0) * COMPACTED_SHARE < segment.count
+    if not few and segments_behind(segment) < SEGMENTS_BEHIND_MAX:
+        return 0
+    moved = 0
+    try:
+        with topic.quota.lifted():
+            for channel in holders:
+                moved += move_unfinished(channel, segment, count_max - moved)
+    except StorageError as error:
+        logger.warning(
+            "TOPIC(%s): cannot move unfinished messages out of segment %d: %s; its space is not reclaimed",
+            topic.name,
+            segment.number,
+            error,
+        )
+        return 0
+    topic.trim_finished()
+    return moved
+
+
+def compact_parked(topic: Topic, count_max: int) -> None:
+    """Move unfinished messages to the end of parked logs that hold few of them, so that the old segments can go."""
+    for channel in topic.channels_by_name.values():
+        parked = channel.parked
+        if parked is None or parked.log.first is parked.log.active:
+            continue
+        unfinished, kept = unfinished_parked(parked)
+        if unfinished * PARKED_SHARE >= kept or parked.log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
+            continue
+        if wall() - stopped_growing_ns(parked.log.first) < COMPACTED_AGE_NS:
+            continue
         try:
             with topic.quota.lifted():
-                for channel in holders:
-                    moved += move_unfinished(channel, segment, count_max - moved)
+                move_parked(channel, count_max)
         except StorageError as error:
             logger.warning(
-                "TOPIC(%s): cannot move unfinished messages out of segment %d: %s; its space is not reclaimed",
+                "TOPIC(%s): cannot compact the parked log of channel %s: %s; its space is not reclaimed",
                 topic.name,
-                segment.number,
+                channel.name,
                 error,
             )
-            return 0
-        topic.trim_finished()
-        return moved
 
-    def compact_parked(self, count_max: int) -> None:
-        """Move unfinished messages to the end of parked logs that hold few of them, so that the old segments can go."""
-        for channel in self.topic.channels_by_name.values():
-            parked = channel.parked
-            if parked is None or parked.log.first is parked.log.active:
-                continue
-            unfinished, kept = unfinished_parked(parked)
-            if unfinished * PARKED_SHARE >= kept or parked.log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
-                continue
-            if wall() - stopped_growing_ns(parked.log.first) < COMPACTED_AGE_NS:
-                continue
-            try:
-                with self.topic.quota.lifted():
-                    move_parked(channel, count_max)
-            except StorageError as error:
-                logger.warning(
-                    "TOPIC(%s): cannot compact the parked log of channel %s: %s; its space is not reclaimed",
-                    self.topic.name,
-                    channel.name,
-                    error,
-                )
 
-    def shrink(self, quiet_ns: int) -> None:
-        """Reclaim the large segments of a drained topic once it has been quiet, or at once if publishing is refused."""
-        topic = self.topic
-        if quiet_ns < QUIET_NS and topic.quota.refusal is None:
-            return
-        # Parked logs first, which needs no access to a ledger: that of an idle topic may not be mapped.
-        for channel in topic.channels_by_name.values():
-            parked = channel.parked
-            if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
-                self.shrink_log(parked.log, partial(trim_parked, parked))
-        if is_smallest(topic.log):
-            return
-        drained = topic.end == topic.log.end and all(
-            channel.ledger.floor == topic.log.end for channel in topic.channels_by_name.values()
+def shrink(topic: Topic, quiet_ns: int) -> None:
+    """Reclaim the large segments of a drained topic once it has been quiet, or at once if publishing is refused."""
+    if quiet_ns < QUIET_NS and topic.quota.refusal is None:
+        return
+    # Parked logs first, which needs no access to a ledger: that of an idle topic may not be mapped.
+    for channel in topic.channels_by_name.values():
+        parked = channel.parked
+        if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
+            shrink_log(topic, parked.log, partial(trim_parked, parked))
+    if is_smallest(topic.log):
+        return
+    drained = topic.end == topic.log.end and all(
+        channel.ledger.floor == topic.log.end for channel in topic.channels_by_name.values()
+    )
+    if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
+        shrink_log(topic, topic.log, topic.trim_finished)
+
+
+def shrink_log(topic: Topic, log: Log, trim: Any) -> None:
+    """Continue in a small segment; the large one and the spares go once the small one is on stable storage."""
+    log.pool.drop_spares()
+    if log.active.file_bytes <= SEGMENT_BYTES_MIN:
+        return
+    try:
+        log.shrink()
+    except StorageError as error:
+        logger.warning(
+            "TOPIC(%s): cannot replace a drained segment by a small one: %s; its space is not reclaimed",
+            topic.name,
+            error,
         )
-        if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
-            self.shrink_log(topic.log, topic.trim_finished)
+        return
+    mapping, syncs = log.active.mapping, topic.broker.syncs
 
-    def shrink_log(self, log: Log, trim: Any) -> None:
-        """Continue in a small segment; the large one and the spares go once the small one is on stable storage."""
-        log.pool.drop_spares()
-        if log.active.file_bytes <= SEGMENT_BYTES_MIN:
-            return
+    def sync() -> StorageError | None:
         try:
-            log.shrink()
+            syncs.sync(mapping, 0, SEGMENT_BYTES_MIN)
+            if mapping.path is not None:
+                syncs.files.sync_directory(os.path.dirname(mapping.path))
         except StorageError as error:
-            logger.warning(
-                "TOPIC(%s): cannot replace a drained segment by a small one: %s; its space is not reclaimed",
-                self.topic.name,
-                error,
-            )
-            return
-        mapping, syncs = log.active.mapping, self.topic.broker.syncs
+            return error
+        return None
 
-        def sync() -> StorageError | None:
-            try:
-                syncs.sync(mapping, 0, SEGMENT_BYTES_MIN)
-                if mapping.path is not None:
-                    syncs.files.sync_directory(os.path.dirname(mapping.path))
-            except StorageError as error:
-                return error
-            return None
+    def done(failed: StorageError | None, error: BaseException | None) -> None:
+        # If the sync failed, the next trim lets the old segment go; the syncer reports such a disk.
+        if failed is None and error is None:
+            trim()
+            log.pool.drop_spares()
 
-        def done(failed: StorageError | None, error: BaseException | None) -> None:
-            # If the sync failed, the next trim lets the old segment go; the syncer reports such a disk.
-            if failed is None and error is None:
-                trim()
-                log.pool.drop_spares()
-
-        self.topic.broker.in_background(sync, done)
+    topic.broker.in_background(sync, done)
 
 
 def is_smallest(log: Log) -> bool:

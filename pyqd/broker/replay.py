@@ -13,16 +13,14 @@ Source: docs/storage.md, "Reading by position".
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
+from pyqd.broker.owners import MessageReader
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_reach, seek_target
 from pyqd.hot.diskqueue.presence import Presence
 from pyqd.primitives.timestamps import parse_timestamp
-
-if TYPE_CHECKING:
-    from pyqd.broker.broker import Broker
 
 FORMAT: Final = 1
 EARLIEST: Final = "earliest"
@@ -143,7 +141,7 @@ def prepare_in_steps(topic: Topic, prepare: Callable[[], bool], pause: Pause) ->
     raise TopicGone
 
 
-def yield_or_read(broker: "Broker", presence: Presence, pause: Pause) -> None:
+def yield_or_read(broker: MessageReader, presence: Presence, pause: Pause) -> None:
     """Yield to the event loop between two steps; after one that found pages absent, until a thread has read them."""
     segment = presence.absent
     if segment is None:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import NO_LIMITS, limits_to_dict
+from pyqd.broker.owners import OwningBroker
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
 from pyqd.hot.broker.latency import LatencyBuffer
-from pyqd.primitives.memory import memory_stats
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 StatsDict = dict[str, Any]
@@ -54,9 +54,6 @@ class Selection(NamedTuple):
     channel: str = ""
     include_clients: bool = True
     include_mem: bool = True
-
-
-ALL = Selection()
 
 
 def topics_shown(broker: Broker, selection: Selection) -> Iterable[Topic] | None:
@@ -148,7 +145,7 @@ def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
     return {**stats, "damage": damage.as_dict()} if damage.found_count else stats
 
 
-def latency_stats(broker: Broker, channels: Sequence[Channel], step: Step = no_step) -> StatsDict:
+def latency_stats(broker: OwningBroker, channels: Sequence[Channel], step: Step = no_step) -> StatsDict:
     """Return the percentiles of the end-to-end latency of the channels together; none if they are not measured."""
     if all(channel.latency is None for channel in channels):
         return {"count": 0, "percentiles": None}
@@ -193,21 +190,3 @@ def head_stats(broker: Broker, start_time_s: int) -> StatsDict:
     """Return the fields before the topics."""
     head = {"version": NSQ_VERSION, "health": broker.health(), "start_time": start_time_s}
     return with_damage(head, broker.damage)
-
-
-def snapshot(
-    broker: Broker,
-    start_time_s: int,
-    producers: Callable[[], Iterable[StatsDict]],
-    selection: Selection = ALL,
-) -> StatsDict:
-    """Return the requested statistics. start_time_s: Unix. producers: the clients that have published."""
-    topics = topics_shown(broker, selection)
-    found = None if topics is None else [topic_stats(topic, selection) for topic in topics]
-    stats = head_stats(broker, start_time_s)
-    stats["topics"] = None if found is None else [topic for topic in found if topic is not None]
-    if selection.include_mem:
-        stats["memory"] = memory_stats()
-    wanted = selection.include_clients and topics is not None
-    stats["producers"] = shown_producers(producers(), selection) if wanted else None
-    return stats

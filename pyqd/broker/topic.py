@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.reclaimer import Reclaimer
+from pyqd.broker.owners import OwningBroker
 from pyqd.broker.topic_quota import TopicQuota
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, SetAside, reused, set_aside
 from pyqd.diskqueue.files import MAKING
@@ -26,9 +26,6 @@ from pyqd.hot.primitives import releases
 from pyqd.hot.wire.trace_events import REASONS
 from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str, is_valid_name_str
-
-if TYPE_CHECKING:
-    from pyqd.broker.broker import Broker
 
 LOG_DIRECTORY = "log"
 STATE_FILE = "state"
@@ -45,6 +42,41 @@ CHANNELS_DROPPED_AT_ONCE = 25
 logger = logging.getLogger(__name__)
 
 
+class TopicObserver(Protocol):
+    """Receiver of the events of a broker. Every method returns at once and neither switches greenlets nor raises.
+
+    Topics and channels that the start loads from disk are not reported.
+    """
+
+    def topic_created(self, topic: "Topic") -> None:
+        """Handle a new topic, before its first channel and its first message."""
+
+    def topic_deleted(self, topic: "Topic") -> None:
+        """Handle the deletion of a topic with its channels, which it still names. Its name is free again."""
+
+    def channel_created(self, topic: "Topic", channel: str) -> None:
+        """Handle a new channel."""
+
+    def channel_deleted(self, topic: "Topic", channel: str) -> None:
+        """Handle the deletion of a channel whose topic remains. Its name is free again."""
+
+
+class TopicTracing(Protocol):
+    """Settings of traces."""
+
+    def apply(self, topic: "Topic") -> None: ...
+    def apply_to_new(self, channel: Channel) -> None: ...
+
+
+class TopicBroker(OwningBroker, Protocol):
+    """The broker, as its topics see it."""
+
+    observer: TopicObserver | None
+
+    @property
+    def tracing(self) -> TopicTracing: ...
+
+
 class Topic(TopicCore):
     """One topic.
 
@@ -55,11 +87,11 @@ class Topic(TopicCore):
     """
 
     name: str
-    broker: "Broker"
+    broker: "TopicBroker"
     directory: str | None
 
     def __init__(
-        self, broker: "Broker", name: str, directory: str | None, *, found: Sequence[str] | None = None
+        self, broker: "TopicBroker", name: str, directory: str | None, *, found: Sequence[str] | None = None
     ) -> None:
         self.broker = broker
         self.name = name
@@ -76,6 +108,9 @@ class Topic(TopicCore):
         self.held_version: tuple[int, int] | None = None
         # Its version when the start found all of it on stable storage.
         self.durable_version: DirtyVersion | None = None
+        # Of `pyqd.broker.reclaimer`: the end of the log when it last saw another one, and that time.
+        self.quiet_end = -1
+        self.quiet_since_ns = 0
         self.channels_by_name: dict[str, Channel] = {}
         self.dead_letter_sources: set[Channel] = set()
         mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)
@@ -104,7 +139,6 @@ class Topic(TopicCore):
         self.reader = LogReader(log)
         self.quota = TopicQuota(self)
         self.on_parking_wanted = self.quota.check_parking
-        self.reclaimer = Reclaimer(self)
         log.pool.limit = self.quota
         if self.state_damage:
             self.note_set_aside(None, self.state_damage)
@@ -263,7 +297,8 @@ class Topic(TopicCore):
             self.broker.tracing.apply_to_new(channel)
             self.attach(channel)
             logger.info("TOPIC(%s): new channel(%s)", self.name, name)
-            self.broker.observer.channel_created(self, name)
+            if self.broker.observer is not None:
+                self.broker.observer.channel_created(self, name)
         return channel
 
     def delete_channel(self, name: str) -> bool:
@@ -285,7 +320,8 @@ class Topic(TopicCore):
             self.names.changed(self.directory)
         channel.trace_dropped(CHANNEL_DELETED)
         self.drop_channel(channel)
-        self.broker.observer.channel_deleted(self, name)
+        if self.broker.observer is not None:
+            self.broker.observer.channel_deleted(self, name)
         if directory is not None:
             self.broker.remove_discarded(directory, moved)
         if self.ephemeral and not self.channels_by_name:

@@ -11,15 +11,18 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
+from pyqd.broker.owners import OwningBroker
 from pyqd.broker.replay import Pause, no_pause, yield_or_read
+from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
 from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.fallback.records import ORDINAL_MASK
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
@@ -29,12 +32,7 @@ from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
-if TYPE_CHECKING:
-    from pyqd.broker.broker import Broker
-    from pyqd.broker.topic import Topic
-
 TRACE_DIRECTORY: Final = "trace"
-LOG_DIRECTORY: Final = "log"
 OPEN_FILE: Final = "open"
 FORMAT: Final = 1
 # Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
@@ -72,10 +70,21 @@ class BlockPage(NamedTuple):
     oldest: int
 
 
+class TracedBroker(OwningBroker, Protocol):
+    """The broker, as its trace sees it."""
+
+    root: str
+    epoch: int
+    topics: dict[str, Topic]
+
+    @property
+    def segment_jobs(self) -> SegmentJobs: ...
+
+
 class Tracing:
     """Trace of one broker's messages."""
 
-    def __init__(self, broker: "Broker") -> None:
+    def __init__(self, broker: TracedBroker) -> None:
         self._broker = broker
         self._files = broker.files
         self._directory = os.path.join(broker.root, TRACE_DIRECTORY)
@@ -96,7 +105,7 @@ class Tracing:
         if self._files.exists(self._directory):
             self.open()
 
-    def setting_of(self, topic: "Topic") -> TraceSetting | None:
+    def setting_of(self, topic: Topic) -> TraceSetting | None:
         """Return the setting of a topic: its own, or that of the flags; None if the topic is not traced."""
         options = self._broker.options
         own = topic.own_trace
@@ -107,12 +116,12 @@ class Tracing:
             return TraceSetting(options.trace_rate, options.trace_body_bytes)
         return None
 
-    def set_own(self, topic: "Topic", setting: TraceSetting | None) -> None:
+    def set_own(self, topic: Topic, setting: TraceSetting | None) -> None:
         """Change a topic's own setting, at once and over restarts; None: the flags count. A rate of 0: not traced."""
         topic.own_trace = None if setting is None else (setting.threshold, setting.body_bytes)
         self.apply(topic)
 
-    def apply(self, topic: "Topic") -> None:
+    def apply(self, topic: Topic) -> None:
         """Put a topic's setting in force, for its channels too."""
         setting = self.setting_of(topic)
         if setting is None and topic.trace is None:
@@ -151,8 +160,6 @@ class Tracing:
             logger.error("TRACE: cannot open the log of events: %s; no message is traced", error)
             return None
         self._reader = LogReader(self.log.log)
-        self.log.on_begun = self.tell_waiting
-        self.log.on_sealed = self.trim
         return self.log
 
     def _open_log(self) -> TraceLog:
@@ -168,7 +175,8 @@ class Tracing:
         log.pool.jobs = self._broker.segment_jobs
         log.pool.limit = self.space
         self.space.log = log
-        return TraceLog(log, mapping, self._broker.options.node_id, self._broker.power_failed)
+        node_id, power_failed = self._broker.options.node_id, self._broker.power_failed
+        return TraceLog(log, mapping, node_id, power_failed, self.tell_waiting, self.trim)
 
     def _open_block(self, path: str) -> Mapping:
         if self._files.exists(path):
@@ -386,7 +394,6 @@ class Tracing:
 
 
 def channel_place(place: TracePlace | None, channel: ChannelCore) -> TracePlace | None:
-    """Return the place of a channel in the trace of its topic."""
     assert isinstance(channel, Channel)
     return None if place is None else TracePlace(place.log, channel.topic.name, channel.name, place.threshold)
 

@@ -77,9 +77,9 @@ class LiveOptions:
     listeners: called with all options at each change, before the broker is; they do not switch.
     """
 
-    def __init__(self, broker: OptionsOwner, pause: Callable[[], None]) -> None:
+    def __init__(self, broker: OptionsOwner, pause: Callable[[], None], *listeners: Callable[[Options], None]) -> None:
         self.broker = broker
-        self.listeners: list[Callable[[Options], None]] = []
+        self.listeners = listeners
         self._pause = pause
 
     def value_of(self, key: str) -> Any:

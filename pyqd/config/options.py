@@ -20,7 +20,7 @@ from pyqd.config.program_options import (
     declare_http_allow_host,
     declare_http_allow_origin,
 )
-from pyqd.config.settings import Program, Settings
+from pyqd.config.settings import Program, ProgramSettings
 from pyqd.primitives.addresses import PORT_MAX, require_host
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags
@@ -607,17 +607,12 @@ def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> Options:
 DAEMON: Final = Program(PROGRAM, FLAGS, SYNOPSIS, options_of)
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings[Options]:
-    """Return the settings of a command line's values, by flag name, and of the file that they name."""
-    return DAEMON.settings_of(given)
-
-
 def build(given: Mapping[str, Any]) -> Options:
     """Return the options for a command line's values, by flag name. Raises: StartupError."""
-    return settings_of(given).options()
+    return DAEMON.settings_of(given).options()
 
 
-def parse_settings(argv: Sequence[str]) -> Settings[Options]:
+def parse_settings(argv: Sequence[str]) -> ProgramSettings[Options]:
     """Parse a command line, argv without the program's name. Exits the process as `Program.parse_settings` does."""
     return DAEMON.parse_settings(argv)
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Settings(Generic[T]):
+class ProgramSettings(Generic[T]):
     """Result of parsing a command line and its configuration file.
 
     values: the given values by flag name. file: None if there is no file. in_file: names of the flags whose values come
@@ -55,14 +55,14 @@ class Program(Generic[T]):
     synopsis: str
     options_of: Callable[[Mapping[str, Any], tuple[str, ...]], T]
 
-    def settings_of(self, given: Mapping[str, Any]) -> Settings[T]:
+    def settings_of(self, given: Mapping[str, Any]) -> ProgramSettings[T]:
         """Return the settings of a command line's values, by flag name, and of the file that they name."""
         flags = self.flags
         try:
             file = read_config(given["config"]) if given.get("config") else None
         except StartupError as error:
             unknown = frozenset(flag.name for flag in flags if flag.name not in given)
-            return Settings(self, given, None, frozenset(), (str(error),), (), unknown)
+            return ProgramSettings(self, given, None, frozenset(), (str(error),), (), unknown)
         from_file, problems = ({}, []) if file is None else values_of(file, [f for f in flags if f.name not in given])
         values = {**from_file, **given}
         notices: list[str] = []
@@ -80,9 +80,11 @@ class Program(Generic[T]):
                 notices.append(f"{place}--{flag.name} {flag.help.removeprefix('deprecated, ')}")
         if file is not None:
             notices += unknown_keys(file, flags)
-        return Settings(self, values, file, frozenset(from_file), tuple(problems), tuple(notices), frozenset(doubtful))
+        return ProgramSettings(
+            self, values, file, frozenset(from_file), tuple(problems), tuple(notices), frozenset(doubtful)
+        )
 
-    def parse_settings(self, argv: Sequence[str]) -> Settings[T]:
+    def parse_settings(self, argv: Sequence[str]) -> ProgramSettings[T]:
         """Parse a command line, argv without the program's name.
 
         Exits the process after --version and --help (stdout, exit code 0) and after a wrong command line (stderr, 2).

@@ -73,7 +73,6 @@ def greenlets_text(names: Iterable[tuple[Any, str]], pause: Pause) -> str:
 
 
 def threads_text() -> str:
-    """Return the stacks of all threads."""
     name_of = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     parts = [f"{len(frames)} threads\n"]

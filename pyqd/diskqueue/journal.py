@@ -86,7 +86,6 @@ class Journal:
         self.limit = limit or SpaceLimit()
         self.directory = directory
         self.file_bytes = file_bytes
-        # Called when the files run out, because a sync would release some.
         self.on_sync_wanted: Callable[[], None] = do_nothing
         # Creation time of the newest topic. It distinguishes topics of one name, so it never goes back.
         self.latest_created_ns = 0
@@ -123,10 +122,13 @@ class Journal:
         """True if there are files of an earlier run, which the first complete sync removes."""
         return bool(self._former)
 
-    def start(self) -> None:
+    def start(self, on_sync_wanted: Callable[[], None] = do_nothing) -> None:
         """Start making the journal's file, which takes commits once it exists.
 
-        Never fails: without a file the logs are synced."""
+        Never fails: without a file the logs are synced. on_sync_wanted: called when the files run out, because a sync
+        would release some.
+        """
+        self.on_sync_wanted = on_sync_wanted
         self._started = True
         self._want_file()
 

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pyqd.diskqueue.journal import CommitPlace
+from pyqd.diskqueue.segment_jobs import Done
 from pyqd.hot.diskqueue.writethread import WriteThread
-from pyqd.net.events import READ_EVENT
+from pyqd.net.slice_queue import READ_EVENT
 from pyqd.primitives.errors import storage_error
 
 NOT_YET = -1
-
-Done = Callable[[Any, BaseException | None], None]
 
 
 def do_nothing() -> None:

@@ -24,11 +24,10 @@ from typing import Any
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
+from pyqd.diskqueue.segment_jobs import Done
+from pyqd.durability.syncer import Job, ignore
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
-
-Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +55,12 @@ class FinSync:
         broker: Broker,
         in_background: Callable[[Callable[[], Any], Done], None],
         soon: Callable[[Callable[[], None]], object],
+        *,
+        on_timed: Callable[[float], None] = ignore,
+        on_internal_error: Callable[[BaseException], None] = ignore,
     ) -> None:
-        broker.on_finished = self.note
-        self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
+        self._on_timed = on_timed
+        self._on_internal_error = on_internal_error
         self._broker = broker
         self._in_background = in_background
         self._soon = soon
@@ -96,7 +97,7 @@ class FinSync:
         except Exception as error:
             # The FINs taken from the channels would wait forever, so the error is fatal.
             logger.critical("internal error when gathering a sync of FINs", exc_info=error)
-            self.on_internal_error(error)
+            self._on_internal_error(error)
             raise
         if not gathered.covered:
             self._begin_next()
@@ -104,7 +105,6 @@ class FinSync:
         self._write(gathered, gathered.covered, self._sync_originals if gathered.dead_letter_sources else self._finish)
 
     def _gather(self, channels: list[Channel]) -> FinRound:
-        """Return a round that covers the FINs of these channels until now."""
         return FinRound(channels)
 
     def _write(
@@ -128,7 +128,7 @@ class FinSync:
         """Record that a job is on stable storage. Returns: the error of doing so, or None."""
         try:
             job.note(whole=False)
-            self.on_timed(job.took_s)
+            self._on_timed(job.took_s)
         except Exception as error:
             return error
         return None
@@ -161,7 +161,7 @@ class FinSync:
         self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
             logger.critical("internal error in a sync of FINs - %s", error, exc_info=error)
-            self.on_internal_error(error)
+            self._on_internal_error(error)
 
     def _begin_next(self) -> None:
         if self._waiting or self._again:

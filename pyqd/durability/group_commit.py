@@ -30,7 +30,8 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.journal import CommitPlace
 from pyqd.diskqueue.reliable_sync import ReliableSync
-from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
+from pyqd.diskqueue.segment_jobs import Done
+from pyqd.durability.syncer import Job, ignore
 from pyqd.hot.broker.topic import journal_topics
 from pyqd.primitives.errors import StorageError
 
@@ -38,8 +39,6 @@ from pyqd.primitives.errors import StorageError
 NEWEST_SHARE = 0.2
 # After a round's end is reported, its publishers need this many times the reporting time to publish again and be read.
 GATHERED_WHILE_TOLD = 4.0
-
-Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +91,13 @@ class GroupCommit:
         soon: Callable[[Callable[[], None]], object],
         write: Callable[[CommitPlace, Done, Callable[[], None]], None] = in_thread_always,
         after_poll: Callable[[Callable[[], None]], object] | None = None,
+        *,
+        on_timed: Callable[[float], None] = ignore,
+        on_internal_error: Callable[[BaseException], None] = ignore,
     ) -> None:
         self._broker = broker
-        self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
+        self._on_timed = on_timed
+        self._on_internal_error = on_internal_error
         self._in_background = in_background
         self._soon = soon
         self._write = write
@@ -171,7 +173,7 @@ class GroupCommit:
                 work.job.note(whole=False)
             took_s = time.perf_counter() - work.started_s
             self._flush_s += (took_s - self._flush_s) * NEWEST_SHARE
-            self.on_timed(took_s)
+            self._on_timed(took_s)
             # This sync says nothing about the files of an earlier failure of the syncer.
             if self._broker.failed_sync is self._failure:
                 self._broker.note_synced()
@@ -201,7 +203,7 @@ class GroupCommit:
         self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
             logger.critical("internal error in a group commit", exc_info=error)
-            self.on_internal_error(error)
+            self._on_internal_error(error)
 
     def _report(self, finished: Round, error: BaseException | None) -> None:
         """Report a round's outcome to its waiting publishers."""
@@ -214,7 +216,7 @@ class GroupCommit:
             except Exception as failed:
                 # The other publishers, and the next round, must not wait for one failed callback.
                 logger.critical("internal error when waking a publisher after its commit", exc_info=failed)
-                self.on_internal_error(failed)
+                self._on_internal_error(failed)
         self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
 
     def _work(self, topics: list[Topic]) -> Work:

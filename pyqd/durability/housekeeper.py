@@ -9,6 +9,7 @@ from collections.abc import Callable
 import gevent
 
 from pyqd.broker.broker import Broker
+from pyqd.broker.reclaimer import reclaim
 from pyqd.diskqueue.segment_jobs import log_failure
 from pyqd.hot.primitives.clock import mono
 from pyqd.net.greenlets import spawn_service
@@ -22,7 +23,7 @@ TOPICS_PER_SLICE = 128
 
 
 class Housekeeper:
-    """Greenlet that runs the `Reclaimer` of every topic periodically.
+    """Greenlet that reclaims space of every topic periodically.
 
     on_internal_error: is called with an error that ends the greenlet; if it is None, the housekeeper goes on.
     """
@@ -63,7 +64,7 @@ class Housekeeper:
             owner_count += 1 + len(topic.channels_by_name)
             if not topic.exiting:
                 try:
-                    topic.reclaimer.run(mono())
+                    reclaim(topic, mono())
                 except StorageError as error:
                     log_failure(None, error)
             if index % TOPICS_PER_SLICE == 0:

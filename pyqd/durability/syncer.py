@@ -31,6 +31,7 @@ from gevent.event import Event
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
+from pyqd.broker.owners import OwningTopic
 from pyqd.broker.topic import DirtyVersion, Topic
 from pyqd.diskqueue.reliable_sync import DirtyRange, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
@@ -47,6 +48,7 @@ from pyqd.primitives.errors import StorageError
 # Bounds the work of gathering in one pass of the loop, and the time a shutdown waits for a running job.
 DIRTY_TOPICS_PER_JOB = 64
 TOPICS_PER_SLICE = 256
+LEDGER_HEADER_BYTES = 4096
 # Each msync flushes the disk's cache; from this number on, one flush of the whole file system is cheaper.
 RANGES_MANY = 128
 # If publishers wait for the disk, each flush costs them the time of one. A flush of the file system holds them up
@@ -54,8 +56,6 @@ RANGES_MANY = 128
 RANGES_MANY_BESIDE_COMMITS = 1024
 # Then a range of this size or more is also written out before its sync.
 LARGE_BYTES = 64 << 10
-# The first page of a ledger: see docs/storage.md.
-LEDGER_HEADER_BYTES = 4096
 # Checks of the number of appended messages per --sync-timeout.
 COUNT_CHECKS_PER_TIMEOUT = 8
 
@@ -105,12 +105,12 @@ class Job:
         self.names: list[tuple[Names, Gathered]] = []
         self.ranges: list[DirtyRange] = []
         self.states: list[DirtyRange] = []
-        self.given: list[tuple[Topic, int]] = []
+        self.given: list[tuple[OwningTopic, int]] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
         self.headers: list[tuple[SyncedLedger, DirtyRange]] = []
         self.parked: list[SyncedParked] = []
-        self.topics: list[Topic] = []
+        self.topics: list[OwningTopic] = []
         self.took_s = 0.0
         # Publishers wait for the disk meanwhile: a large range is written out in slices before it is synced.
         self.gives_way = False
@@ -131,7 +131,7 @@ class Job:
             for ledger in channel.ledgers():
                 self.add_ledger(ledger)
 
-    def add_topic(self, topic: Topic) -> None:
+    def add_topic(self, topic: OwningTopic) -> None:
         """Gather the state of a topic and the dirty bytes of its log."""
         self.topics.append(topic)
         state = dirty_range(topic.mapping, 0, topic.mapping.size_bytes)
@@ -143,7 +143,7 @@ class Job:
             self.ranges.append(state)
         self.add_log(topic.log)
 
-    def add_names(self, topic: Topic) -> None:
+    def add_names(self, topic: OwningTopic) -> None:
         """Gather the names in a topic's directories that are not durable, with their new ledgers."""
         gathered = topic.names.gather()
         self.names.append((topic.names, gathered))
@@ -241,12 +241,8 @@ def no_pause() -> None:
     """Do nothing: run without a pause."""
 
 
-def ignore_duration(_took_s: float) -> None:
-    """Ignore the duration of a sync."""
-
-
-def ignore_internal_error(_error: BaseException) -> None:
-    """Ignore the error: it has been logged, and health is bad."""
+def ignore(_event: object) -> None:
+    """Ignore the duration of a sync, or an error: it has been logged, and health is bad."""
 
 
 class Syncer:
@@ -254,16 +250,24 @@ class Syncer:
 
     in_thread: runs a function in a thread and waits for it while the loop goes on; gevent's threadpool by default.
     on_timed: is called with the seconds of each job. on_internal_error: is called with an error that is not a
-    StorageError; health is bad from then on, and the next sync is attempted as usual.
+    StorageError; health is bad from then on, and the next sync is attempted as usual. on_end: is called after each sync
+    of everything dirty.
     """
 
-    def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        in_thread: InThread | None = None,
+        *,
+        on_timed: Callable[[float], None] = ignore,
+        on_internal_error: Callable[[BaseException], None] = ignore,
+        on_end: Callable[[], object] = no_pause,
+    ) -> None:
         self._broker = broker
         broker.parks_durably = True
-        self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
-        # Called after each sync of everything dirty.
-        self.on_end: Callable[[], object] = no_pause
+        self._on_timed = on_timed
+        self._on_internal_error = on_internal_error
+        self._on_end = on_end
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, DirtyVersion] = {}
         self._wanted = Event()
@@ -277,12 +281,11 @@ class Syncer:
                 self._synced[topic.name] = topic.durable_version
         self._appended_count = self._broker.accepted_count()
         if self._broker.journals():
-            self._broker.journal.on_sync_wanted = self._wanted.set
-            self._broker.journal.start()
+            self._broker.journal.start(self._wanted.set)
         if self._broker.journal.has_former:
             # Until a sync, each kill adds its files to those that the next start reads.
             self._wanted.set()
-        self._greenlet = spawn_service("syncer", self._run, self.on_internal_error)
+        self._greenlet = spawn_service("syncer", self._run, self._on_internal_error)
 
     def stop(self) -> None:
         """Stop the periodic syncs. `sync_all` syncs the ranges that are still dirty."""
@@ -319,7 +322,7 @@ class Syncer:
         if done:
             arena.end_sync(begun)
             self._broker.journal.release(kept)
-        self.on_end()
+        self._on_end()
         return done
 
     def sync_all(self) -> bool:
@@ -361,7 +364,7 @@ class Syncer:
         except Exception as error:
             self._broker.note_failed_sync(error)
             logger.critical("internal error in a sync", exc_info=error)
-            self.on_internal_error(error)
+            self._on_internal_error(error)
             return False
         if failed_count == 0:
             self._broker.note_synced()
@@ -371,7 +374,7 @@ class Syncer:
         """Run a job and record its outcome; the next sync retries failed topics."""
         if not do(self._broker, job, in_thread):
             return False
-        self.on_timed(job.took_s)
+        self._on_timed(job.took_s)
         self._synced.update(job.versions)
         return True
 
@@ -387,13 +390,13 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     return True
 
 
-def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
+def sync_channel(broker: Broker, channel: Channel, in_thread: InThread | None = None) -> bool:
     """Make a channel and its name durable now, independently of the syncer. Returns, switches: as `do`."""
     job = Job()
     job.add_topic(channel.topic)
     job.add_channels([channel])
     job.add_names(channel.topic)
-    return do(channel.topic.broker, job, in_thread or gevent.get_hub().threadpool.apply)
+    return do(broker, job, in_thread or gevent.get_hub().threadpool.apply)
 
 
 def run_inline(function: Callable[[], None]) -> None:

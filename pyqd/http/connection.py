@@ -26,14 +26,12 @@ import gevent
 from pyqd.hot.http.front import HttpFront, ShortPath
 from pyqd.hot.net.buffers import note_change
 from pyqd.http.messages import TEXT, Request, Response, render
-from pyqd.http.reader import RequestReader, State
+from pyqd.http.reader import BODY_BYTES_PER_S, DEFAULT_SETTINGS, HttpSettings, ReaderState, RequestReader
 from pyqd.http.router import Router
-from pyqd.http.settings import BODY_BYTES_PER_S, DEFAULT_SETTINGS, HttpSettings
 from pyqd.net.loop_driver import yield_to_loop
-from pyqd.net.slice_queue import slice_queue_of
+from pyqd.net.slice_queue import WRITE_EVENT, slice_queue_of
 from pyqd.primitives.errors import reason_of
 
-WRITE_EVENT = 2
 SENT_AT_ONCE_BYTES = 256 * 1024
 LINGER_BYTES_MAX = 16 * 1024 * 1024
 
@@ -62,7 +60,7 @@ class HttpConnection(HttpFront):
         settings: HttpSettings = DEFAULT_SETTINGS,
     ) -> None:
         super().__init__(connection.fileno(), gevent.get_hub(), short_path)
-        # Indexed by State.
+        # Indexed by ReaderState.
         times = settings.timeouts
         self.wait_s = (times.idle_s, times.header_s, times.body_s, times.write_s, times.write_s)
         self.idle_s = times.idle_s
@@ -136,7 +134,7 @@ class HttpConnection(HttpFront):
         """Read once and answer the complete requests. Returns: whether the connection goes on."""
         reader = self._reader
         before = reader.state
-        data = self.next_bytes(before == State.IDLE)
+        data = self.next_bytes(before == ReaderState.IDLE)
         if self.unsent is not None:
             # Answers of the short path precede the ones to this read.
             self._put(self.unsent)
@@ -149,22 +147,22 @@ class HttpConnection(HttpFront):
         reader.feed(data)
         state = reader.state
         # A slow header does not gain time with each of its bytes.
-        if state != State.HEADERS or before != State.HEADERS or reader.ready:
+        if state != ReaderState.HEADERS or before != ReaderState.HEADERS or reader.ready:
             self.deadline_s = time.monotonic() + self.wait_s[state]
-        if state == State.BODY:
-            if before != State.BODY or reader.ready:
+        if state == ReaderState.BODY:
+            if before != ReaderState.BODY or reader.ready:
                 self._body_since_s = time.monotonic()
-            longest_s = self.wait_s[State.BODY] + reader.body_bytes / BODY_BYTES_PER_S
+            longest_s = self.wait_s[ReaderState.BODY] + reader.body_bytes / BODY_BYTES_PER_S
             self.deadline_s = min(self.deadline_s, self._body_since_s + longest_s)
         self._note_buffers(reader.held_bytes)
         goes_on = self._answer_ready()
-        if goes_on and state >= State.CUT_SHORT:
+        if goes_on and state >= ReaderState.CUT_SHORT:
             goes_on = self._refuse()
         elif goes_on and reader.wants_continue:
             reader.wants_continue = False
             self._put(CONTINUE)
         self._send()
-        if not goes_on and state >= State.CUT_SHORT:
+        if not goes_on and state >= ReaderState.CUT_SHORT:
             self._linger()
         return goes_on
 
@@ -227,13 +225,13 @@ class HttpConnection(HttpFront):
             for piece in () if head_only else stream:
                 if piece:
                     self._put(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
-                    self.deadline_s = time.monotonic() + self.wait_s[State.CUT_SHORT]
+                    self.deadline_s = time.monotonic() + self.wait_s[ReaderState.CUT_SHORT]
                     self._send()
                 # The next piece takes as long as it takes.
                 self.deadline_s = math.inf
         if is_chunked and not head_only:
             self._put(b"0\r\n\r\n")
-        self.deadline_s = time.monotonic() + self.wait_s[State.CUT_SHORT]
+        self.deadline_s = time.monotonic() + self.wait_s[ReaderState.CUT_SHORT]
 
     def _put(self, data: bytes) -> None:
         self._unsent.append(data)
@@ -272,7 +270,7 @@ class HttpConnection(HttpFront):
 
     def _extend_deadline(self) -> None:
         """Give the peer the whole time of a write from now on, as some bytes have been sent."""
-        self.deadline_s = max(self.deadline_s, time.monotonic() + self.wait_s[State.CUT_SHORT])
+        self.deadline_s = max(self.deadline_s, time.monotonic() + self.wait_s[ReaderState.CUT_SHORT])
 
     def _linger(self) -> None:
         """Read and drop the peer's bytes for LINGER_S: closing with unread bytes would reset the connection and could

@@ -8,10 +8,10 @@ import gevent
 
 from pyqd.http.connection import HttpConnection
 from pyqd.http.messages import Request, Response
+from pyqd.http.reader import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.router import Router
-from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
-from pyqd.net.events import READ_EVENT
+from pyqd.net.slice_queue import READ_EVENT
 
 READ_BYTES = 64 * 1024
 

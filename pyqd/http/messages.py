@@ -3,21 +3,21 @@
 Source: docs/nsq/http-api.md, "Conventions".
 """
 
+import dataclasses
 import http
 import json
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
-from pyqd.http.query import Query
+from pyqd.http.query import UrlQuery
 from pyqd.primitives.errors import StorageError
-
-if TYPE_CHECKING:
-    from pyqd.http.router import Match
 
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
+OCTETS: Final = "application/octet-stream"
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 CHUNKED: Final = -1
 # A length of 0 would be that of the page which the client has.
@@ -129,16 +129,53 @@ class Request:
         self.complete = False
         self.keep_alive = False
         self.remote = ""
-        self._query: Query | None = None
+        self._query: UrlQuery | None = None
 
-    def query(self) -> Query:
+    def query(self) -> UrlQuery:
         """Return the parameters of the query. Raises: HttpError 400 INVALID_REQUEST for malformed ones."""
         if self._query is None:
             try:
-                self._query = Query(self.query_text)
+                self._query = UrlQuery(self.query_text)
             except ValueError:
                 raise HttpError(400, "INVALID_REQUEST") from None
         return self._query
+
+
+Handler = Callable[[Request], Response]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A method and a path, with the handler of their requests.
+
+    handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes,
+    by default none; the rest is dropped on arrival. common_headers: the responses carry the server's common
+    headers. logged: requests are logged. right: the right that a login must grant; if the server has logins, a
+    route without a right refuses every request. topics, channel: parameters of the query that name the topics and
+    the channel which the handler touches; a login decides by these and by no other. Without `topics` the right must
+    be granted on everything, without `channel` on all channels. any_site: pages of other sites may call the route,
+    by any name of the server.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    body_limit: Callable[[], int] = int
+    common_headers: bool = True
+    logged: bool = True
+    right: str = ""
+    topics: tuple[str, ...] = ()
+    channel: str = ""
+    any_site: bool = False
+
+
+class Match(NamedTuple):
+    """Result of a look-up: a route, or the answer if there is none. argument: the value of the path's parameter."""
+
+    route: Route | None
+    answer: Response | None = None
+    argument: str = ""
+    logged: bool = True
 
 
 class DateLine:

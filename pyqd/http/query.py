@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 
 
-class Query:
+class UrlQuery:
     """Parameters of a query. Raises: ValueError for a malformed query."""
 
     __slots__ = ("_value_of",)

@@ -17,6 +17,7 @@ Invariants: 1. A request holds at most its route's limit of body. 2. The memory 
 by the limit on headers, plus a multiple of the body's bytes for the headers of chunks.
 """
 
+import dataclasses
 import enum
 from typing import Any
 
@@ -24,7 +25,6 @@ import httptools
 
 from pyqd.http.messages import Request
 from pyqd.http.router import Router
-from pyqd.http.settings import DEFAULT_SETTINGS
 
 CHUNK_HEADER_BYTES_MAX = 16
 DROPPED_BYTES_MAX = 256 * 1024
@@ -34,7 +34,39 @@ CHUNKED_CODING = b"chunked"
 SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
 
 
-class State(enum.IntEnum):
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServerTimeouts:
+    """Time for a peer's next request, for the headers of a request, for its body, and to read an answer.
+
+    A body gets one more second for each BODY_BYTES_PER_S received.
+    """
+
+    idle_s: float = 300.0
+    header_s: float = 30.0
+    body_s: float = 60.0
+    write_s: float = 60.0
+
+
+BODY_BYTES_PER_S = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Settings of an HTTP server.
+
+    header_bytes_max: of one request. common_headers: lines that the responses of routes and errors carry, each with its
+    CR LF; redirects, answers to OPTIONS and routes with common_headers=False go without.
+    """
+
+    timeouts: ServerTimeouts = ServerTimeouts()
+    header_bytes_max: int = 64 * 1024
+    common_headers: str = ""
+
+
+DEFAULT_SETTINGS = HttpSettings()
+
+
+class ReaderState(enum.IntEnum):
     """State of the reader; see the head of the module."""
 
     IDLE = 0
@@ -56,7 +88,7 @@ class RequestReader:
 
     def __init__(self, router: Router, header_bytes_max: int = DEFAULT_SETTINGS.header_bytes_max) -> None:
         self._header_bytes_max = header_bytes_max
-        self.state = State.IDLE
+        self.state = ReaderState.IDLE
         self.ready: list[Request] = []
         self.wants_continue = False
         self.failure = 0
@@ -104,7 +136,7 @@ class RequestReader:
             return None
         except httptools.HttpParserUpgrade as upgrade:
             # A request that was refused or cut short while it arrived is not in `ready`.
-            if self.state != State.IDLE:
+            if self.state != ReaderState.IDLE:
                 return None
             if self.ready[-1].method == "CONNECT":
                 self.ready[-1].keep_alive = False
@@ -129,16 +161,15 @@ class RequestReader:
         self._parser = None
 
     def _fail(self, status: int) -> None:
-        if self.state < State.CUT_SHORT:
-            self.state = State.FAILED
+        if self.state < ReaderState.CUT_SHORT:
+            self.state = ReaderState.FAILED
             self.failure = status
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
         self._clear()
         self._overhead_bytes = self._body_bytes = 0
-        if self.state == State.IDLE:
-            self.state = State.HEADERS
+        if self.state == ReaderState.IDLE:
+            self.state = ReaderState.HEADERS
 
     def on_url(self, part: bytes) -> None:
         """Append a part of the target."""
@@ -177,7 +208,7 @@ class RequestReader:
             or self._is_ambiguous(version)
         ):
             self._fail(400)
-        if self.state != State.HEADERS:
+        if self.state != ReaderState.HEADERS:
             return
         request = Request(
             parser.get_method().decode("ascii"),
@@ -187,7 +218,7 @@ class RequestReader:
         )
         request.match = self._router.match(request)
         self._request = request
-        self.state = State.BODY
+        self.state = ReaderState.BODY
         route = request.match.route
         self._limit_bytes = 0 if route is None else route.body_limit()
         if request.content_length > self._limit_bytes:
@@ -198,7 +229,7 @@ class RequestReader:
         if expects and request.content_length != 0:
             if route is None or request.body_too_big:
                 self._cut_short(request)
-            self.wants_continue = self.state == State.BODY
+            self.wants_continue = self.state == ReaderState.BODY
         elif request.body_too_big and request.content_length > DROPPED_BYTES_MAX:
             self._cut_short(request)
 
@@ -208,7 +239,7 @@ class RequestReader:
         self._body_bytes += len(part)
         self._fed_body_bytes += len(part)
         request = self._request
-        if request is None or self.state != State.BODY:
+        if request is None or self.state != ReaderState.BODY:
             return
         remaining = self._limit_bytes - len(self._body)
         if len(part) > remaining:
@@ -227,7 +258,7 @@ class RequestReader:
     def on_message_complete(self) -> None:
         """Move the complete request to `ready`."""
         request = self._request
-        if request is None or self.state != State.BODY:
+        if request is None or self.state != ReaderState.BODY:
             return
         request.body = bytes(self._body)
         request.complete = True
@@ -235,9 +266,9 @@ class RequestReader:
         self.wants_continue = False
         self.ready.append(request)
         self._clear()
-        self.state = State.IDLE
+        self.state = ReaderState.IDLE
 
     def _cut_short(self, request: Request) -> None:
         request.body = bytes(self._body)
         self.cut = request
-        self.state = State.CUT_SHORT
+        self.state = ReaderState.CUT_SHORT

@@ -9,53 +9,10 @@ Source: docs/nsq/http-api.md, "Conventions".
 
 import html
 import posixpath
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from pyqd.http.messages import HTML, HttpError, Request, Response, error_response
+from pyqd.http.messages import HTML, HttpError, Match, Request, Response, Route, error_response
 from pyqd.http.query import unescape
-
-Handler = Callable[[Request], Response]
-
-
-def no_body() -> int:
-    """Return the body limit of a route that reads and ignores bodies."""
-    return 0
-
-
-@dataclass(frozen=True)
-class Route:
-    """A method and a path, with the handler of their requests.
-
-    handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
-    rest is dropped on arrival. common_headers: the responses carry the server's common headers. logged: requests are
-    logged. right: the right that a login must grant; if the server has logins, a route without a right refuses every
-    request. topics, channel: parameters of the query that name the topics and the channel which the handler touches;
-    a login decides by these and by no other. Without `topics` the right must be granted on everything, without
-    `channel` on all channels. any_site: pages of other sites may call the route, by any name of the server.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    body_limit: Callable[[], int] = no_body
-    common_headers: bool = True
-    logged: bool = True
-    right: str = ""
-    topics: tuple[str, ...] = ()
-    channel: str = ""
-    any_site: bool = False
-
-
-class Match(NamedTuple):
-    """Result of a look-up: a route, or the answer if there is none. argument: the value of the path's parameter."""
-
-    route: Route | None
-    answer: Response | None = None
-    argument: str = ""
-    logged: bool = True
-
 
 NOT_FOUND = Match(None, error_response(HttpError(404, "NOT_FOUND")))
 

@@ -15,9 +15,9 @@ import gevent
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
 from pyqd.http.https_connection import HttpsConnection
-from pyqd.http.messages import HttpError, Request, Response, error_response, render, storage_refusal
-from pyqd.http.router import Route, Router
-from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
+from pyqd.http.messages import HttpError, Request, Response, Route, error_response, render, storage_refusal
+from pyqd.http.reader import DEFAULT_SETTINGS, HttpSettings
+from pyqd.http.router import Router
 from pyqd.http.tls_socket import TlsSocket
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import spawn, spawn_service
@@ -40,7 +40,7 @@ PLAIN_ANSWER = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to 
 logger = logging.getLogger(__name__)
 
 
-class Login(Protocol):
+class AccessControl(Protocol):
     """Access control of a server."""
 
     def refusal(self, route: Route, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
@@ -70,7 +70,7 @@ class HttpServer:
         refusal: Callable[[], Response] | None = None,
         settings: HttpSettings = DEFAULT_SETTINGS,
         admission: Admission | None = None,
-        login: Login | None = None,
+        login: AccessControl | None = None,
         sites: Sites | None = None,
     ) -> None:
         self.name = name

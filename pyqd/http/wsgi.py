@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pyqd.http.messages import Request, Response
+from pyqd.http.messages import Match, Request, Response, Route
 from pyqd.http.query import unescape
-from pyqd.http.router import NOT_FOUND, Match, Route, Router
-from pyqd.net.admission import host_of
+from pyqd.http.router import NOT_FOUND, Router
+from pyqd.net.admission import ip_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
@@ -83,7 +83,7 @@ def environ_of(request: Request, scheme: str) -> WSGIEnvironment:
         "SERVER_NAME": host or "localhost",
         "SERVER_PORT": port if port.isdigit() else "80",
         "SERVER_PROTOCOL": f"HTTP/{request.version}",
-        "REMOTE_ADDR": host_of(request.remote).strip("[]"),
+        "REMOTE_ADDR": ip_of(request.remote),
         "REMOTE_PORT": request.remote.rpartition(":")[2],
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": scheme,
@@ -116,13 +116,8 @@ def run(application: WSGIApplication, environ: WSGIEnvironment) -> Response:
     has_length = any(name.lower() == "content-length" for name, _value in headers)
     given = tuple((name, value) for name, value in headers if name.lower() not in OWN_HEADERS)
     if has_length or status in (204, 304):
-        return Response(status, whole(pieces), headers=given, common_headers=False)
+        return Response(status, b"".join(streamed(pieces)), headers=given, common_headers=False)
     return Response(status, headers=given, common_headers=False, stream=streamed(pieces))
-
-
-def whole(pieces: Iterable[bytes]) -> bytes:
-    """Return the body of an answer, and close it."""
-    return b"".join(streamed(pieces))
 
 
 def streamed(pieces: Iterable[bytes]) -> Generator[bytes, None, None]:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, text_response, to_json
-from pyqd.http.query import Query
-from pyqd.http.router import Route
+from pyqd.http.messages import JSON, HttpError, Request, Response, Route, json_response, text_response, to_json
+from pyqd.http.query import UrlQuery
 from pyqd.lookupd.registry import RegisteredName, Registry
 from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.names import is_valid_name_str
@@ -142,15 +141,15 @@ def log_deletion(place: RegisteredName) -> None:
         logger.info("DB: removing topic(%s)", place.topic)
 
 
-def query_of(request: Request) -> Query:
+def query_of(request: Request) -> UrlQuery:
     """Return the parameters of a request. Raises: HttpError 400."""
     try:
-        return Query(request.query_text)
+        return UrlQuery(request.query_text)
     except ValueError:
         raise HttpError(400, "INVALID_REQUEST") from None
 
 
-def topic_of(query: Query) -> str:
+def topic_of(query: UrlQuery) -> str:
     """Return the topic that a query names, valid or not. Raises: HttpError 400."""
     topic = query.get("topic")
     if topic is None:
@@ -158,7 +157,7 @@ def topic_of(query: Query) -> str:
     return topic
 
 
-def topic_and_channel_of(query: Query) -> tuple[str, str]:
+def topic_and_channel_of(query: UrlQuery) -> tuple[str, str]:
     """Return the valid names of a topic and a channel. Raises: HttpError 400."""
     topic = topic_of(query)
     if not is_valid_name_str(topic):

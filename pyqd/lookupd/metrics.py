@@ -10,11 +10,9 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from pyqd import __version__
-from pyqd.http.messages import Request, Response
-from pyqd.http.router import Route
+from pyqd.http.messages import PROMETHEUS, Request, Response, Route
 from pyqd.lookupd.registry import Registry
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HELP = {
     "producers": "Brokers that are connected and have sent IDENTIFY.",
     "topics": "Topics that are registered or were created over HTTP.",
@@ -55,4 +53,4 @@ class LookupMetrics(Collector):
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text."""
-        return Response(200, generate_latest(self._collectors), CONTENT_TYPE)
+        return Response(200, generate_latest(self._collectors), PROMETHEUS)

@@ -17,7 +17,7 @@ import gevent.socket
 from gevent.event import Event
 
 from pyqd.lookupd.protocol import MAGIC
-from pyqd.net.events import READ_EVENT
+from pyqd.net.slice_queue import READ_EVENT
 from pyqd.primitives.addresses import TcpAddress, check_host, split_address
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.goquote import go_quote

@@ -14,8 +14,8 @@ from typing import Any, Final
 from pyqd.lookupd.protocol import LookupSession, SessionError, framed
 from pyqd.lookupd.registry import Registry
 from pyqd.net.admission import Admission
-from pyqd.net.events import READ_EVENT, WRITE_EVENT
 from pyqd.net.listener import Listener
+from pyqd.net.slice_queue import READ_EVENT, WRITE_EVENT
 from pyqd.primitives.addresses import Address
 
 RECEIVED_BYTES_MAX: Final = 64 * 1024

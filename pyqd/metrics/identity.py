@@ -13,11 +13,6 @@ from pyqd.primitives.addresses import TcpAddress, UnixAddress
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 
-def nothing() -> Iterable[StatsDict]:
-    """Return no clients and no lookup daemons."""
-    return ()
-
-
 @dataclasses.dataclass(kw_only=True)
 class Identity:
     """Facts that are known once the daemon listens.
@@ -33,8 +28,8 @@ class Identity:
     tcp_port: int = 0
     http_port: int = 0
     https_port: int = 0
-    producers: Callable[[], Iterable[StatsDict]] = nothing
-    lookup_daemons: Callable[[], Iterable[StatsDict]] = nothing
+    producers: Callable[[], Iterable[StatsDict]] = tuple
+    lookup_daemons: Callable[[], Iterable[StatsDict]] = tuple
 
 
 def lookupd_identity(options: Options, identity: Identity) -> dict[str, Any]:

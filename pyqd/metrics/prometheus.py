@@ -7,6 +7,7 @@ reads the broker at each scrape.
 import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from gevent.lock import Semaphore
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -24,50 +25,75 @@ from pyqd.broker.tracing import STATS
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.mapping import unmanaged_count
 from pyqd.hot.net import buffers
+from pyqd.hot.primitives.clock import mono
 from pyqd.metrics.prometheus_text import SeriesWriter
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LOOK_S = 0.25
 LAG_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 logger = logging.getLogger(__name__)
 
 
-def zero() -> int:
-    """Return 0, as the default for a counter that is not set."""
-    return 0
+class ConnectionCounts(NamedTuple):
+    """Open connections, those refused, and those closed because of --max-buffer-bytes."""
+
+    tcp: int = 0
+    http: int = 0
+    tcp_refused: int = 0
+    http_refused: int = 0
+    shed: int = 0
 
 
-def nothing() -> Iterable[StatsDict]:
-    """Return no lookup daemons."""
-    return ()
+class LoopLag:
+    """Measurement of the event loop's delay, a few times a second: the time from a timer's due time to its callback.
 
-
-class Metrics:
-    """Metrics of one daemon.
-
-    tcp_connections, http_connections: return the open connections. tcp_refused, http_refused: return the refused
-    connections; shed: the connections closed because of --max-buffer-bytes. lookup_daemons: returns the states of the
-    connections to lookup daemons.
+    An event waits at most that long after the kernel has reported it. hub: of the loop. noted: is called with seconds.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, hub: Any, noted: Callable[[float], None]) -> None:
+        self._timer = hub.loop.timer(LOOK_S, LOOK_S)
+        self._noted = noted
+        self._due_ns = 0
+
+    def start(self) -> None:
+        self._due_ns = mono() + int(LOOK_S * SECOND_NS)
+        self._timer.again(self._measure, update=True)
+
+    def stop(self) -> None:
+        self._timer.stop()
+        self._timer.close()
+
+    def _measure(self) -> None:
+        self._noted(max(0, mono() - self._due_ns) / SECOND_NS)
+        self.start()
+
+
+class Metrics(Collector):
+    """Metrics of one daemon, and the collector of those that are read at each scrape.
+
+    lookup_daemons: returns the states of the connections to lookup daemons.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        counts: Callable[[], ConnectionCounts] = ConnectionCounts,
+        lookup_daemons: Callable[[], Iterable[StatsDict]] = tuple,
+    ) -> None:
         # Without this each histogram would export its creation time in a series of its own.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._broker = broker
         self._one_at_a_time = Semaphore()
-        self._summed_count = 0
+        # Topics without series of their own in the last scrape.
+        self.summed_count = 0
         self.series_count = 0
-        self.tcp_connections: Callable[[], int] = zero
-        self.http_connections: Callable[[], int] = zero
-        self.tcp_refused: Callable[[], int] = zero
-        self.http_refused: Callable[[], int] = zero
-        self.shed: Callable[[], int] = zero
-        self.lookup_daemons: Callable[[], Iterable[StatsDict]] = nothing
+        self.counts = counts
+        self.lookup_daemons = lookup_daemons
         self.registry = CollectorRegistry(auto_describe=False)
         self.sync_duration = Histogram(
             "pyqd_sync_duration_seconds",
@@ -81,15 +107,10 @@ class Metrics:
             registry=self.registry,
             buckets=LAG_BUCKETS_S,
         )
-        self.registry.register(DaemonCollector(broker, self))
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
-
-    @property
-    def summed_count(self) -> int:
-        """Return the number of topics without series of their own in the last scrape."""
-        return self._summed_count
 
     def pieces(self) -> list[bytes]:
         """Return the pieces of Prometheus' text of all metrics. Further scrapes wait meanwhile. Switches: yes."""
@@ -103,25 +124,18 @@ class Metrics:
             return parts
 
     def _note_summed(self, count: int) -> None:
-        if count and not self._summed_count:
+        if count and not self.summed_count:
             logger.warning(
                 "METRICS: %d topics are shown as a sum: --metrics-max-series=%d is reached",
                 count,
                 self._broker.options.metrics_max_series,
             )
-        self._summed_count = count
-
-
-class DaemonCollector(Collector):
-    """Collector of the daemon's metrics."""
-
-    def __init__(self, broker: Broker, metrics: Metrics) -> None:
-        self._broker = broker
-        self._metrics = metrics
+        self.summed_count = count
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
-        broker, metrics = self._broker, self._metrics
+        broker = self._broker
+        counts = self.counts()
         info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels have the versions.", labels=BUILD_LABELS)
         info.add_metric((__version__, NSQ_VERSION, platform.python_version()), 1)
         yield info
@@ -129,18 +143,18 @@ class DaemonCollector(Collector):
         yield gauge("pyqd_topics", "Topics.", len(broker.topics))
         channel_count = sum(len(topic.channels_by_name) for topic in broker.topics.values())
         yield gauge("pyqd_channels", "Channels of all topics.", channel_count)
-        yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", metrics.tcp_connections())
-        yield gauge("pyqd_http_connections", "Connections of the HTTP API.", metrics.http_connections())
+        yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", counts.tcp)
+        yield gauge("pyqd_http_connections", "Connections of the HTTP API.", counts.http)
         yield from self.collect_lookup_daemons()
-        yield from self.collect_limits()
+        yield from self.collect_limits(counts)
         yield from self.collect_machine()
         yield from self.collect_disk()
         yield from self.collect_trace()
-        yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", metrics.series_count)
+        yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", self.series_count)
         yield gauge(
             "pyqd_metrics_topics_summed",
             "Topics shown only as a sum; if not 0, raise --metrics-max-series.",
-            metrics.summed_count,
+            self.summed_count,
         )
 
     def collect_lookup_daemons(self) -> Iterator[Metric]:
@@ -154,7 +168,7 @@ class DaemonCollector(Collector):
         registrations = CounterMetricFamily(
             "pyqd_lookupd_registrations", "Registrations that a lookup daemon has confirmed.", labels=("address",)
         )
-        for peer in self._metrics.lookup_daemons():
+        for peer in self.lookup_daemons():
             labels = (peer["address"],)
             connected.add_metric(labels, float(peer["connected"]))
             reconnects.add_metric(labels, float(peer["reconnect_count"]))
@@ -163,17 +177,12 @@ class DaemonCollector(Collector):
         yield reconnects
         yield registrations
 
-    def collect_limits(self) -> Iterator[Metric]:
+    def collect_limits(self, counts: ConnectionCounts) -> Iterator[Metric]:
         """Yield the counters of the limits on connections."""
-        metrics = self._metrics
         for name, text, value in (
-            (
-                "pyqd_tcp_refused",
-                "Clients refused because of a limit, since the start.",
-                metrics.tcp_refused(),
-            ),
-            ("pyqd_http_refused", "The same over HTTP and HTTPS.", metrics.http_refused()),
-            ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", metrics.shed()),
+            ("pyqd_tcp_refused", "Clients refused because of a limit, since the start.", counts.tcp_refused),
+            ("pyqd_http_refused", "The same over HTTP and HTTPS.", counts.http_refused),
+            ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", counts.shed),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield gauge(
@@ -184,9 +193,9 @@ class DaemonCollector(Collector):
 
     def collect_machine(self) -> Iterator[Metric]:
         """Yield the use of the machine's limits."""
-        capacity = self._broker.capacity
-        yield gauge("pyqd_files", "Files of topics and channels, mapped or idle.", file_count())
-        yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", mapped_file_count())
+        capacity, outside = self._broker.capacity, unmanaged_count()
+        yield gauge("pyqd_files", "Files of topics and channels, mapped or idle.", arena.file_count() + outside)
+        yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", arena.mapped_count() + outside)
         yield gauge("pyqd_mapped_files_max", "Files that may be mapped at a time.", arena.mapped_max())
         text = "Idle files that were mapped again, since the start."
         yield CounterMetricFamily("pyqd_files_mapped_again", text, value=arena.remapped_count())
@@ -201,7 +210,6 @@ class DaemonCollector(Collector):
         yield reached
 
     def collect_disk(self) -> Iterator[Metric]:
-        """Yield the metrics of the disk."""
         broker = self._broker
         try:
             free_bytes = float(broker.files.free_bytes(broker.root))
@@ -223,7 +231,6 @@ class DaemonCollector(Collector):
             yield CounterMetricFamily(name, text, value=value)
 
     def collect_trace(self) -> Iterator[Metric]:
-        """Yield the metrics of trace events."""
         stats = self._broker.tracing.stats() or dict.fromkeys(STATS, 0)
         for name, text, key in (
             ("pyqd_trace_events", "Events of traced messages, since the start.", "events"),
@@ -237,16 +244,6 @@ class DaemonCollector(Collector):
             yield CounterMetricFamily(name, text, value=stats[key])
         yield gauge("pyqd_trace_bytes", "Bytes on disk of trace events.", stats["bytes"])
         yield gauge("pyqd_trace_kept_events", "Events that can be read.", stats["next"] - stats["oldest"])
-
-
-def file_count() -> int:
-    """Return the number of files that are mapped or can be mapped again."""
-    return arena.file_count() + unmanaged_count()
-
-
-def mapped_file_count() -> int:
-    """Return the number of files that are mapped now."""
-    return arena.mapped_count() + unmanaged_count()
 
 
 BUILD_LABELS = ("version", "nsq_version", "python_version")

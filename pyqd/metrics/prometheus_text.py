@@ -200,7 +200,6 @@ class SeriesWriter:
             self._lines[family.name].append(f"{family.name}{{{labels}}} {family.value(of):d}\n")
 
     def add_channel(self, channel: Channel) -> None:
-        """Add the lines of one channel."""
         labels = f'topic="{channel.topic.name}",channel="{channel.name}"'
         self.add(CHANNEL_FAMILIES, labels, channel)
         if self._quantiles:

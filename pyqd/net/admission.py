@@ -13,8 +13,8 @@ from typing import Any
 
 import gevent
 
-from pyqd.net.events import READ_EVENT
 from pyqd.net.greenlets import spawn
+from pyqd.net.slice_queue import READ_EVENT
 
 REFUSED_AT_ONCE_MAX = 256
 LINGER_S = 1.0
@@ -48,7 +48,7 @@ class Admission:
     def admit(self, remote: str) -> str:
         """Count a connection and return the empty string; return the reason if the connection is refused."""
         count_max, of_address_max = self._limits()
-        host = host_of(remote)
+        host = remote.rpartition(":")[0]
         if count_max and self.count >= count_max:
             self.refused_count += 1
             return f"limit of {count_max} connections reached"
@@ -65,7 +65,7 @@ class Admission:
 
     def leave(self, remote: str) -> None:
         """Stop counting an admitted connection."""
-        host = host_of(remote)
+        host = remote.rpartition(":")[0]
         assert self._count_of[host] > 0, "each is admitted before it leaves, and leaves once"
         self.count -= 1
         self._count_of[host] -= 1
@@ -96,6 +96,6 @@ class Admission:
             self._lingering -= 1
 
 
-def host_of(remote: str) -> str:
-    """Return the host of a peer's address; empty for a unix socket."""
-    return remote.rpartition(":")[0]
+def ip_of(remote: str) -> str:
+    """Return the host in a peer's address as `remote_text` of a listener writes it; empty for a unix socket."""
+    return remote.rpartition(":")[0].strip("[]")

@@ -8,16 +8,12 @@ from typing import Any
 
 from gevent.event import Event
 
-from pyqd.net.greenlets import Pool
+from pyqd.net.greenlets import WorkerPool
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
-
-
-def no_handler(_error: BaseException) -> None:
-    """Do nothing: the error has been logged."""
 
 
 def outcome_of(job: Job) -> tuple[Any, BaseException | None]:
@@ -35,9 +31,17 @@ class Background:
 
     The pool's own `spawn` waits when all threads are busy, and a callback of the event loop must not wait. The threads
     of the hub's pool may all be taken by callers that may wait.
+
+    on_failure: called if a job's `done` raises: the caller's state may then be inconsistent.
     """
 
-    def __init__(self, hub: Any, thread_count: int, pool_type: type[Pool] = Pool) -> None:
+    def __init__(
+        self,
+        hub: Any,
+        thread_count: int,
+        pool_type: type[WorkerPool] = WorkerPool,
+        on_failure: Callable[[BaseException], None] = lambda _error: None,
+    ) -> None:
         self.hub = hub
         self.pool = pool_type(thread_count, hub=hub)
         self.thread_count = thread_count
@@ -45,8 +49,7 @@ class Background:
         self.waiting: deque[tuple[Job, Done]] = deque()
         self.stopped = False
         self.ends: set[Event] = set()  # those that `run_and_wait` waits for
-        # Called if a job's `done` raises: the caller's state may then be inconsistent.
-        self.on_failure: Callable[[BaseException], None] = no_handler
+        self.on_failure = on_failure
 
     def run(self, job: Job, done: Done) -> None:
         """Run job() in a thread, then done(result, error) on the loop; neither after `stop`. Switches: no."""

@@ -80,7 +80,7 @@ def _run_in_batch(run: Callable[[], None]) -> None:
     run()
 
 
-class Pool(ThreadPool):
+class WorkerPool(ThreadPool):
     """gevent's thread pool with isolated native stacks, and threads that do not preempt the loop when they wake.
 
     If no more threads can be started, a job waits for a thread of the pool.
@@ -113,7 +113,7 @@ class PromptWorker(ThreadPool._WorkerGreenlet):  # type: ignore[misc, name-defin
         return partial(call_at_root, super().run)
 
 
-class PromptPool(Pool):
+class PromptPool(WorkerPool):
     """Pool whose threads preempt the loop when they wake: for short jobs that the loop soon needs the result of."""
 
     _WorkerGreenlet = PromptWorker
@@ -142,4 +142,4 @@ def _meet(barrier: threading.Barrier) -> None:
 def isolate_native_stacks(hub: Any) -> None:
     """Isolate the native stacks of a hub and of its threads. hub: one that has not begun to run."""
     hub.run = partial(call_at_root, hub.run)
-    hub.threadpool = Pool(hub.threadpool_size, hub=hub)
+    hub.threadpool = WorkerPool(hub.threadpool_size, hub=hub)

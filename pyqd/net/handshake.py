@@ -12,8 +12,7 @@ from typing import Any, Final
 import gevent
 
 from pyqd.hot.net.tls import reason_of
-from pyqd.net.events import READ_EVENT, WRITE_EVENT
-from pyqd.net.slice_queue import slice_queue_of
+from pyqd.net.slice_queue import READ_EVENT, WRITE_EVENT, slice_queue_of
 from pyqd.primitives.openssl import SSL
 
 RECEIVED_BYTES_MAX: Final = 16 * 1024

@@ -16,7 +16,7 @@ from typing import Any
 
 import gevent
 
-from pyqd.net.events import READ_EVENT
+from pyqd.net.slice_queue import READ_EVENT
 from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress, check_host
 from pyqd.primitives.errors import StartupError
 
@@ -198,8 +198,3 @@ def remote_text(remote: Any) -> str:
     if not isinstance(remote, tuple):
         return UNIX_REMOTE
     return str(TcpAddress(remote[0].removeprefix("::ffff:"), remote[1]))
-
-
-def ip_of(remote: str) -> str:
-    """Return the host in a result of `remote_text`; empty for a unix socket."""
-    return remote.rpartition(":")[0].strip("[]")

@@ -23,25 +23,22 @@ SYNC_POLL_S = 0.005
 
 
 class LoopDriver:
-    """Driver of a scheduler's wakes and timers on the hub of the calling thread.
+    """Driver of a scheduler's wakes and timers on the hub of the calling thread. on_error: as the scheduler's.
 
     A run that a socket's callback schedules takes place before the loop polls again, so a lone message leaves at once.
     A run that is scheduled during a run takes place after the next poll, behind the sockets that it reports. So the
     delivery of a long backlog alternates with other clients' requests, and a request waits for one run at most.
     """
 
-    def __init__(self, hub: Any, scheduler: Scheduler) -> None:
+    def __init__(self, hub: Any, on_error: Callable[[Exception], object] | None = None) -> None:
         self.hub = hub
-        self.scheduler = scheduler
-        scheduler.time_max_ns = TURN_NS
+        self.scheduler = Scheduler(self.want_wakes, self.want_timer, on_error, TURN_NS)
         self.running = False
         self.is_held = False
         # Runs that came meanwhile.
         self.held_back: list[Callable[[], None]] = []
         self.after_poll = hub.loop.timer(0, priority=BEHIND_SOCKETS)
         self.timer: Any = None
-        scheduler.on_wake_wanted = self.want_wakes
-        scheduler.on_timer_wanted = self.want_timer
 
     def want_wakes(self) -> None:
         """Schedule a run of the wakes: before the next poll, or after it if a run is in progress."""
@@ -51,7 +48,6 @@ class LoopDriver:
             self.hub.loop.run_callback(self.run_wakes)
 
     def run_wakes(self) -> None:
-        """Run the scheduled wakes."""
         if self.is_held:
             self.held_back.append(self.run_wakes)
             return

@@ -31,12 +31,15 @@ class Holder(Protocol):
 
 
 class Shedder:
-    """Watcher of the buffers of all connections on the calling thread's hub. limit_bytes: 0 is no limit."""
+    """Watcher of the buffers of all connections on the calling thread's hub.
 
-    def __init__(self, hub: Any, limit_bytes: int) -> None:
+    limit_bytes: 0 is no limit. sources: return the connections.
+    """
+
+    def __init__(self, hub: Any, limit_bytes: int, *sources: Callable[[], Iterable[Holder]]) -> None:
         self.limit_bytes = limit_bytes
         self.shed_count = 0
-        self.sources: list[Callable[[], Iterable[Holder]]] = []
+        self.sources = sources
         buffers.watch(limit_bytes, lambda: hub.loop.run_callback(self.shed))
 
     def shed(self) -> None:

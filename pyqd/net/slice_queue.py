@@ -16,10 +16,13 @@ Source: libev's manual, "WATCHER PRIORITY MODELS".
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from greenlet import getcurrent
 
+# Events of libev that a watcher waits for. Compiled code has the same numbers in pyqd/hot/net/sockets.pxd.
+READ_EVENT: Final = 1
+WRITE_EVENT: Final = 2
 BUDGET_S = 0.004
 # Priority of a watcher of the loop that is called behind the sockets which the same poll has reported.
 BEHIND_SOCKETS = -1

@@ -133,7 +133,7 @@ def server_context(settings: TlsSettings) -> SSL.Context:
     context.set_session_id(b"pyqd")
     load_certificate(context, settings.certificate_path, settings.key_path)
     if settings.client_auth_policy == "require":
-        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, accept_any)
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, lambda *_: True)
     elif settings.client_auth_policy == "require-verify":
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, None)
         if not settings.root_ca_file:
@@ -143,11 +143,6 @@ def server_context(settings: TlsSettings) -> SSL.Context:
         context.load_verify_locations(settings.root_ca_file)
         context.load_client_ca(settings.root_ca_file.encode())
     return context
-
-
-def accept_any(*_: object) -> bool:
-    """Accept any client certificate, whoever signed it."""
-    return True
 
 
 def load_certificate(context: SSL.Context, certificate_path: str, key_path: str) -> None:

@@ -50,7 +50,6 @@ class _StandardError(io.FileIO):
         super().__init__(STDERR, "w", closefd=False)
 
     def write(self, data: memoryview) -> int | None:  # type: ignore[override]
-        """Write bytes."""
         try:
             written = super().write(data)
         except OSError:

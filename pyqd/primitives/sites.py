@@ -85,7 +85,6 @@ class Sites:
         self._origins = frozenset(origins)
 
     def accepts(self, host: str) -> bool:
-        """Return whether a value of `Host` is accepted."""
         name = name_in(host)
         return is_private(name) or name in self._names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 

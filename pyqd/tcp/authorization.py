@@ -7,7 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pyqd.net.listener import ip_of
+from pyqd.net.admission import ip_of
 from pyqd.net.tls import common_name_of
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.goquote import go_quote

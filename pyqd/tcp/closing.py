@@ -8,30 +8,29 @@ REQ and TOUCH are refused, as the messages are gone.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from pyqd.net.slice_queue import BEHIND_SOCKETS
-
-if TYPE_CHECKING:
-    from pyqd.tcp.connection import Connection
 
 AT_ONCE = 16
 BUDGET_S = 0.001
 
+T = TypeVar("T")
 
-class Closing:
+
+class Closing(Generic[T]):
     """Queue of the connections to be closed, on one hub. clock: seconds of CPU time or of any clock."""
 
-    def __init__(self, hub: Any, close: Callable[["Connection"], None], clock: Callable[[], float] = time.thread_time):
+    def __init__(self, hub: Any, close: Callable[[T], None], clock: Callable[[], float] = time.thread_time):
         self._loop = hub.loop
         self._close = close
         self._clock = clock
-        self._waiting: deque[Connection] = deque()
+        self._waiting: deque[T] = deque()
         self._timer = hub.loop.timer(0, priority=BEHIND_SOCKETS)
         self._pass_s = 0.0
         self._closed_count = 0
 
-    def add(self, connection: "Connection") -> None:
+    def add(self, connection: T) -> None:
         """Close a connection: at once if it is among the first of this pass, else in a later pass. Switches: no."""
         now_s = self._loop.now()
         if now_s != self._pass_s:

@@ -15,33 +15,65 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
 
+from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
-from pyqd.config.options import TLS_NOT_REQUIRED
+from pyqd.config.options import TLS_NOT_REQUIRED, Options
 from pyqd.hot.net.transport import TransportError
 from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoLoop
+from pyqd.hot.tcp.limits import ProtocolLimits
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
 from pyqd.net.greenlets import start_raw
+from pyqd.net.slice_queue import SliceQueue
+from pyqd.net.tls import TlsServer
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
 from pyqd.primitives.timestamps import wall_ahead_ns
 from pyqd.tcp import negotiate
+from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.authorization import Authorizer
+from pyqd.tcp.closing import Closing
 from pyqd.tcp.upgrade import tls_stats, upgrade
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
 
-    from pyqd.tcp.server import TcpServer
-
 logger = logging.getLogger(__name__)
+
+
+class PublishSyncs(Protocol):
+    """Interface to the group commit, which makes topics durable."""
+
+    def wait(self, topics: Iterable[Topic]) -> None:
+        """Wait until the topics are durable. Raises: StorageError. Switches: yes."""
+
+    def notify(self, topics: Iterable[Topic], callback: Callable[[BaseException | None], None]) -> None:
+        """Call callback(None) when the topics are durable, or callback(error) if their sync fails. Switches: no."""
+
+
+class ClientServer(Protocol):
+    """The server, as its connections see it. The members are described in `pyqd.tcp.server`."""
+
+    broker: Broker
+    options: Options
+    hub: Any
+    tls: TlsServer
+    auth: AuthServers
+    durability: PublishSyncs
+    limits: ProtocolLimits
+    slice_queue: SliceQueue
+    closing: "Closing[Connection]"
+    on_internal_error: Callable[[BaseException], None]
+
+    def note_producer(self, connection: "Connection") -> None: ...
+    def remove_client(self, connection: "Connection") -> None: ...
 
 
 class Connection:
@@ -70,7 +102,7 @@ class Connection:
         "user_agent",
     )
 
-    def __init__(self, server: "TcpServer", sock: socket.socket, remote_address: str) -> None:
+    def __init__(self, server: ClientServer, sock: socket.socket, remote_address: str) -> None:
         self.server = server
         self.socket = sock
         self.remote_address = remote_address
@@ -156,7 +188,7 @@ class Connection:
         self.respond(negotiate.reply(identity, granted, upgrades, self.server.options))
         if upgrades.any():
             self.upgrades = upgrades
-            upgrade(self, upgrades)
+            upgrade(self, upgrades, self.server.tls, self.server.hub)
 
     def auth(self, secret: bytes) -> None:
         """AUTH. Source: docs/nsq/tcp-protocol.md, "AUTH". Switches: yes."""
@@ -261,7 +293,6 @@ class Connection:
         self.server.durability.wait(topics)
 
     def log_refusal(self, error: ClientError) -> None:
-        """Log the refusal of a command."""
         cause = f" - {reason_of(error.__cause__)}" if error.__cause__ is not None else ""
         logger.error("[%s] - %s%s", self.remote_address, error, cause)
 

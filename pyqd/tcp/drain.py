@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
@@ -68,13 +68,14 @@ class Drain:
         connections: Callable[[], set[Connection]],
         *,
         syncing: Callable[[], bool] = bool,
+        on_begin: Sequence[Callable[[], None]] = (),
         on_complete: Callable[[], None] = lambda: None,
     ) -> None:
-        self.on_begin: list[Callable[[], None]] = []
         self.complete = False
         self._broker = broker
         self._connections = connections
         self._syncing = syncing
+        self._on_begin = on_begin
         self._on_complete = on_complete
         self._deadline_ns = 0
         self._greenlet: gevent.Greenlet[..., None] | None = None
@@ -91,7 +92,7 @@ class Drain:
             return
         logger.info("NSQ: draining for at most %s: new consumers are refused", format_duration(timeout_ns))
         self._broker.begin_drain()
-        for function in self.on_begin:
+        for function in self._on_begin:
             function()
         self._greenlet = spawn(self._run)
 

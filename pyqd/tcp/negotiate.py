@@ -44,7 +44,7 @@ _INTS: Final = {
 
 
 @dataclasses.dataclass(slots=True)
-class Identity:
+class ClientIdentity:
     """The body of an IDENTIFY, absent fields empty: the fields of nsqd, and `message_ids`, an extension of pyqd.
 
     Times in ms, sizes in bytes. message_ids: each OK names the ids of its messages.
@@ -87,14 +87,14 @@ def _typed(key: str, value: Any) -> Any:
     raise ValueError(f"{key} has another type")
 
 
-def decode_identity(body: bytes) -> Identity:
+def decode_identity(body: bytes) -> ClientIdentity:
     """Decode the JSON body as Go's decoder does: keys in any case, unknown ones ignored, null for absent.
 
     Raises: ClientError.
     """
     if len(body) > IDENTITY_BYTES_MAX:
         raise ClientError("E_BAD_BODY", f"IDENTIFY body too big {len(body)} > {IDENTITY_BYTES_MAX}")
-    identity = Identity()
+    identity = ClientIdentity()
     known = {*_STRINGS, *_BOOLS, *_INTS}
 
     try:
@@ -170,7 +170,7 @@ def defaults(options: Options) -> Granted:
     )
 
 
-def grant(identity: Identity, options: Options, current: Granted) -> Granted:
+def grant(identity: ClientIdentity, options: Options, current: Granted) -> Granted:
     """Check the requested values in nsqd's order, and return the granted ones; 0 keeps the current value.
 
     Raises: ClientError.
@@ -191,7 +191,7 @@ def grant(identity: Identity, options: Options, current: Granted) -> Granted:
     )
 
 
-def locality(identity: Identity, options: Options) -> int:
+def locality(identity: ClientIdentity, options: Options) -> int:
     """Return the distance of the client from the daemon: GLOBAL for all clients unless the experiment is enabled.
 
     Empty names are equal, as for nsqd. Source: docs/nsq/broker-semantics.md, "Topology-aware consumption".
@@ -213,11 +213,10 @@ class Upgrades:
     deflate_level: int = DEFLATE_LEVEL_DEFAULT
 
     def any(self) -> bool:
-        """Return whether there is an upgrade."""
         return self.tls or self.snappy or self.deflate
 
 
-def upgrades(identity: Identity, options: Options, *, tls_enabled: bool, upgraded: bool) -> Upgrades:
+def upgrades(identity: ClientIdentity, options: Options, *, tls_enabled: bool, upgraded: bool) -> Upgrades:
     """Return the requested upgrades that are granted: none on an upgraded connection. Raises: ClientError."""
     deflate = options.deflate and identity.deflate
     snappy = options.snappy and identity.snappy
@@ -233,7 +232,7 @@ def upgrades(identity: Identity, options: Options, *, tls_enabled: bool, upgrade
     )
 
 
-def reply(identity: Identity, granted: Granted, upgrades: Upgrades, options: Options) -> bytes:
+def reply(identity: ClientIdentity, granted: Granted, upgrades: Upgrades, options: Options) -> bytes:
     """Return the answer to the IDENTIFY of a client that negotiates: the granted values as JSON."""
     answer = {
         "max_rdy_count": options.max_rdy_count,

@@ -2,11 +2,10 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pyqd.broker.broker import Broker
-from pyqd.broker.topic import Topic
 from pyqd.config.options import Options
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.tcp.limits import ProtocolLimits
@@ -19,7 +18,7 @@ from pyqd.primitives.addresses import Address
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.closing import Closing
-from pyqd.tcp.connection import Connection
+from pyqd.tcp.connection import Connection, PublishSyncs
 
 # Connections closed between two passes of the loop while the daemon stops.
 CLOSED_AT_ONCE = 16
@@ -28,16 +27,6 @@ SWEEP_NS_MIN = SECOND_NS // 4
 SWEEP_NS_MAX = 5 * SECOND_NS
 
 logger = logging.getLogger(__name__)
-
-
-class Durability(Protocol):
-    """Interface to the group commit, which makes topics durable."""
-
-    def wait(self, topics: Iterable[Topic]) -> None:
-        """Wait until the topics are durable. Raises: StorageError. Switches: yes."""
-
-    def notify(self, topics: Iterable[Topic], callback: Callable[[BaseException | None], None]) -> None:
-        """Call callback(None) when the topics are durable, or callback(error) if their sync fails. Switches: no."""
 
 
 class TcpServer:
@@ -55,7 +44,7 @@ class TcpServer:
         tls: TlsServer,
         auth: AuthServers,
         on_internal_error: Callable[[BaseException], None],
-        durability: Durability,
+        durability: PublishSyncs,
     ) -> None:
         self.broker = broker
         self.options = options
@@ -80,7 +69,7 @@ class TcpServer:
             broker.capacity.refused_max,
         )
         self.slice_queue = slice_queue_of(hub)
-        self.closing = Closing(hub, lambda connection: connection.close_because(BY_DAEMON))
+        self.closing: Closing[Connection] = Closing(hub, lambda connection: connection.close_because(BY_DAEMON))
         self.listener = Listener(self.accept_client)
         self.sweep_timer: Any = None
 

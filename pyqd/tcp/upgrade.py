@@ -9,22 +9,25 @@ Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyqd.hot.net.tls import Tls
 from pyqd.hot.net.transport import Transport
 from pyqd.hot.tcp.deflate import Deflate
+from pyqd.hot.tcp.ioloop import IoLoop
+from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.snappy import Snappy
 from pyqd.net.handshake import HandshakeError, shake_hands
 from pyqd.net.slice_queue import slice_queue_of
-from pyqd.net.tls import session_of
+from pyqd.net.tls import TlsServer, session_of
 from pyqd.primitives.errors import ClientError
+from pyqd.tcp.authorization import Authorizer
 from pyqd.tcp.negotiate import Upgrades
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
-
-    from pyqd.tcp.connection import Connection
 
 OK = b"OK"
 # nsqd's names, by OpenSSL's.
@@ -33,7 +36,22 @@ TLS_VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2"
 logger = logging.getLogger(__name__)
 
 
-def upgrade(connection: Connection, upgrades: Upgrades) -> None:
+class UpgradedClient(Protocol):
+    """The connection, as its upgrades see it."""
+
+    ioloop: IoLoop
+    output: ClientOutput
+    socket: socket.socket
+    remote_address: str
+    authorizer: Authorizer
+    tls: SSL.Connection | None
+
+    @property
+    def gone(self) -> bool: ...
+    def respond(self, body: bytes) -> None: ...
+
+
+def upgrade(connection: UpgradedClient, upgrades: Upgrades, tls: TlsServer, hub: Any) -> None:
     """Start the granted upgrades after the queued answer is sent. Raises: ClientError. Switches: yes."""
     connection.ioloop.drain()
     if connection.gone:
@@ -42,7 +60,7 @@ def upgrade(connection: Connection, upgrades: Upgrades) -> None:
     early = connection.ioloop.take_partial()
     if upgrades.tls:
         logger.info("PROTOCOL(V2): [%s] upgrading connection to TLS", connection.remote_address)
-        transport = start_tls(connection, early)
+        transport = start_tls(connection, tls.connection, hub, early)
         early = b""
         confirm(connection, transport)
     if upgrades.snappy:
@@ -54,13 +72,13 @@ def upgrade(connection: Connection, upgrades: Upgrades) -> None:
         confirm(connection, Transport(connection.socket.fileno(), Deflate(level), below=transport, early=early))
 
 
-def start_tls(connection: Connection, early: bytes) -> Transport:
+def start_tls(connection: UpgradedClient, new_tls: Callable[[], SSL.Connection], hub: Any, early: bytes) -> Transport:
     """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
     connection.output.withhold(True)
     try:
-        slice_queue_of(connection.server.hub).wait()
-        secured = connection.server.tls.connection()
-        shake_hands(secured, connection.socket, connection.server.hub, early)
+        slice_queue_of(hub).wait()
+        secured = new_tls()
+        shake_hands(secured, connection.socket, hub, early)
     except HandshakeError as error:
         raise ClientError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error
     finally:
@@ -70,7 +88,7 @@ def start_tls(connection: Connection, early: bytes) -> Transport:
     return Transport(connection.socket.fileno(), Tls(secured))
 
 
-def confirm(connection: Connection, transport: Transport) -> None:
+def confirm(connection: UpgradedClient, transport: Transport) -> None:
     """Put a transport in place and send an OK through it. Switches: if the socket is full."""
     if connection.gone:
         return

@@ -12,6 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
+from pyqd.fallback.trace_states import IN_FLIGHT
 from pyqd.hot.wire.trace_events import TraceColumns
 from pyqd.trace import DatabaseError, MovedError, SchemaError, UrlError, schema
 from pyqd.trace.addresses import shown, store_of
@@ -19,7 +20,6 @@ from pyqd.trace.recent import RecentDeliveries
 from pyqd.trace.rows import Drop, Place, TraceBatch, batch_of
 from pyqd.trace.stores.store import ANSWER_S, OutcomeChange
 from pyqd.trace.versions import VERSION_TABLE, Versions, current
-from pyqd.wire.trace_states import IN_FLIGHT
 
 # Keys of one query.
 KEYS: Final = 500

@@ -26,11 +26,11 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from pyqd.fallback.trace_states import CLEARED, IN_FLIGHT, OUTCOMES, SEEK
 from pyqd.hot.wire.trace_events import KINDS, TraceColumns
 from pyqd.trace import schema
 from pyqd.trace.literals import Literals
 from pyqd.trace.schema import ID_CHARS, NAME_CHARS, TEXT_CHARS
-from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, OUTCOMES, SEEK
 
 PUBLISHED: Final = KINDS.index("published")
 STORED: Final = KINDS.index("stored")

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
+from pyqd.fallback.trace_states import CLEARED, SEEK, UNFINISHED, WAITING
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.wire.trace_states import CLEARED, SEEK, UNFINISHED, WAITING
 
 # Deliveries after which the message is not delivered again.
 LAST: Final = ("finished", "dead_lettered", "cancelled")

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pyqd.fallback.trace_states import CLEARED, IN_FLIGHT, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
 
 
 @dataclass(frozen=True)

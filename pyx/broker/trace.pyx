@@ -336,10 +336,18 @@ cdef class TraceLog:
     """The trace events of a broker.
 
     log: for sealed blocks. mapping: of OPEN_BYTES bytes, checked by `check_open`; held mapped. power_failed: before
-    this start, so the content of the open block is not to be trusted.
+    this start, so the content of the open block is not to be trusted. on_begun, on_sealed: pyqd/hot/broker/trace.pxd.
     """
 
-    def __init__(self, Log log not None, Mapping mapping not None, uint32_t node_id, bint power_failed):
+    def __init__(
+        self,
+        Log log not None,
+        Mapping mapping not None,
+        uint32_t node_id,
+        bint power_failed,
+        on_begun=None,
+        on_sealed=None,
+    ):
         mapping.hold()
         self.log = log
         self.mapping = mapping
@@ -348,6 +356,9 @@ cdef class TraceLog:
         self.node_id = <uint16_t> node_id
         self.generation = 1
         self.take_up(power_failed)
+        # Not earlier: the caller has no log yet that it could trim or offer.
+        self.on_begun = on_begun
+        self.on_sealed = on_sealed
 
     cdef int take_up(self, bint power_failed) except -1:
         """Continue after an earlier run; the open block that it left is sealed."""

@@ -48,9 +48,16 @@ cdef class Scheduled:
 
 @cython.final
 cdef class Scheduler:
-    """List of items with a scheduled wake, and heap of items with a timer."""
+    """List of items with a scheduled wake, and heap of items with a timer.
 
-    def __init__(self):
+    The arguments are described in pyqd/hot/primitives/schedule.pxd.
+    """
+
+    def __init__(self, on_wake_wanted=None, on_timer_wanted=None, on_error=None, int64_t time_max_ns=0):
+        self.on_wake_wanted = on_wake_wanted
+        self.on_timer_wanted = on_timer_wanted
+        self.on_error = on_error
+        self.time_max_ns = time_max_ns
         self.wanting = []
         self.turns = []
         self.deadlines = DeadlineHeap()

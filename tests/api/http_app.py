@@ -12,22 +12,20 @@ import time
 import gevent
 from gevent.fileobject import FileObject
 
-from pyqd.api.debug import DebugRoutes
 from pyqd.api.publish import plain_publishers
-from pyqd.api.routes import daemon_routes
 from pyqd.apps.listeners import accepted_sites, http_settings
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.http.messages import Request, Response
-from pyqd.http.router import Route
+from pyqd.http.messages import Request, Response, Route
 from pyqd.http.server import HttpServer
 from pyqd.metrics.identity import Identity, port_of
 from pyqd.primitives.addresses import split_address
 from pyqd.primitives.errors import DiskFull
 from pyqd.primitives.loglines import LogLevel, configure
+from tests.support.routes import routes_of
 
 FIRST_SEGMENT_BYTES = 64 << 10
 
@@ -96,7 +94,7 @@ def main() -> None:
         Route("GET", "/debug/pprof/", option, common_headers=False),
     ]
     profiler = Profiler(os.environ.get("PROFILERS"))
-    routes = [*daemon_routes(broker, identity, debug=DebugRoutes(profiler)), *extra]
+    routes = [*routes_of(broker, identity, profiler), *extra]
     sites = accepted_sites(options)
     server = HttpServer(
         routes, short_path=plain_publishers(broker, sites), settings=http_settings(options), sites=sites

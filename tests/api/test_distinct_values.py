@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from pyqd.api.stats_text import stats_text
-from pyqd.broker.stats import Selection, head_stats, snapshot
+from pyqd.broker.stats import Selection, head_stats
 from pyqd.metrics import statsd
-from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.prometheus import ConnectionCounts, Metrics
 from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, TOPIC_FAMILIES, SeriesWriter
 from tests.support.distinct import CHANNEL_VALUES, TOPIC_VALUES, distinct_broker
+from tests.support.snapshot import snapshot
 
 COUNTERS_ONLY = Selection(include_clients=False, include_mem=False)
 TOTALS = ("messages", "message_bytes", "finished", "requeued", "timed_out", "dead_letters", "damage", "damage_lost")
@@ -153,15 +154,12 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     broker.topic("other").channel("one")
     broker.topic("third").channel("two")
     broker.topic("third").channel("three")
-    metrics = Metrics(broker)
-    counted = ("tcp_connections", "http_connections", "tcp_refused", "http_refused", "shed")
-    for number, name in enumerate(counted, 101):
-        setattr(metrics, name, lambda number=number: number)
+    metrics = Metrics(broker, lambda: ConnectionCounts(*range(101, 106)))
     broker.damage.add(200, 300, 400)
     broker.write_failure_count, broker.sync_failure_count = 501, 502
     broker.short_of_room.update("abcde")
     monkeypatch.setattr(broker, "health", lambda: "NOK")
-    metrics.series_count, metrics._summed_count = 601, 602
+    metrics.series_count, metrics.summed_count = 601, 602
     broker.reserve.floor_bytes = 701
     trace = {"events": 1101, "lost": 1102, "overwritten": 1103, "bytes": 1104, "oldest": 1, "next": 1206}
     monkeypatch.setattr(broker.tracing, "stats", lambda: trace)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.metrics.identity import Identity
+from tests.support.routes import routes_of as daemons_routes_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("http.md", "space.md")
@@ -18,8 +17,7 @@ PARAMETER = re.compile(r":\w+$|\\?<\w+\\?>$")
 
 def routes_of(directory: Path) -> set[tuple[str, str]]:
     broker = Broker(parse_args([f"--data-path={directory}"]))
-    routes = daemon_routes(broker, Identity(hostname="host", start_ns=0))
-    return {(route.method, PARAMETER.sub("", route.path)) for route in routes}
+    return {(route.method, PARAMETER.sub("", route.path)) for route in daemons_routes_of(broker)}
 
 
 def documented() -> set[tuple[str, str]]:

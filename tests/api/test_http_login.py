@@ -16,12 +16,11 @@ import pytest
 
 from pyqd.api.login import FAILURES_AT_ONCE_MAX
 from pyqd.api.rights import ADMIN, CONSUME, GRANTED, OPEN, PUBLISH, RIGHTS, STATUS
-from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.metrics.identity import Identity
 from tests.support.authd import Answer, AuthServer, Query, entry, state
 from tests.support.certificates import Certificates
+from tests.support.routes import routes_of
 from tests.support.server import Daemon, Reply, free_port, pyqd, running, wait_until
 
 RESTART = "POST /restart"
@@ -173,7 +172,7 @@ def deciding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def test_every_route_names_its_right(tmp_path: Path) -> None:
     broker = Broker(parse_args([f"--data-path={tmp_path}"]))
-    routes = daemon_routes(broker, Identity(hostname="h", start_ns=0))
+    routes = routes_of(broker)
     assert {route.right for route in routes} <= set(RIGHTS)
     found: dict[str, list[str]] = {}
     for route in routes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyqd.http.messages import Request, Response
-from pyqd.http.reader import DROPPED_BYTES_MAX, RequestReader, State
-from pyqd.http.router import Route, Router
+from pyqd.http.messages import Request, Response, Route
+from pyqd.http.reader import DROPPED_BYTES_MAX, ReaderState, RequestReader
+from pyqd.http.router import Router
 from tests.support.ambiguous_http import AMBIGUOUS, AMBIGUOUS_CHUNKS, CHUNKED_BODY
 
 LIMIT_BYTES = 10
@@ -48,7 +48,7 @@ def test_requests_do_not_depend_on_how_the_bytes_come(step: int) -> None:
     for start in range(0, len(STREAM), step):
         taken.feed(memoryview(STREAM)[start : start + step])
     assert seen(taken.ready) == EXPECTED
-    assert taken.state == State.IDLE
+    assert taken.state == ReaderState.IDLE
 
 
 def test_requests_split_once_at_any_byte_are_read_alike() -> None:
@@ -64,12 +64,12 @@ def assert_refused(data: bytes) -> None:
     following = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
     whole = reader()
     whole.feed(memoryview(data + following))
-    assert (whole.state, whole.failure, whole.ready) == (State.FAILED, 400, [])
+    assert (whole.state, whole.failure, whole.ready) == (ReaderState.FAILED, 400, [])
     bytewise = reader()
     for at in range(len(data)):
-        if bytewise.state < State.CUT_SHORT:
+        if bytewise.state < ReaderState.CUT_SHORT:
             bytewise.feed(memoryview(data)[at : at + 1])
-    assert (bytewise.state, bytewise.failure, bytewise.ready) == (State.FAILED, 400, [])
+    assert (bytewise.state, bytewise.failure, bytewise.ready) == (ReaderState.FAILED, 400, [])
 
 
 @pytest.mark.parametrize("headers", AMBIGUOUS.values(), ids=AMBIGUOUS)
@@ -128,10 +128,10 @@ def test_a_body_is_never_held_beyond_the_limit() -> None:
     taken = reader()
     taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"))
     count = 0
-    while taken.state == State.BODY:
+    while taken.state == ReaderState.BODY:
         taken.feed(memoryview(b"400\r\n" + bytes(1024) + b"\r\n"))
         count += 1
-    assert taken.state == State.CUT_SHORT
+    assert taken.state == ReaderState.CUT_SHORT
     assert taken.cut is not None
     assert len(taken.cut.body) == LIMIT_BYTES
     assert count == DROPPED_BYTES_MAX // 1024 + 1
@@ -162,14 +162,14 @@ def test_chunk_extensions_have_an_end() -> None:
     taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;"))
     for _ in range(20):
         taken.feed(memoryview(8192 * b"x"))
-    assert (taken.state, taken.failure) == (State.FAILED, 431)
+    assert (taken.state, taken.failure) == (ReaderState.FAILED, 431)
 
 
 def test_empty_lines_between_requests_have_an_end() -> None:
     taken = reader()
     for _ in range(20):
         taken.feed(memoryview(b"\r\n" * 8192))
-    assert (taken.state, taken.failure) == (State.FAILED, 431)
+    assert (taken.state, taken.failure) == (ReaderState.FAILED, 431)
 
 
 def test_leave_to_continue_is_asked_for_until_the_body_comes() -> None:

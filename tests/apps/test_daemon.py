@@ -12,26 +12,33 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import Client, Message
+from tests.support.preloaded import program_environment
 from tests.support.readiness import is_readable
-from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
+from tests.support.server import Daemon, free_port, pyqd, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.flags("-msg-timeout=2s")]
 
 WAIT_S = 20.0
+COMMAND = (sys.executable, "-m", "pyqd.apps.daemon")
 
 
 def run(*flags: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run the daemon to its end."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])}
     return subprocess.run(
-        [sys.executable, "-m", "pyqd.apps.daemon", *flags],
+        [*COMMAND, *flags],
         cwd=directory,
-        env=environment,
+        env=program_environment(),
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
+
+
+def started(log_path: Path, *flags: str, directory: Path) -> subprocess.Popen[bytes]:
+    """Start the daemon, with its log in a file."""
+    with log_path.open("wb") as log:
+        return subprocess.Popen([*COMMAND, *flags], cwd=directory, env=program_environment(), stderr=log)
 
 
 def connect(daemon: Daemon) -> Client:
@@ -98,13 +105,7 @@ def test_a_taken_port_is_named(daemon: Daemon, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
     port = free_port()
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyqd.apps.daemon", f"-tcp-address=127.0.0.1:{port}", "-http-address="],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
-            stderr=log,
-        )
+    process = started(tmp_path / "log", f"-tcp-address=127.0.0.1:{port}", "-http-address=", directory=tmp_path)
     try:
         wait_until(lambda: b"TCP: listening" in (tmp_path / "log").read_bytes(), "the daemon listens", WAIT_S)
         process.send_signal(number)
@@ -118,7 +119,7 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
 def test_a_publish_that_is_read_during_the_stop_is_not_stored(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.apps.late_publish", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+        env=program_environment(),
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -132,14 +133,7 @@ def said_at_the_start(tmp_path: Path, *flags: str) -> str:
     here = tmp_path / "here"
     here.mkdir(exist_ok=True)
     log_path = tmp_path / "start.log"
-    flags = ("-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0", *flags)
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyqd.apps.daemon", *flags],
-            cwd=here,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
-            stderr=log,
-        )
+    process = started(log_path, "-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0", *flags, directory=here)
     try:
         wait_until(lambda: b"HTTP: listening" in log_path.read_bytes(), "the daemon listens", WAIT_S)
     finally:
@@ -167,9 +161,9 @@ def test_the_current_directory_is_taken_with_a_warning_the_first_time(tmp_path: 
 def test_on_a_terminal_the_start_names_a_command_that_publishes(tmp_path: Path, http: str) -> None:
     terminal, stderr = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "pyqd.apps.daemon", "-tcp-address=127.0.0.1:0", f"-http-address={http}"],
+        [*COMMAND, "-tcp-address=127.0.0.1:0", f"-http-address={http}"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+        env=program_environment(),
         stderr=stderr,
     )
     os.close(stderr)
@@ -195,14 +189,7 @@ def takes_connections(path: Path) -> bool:
 
 def test_it_serves_unix_sockets_logs_their_full_paths_and_removes_them(tmp_path: Path) -> None:
     tcp_path, http_path = tmp_path / "tcp.sock", tmp_path / "http.sock"
-    flags = ["-tcp-address=tcp.sock", f"-http-address={http_path}"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyqd.apps.daemon", *flags],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
-            stderr=log,
-        )
+    process = started(tmp_path / "log", "-tcp-address=tcp.sock", f"-http-address={http_path}", directory=tmp_path)
     try:
         # The HTTP listener is the last to start; its file exists shortly before it accepts connections.
         wait_until(lambda: takes_connections(http_path), "the daemon listens", WAIT_S)

@@ -19,17 +19,16 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.http.router import Route
+from pyqd.http.messages import Route
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.metrics import LookupMetrics
 from pyqd.lookupd.registry import Registry
-from pyqd.metrics.identity import Identity
 from tests.lookupd.conftest import LookupDaemon
 from tests.lookupd.conftest import running as running_lookupd
 from tests.support.authd import Answer, AuthServer, entry, state
+from tests.support.routes import routes_of
 from tests.support.server import Daemon, pyqd, running
 
 WAIT_S = 20.0
@@ -231,7 +230,7 @@ def lookup_daemon(directory: Path, lines: Sequence[str]) -> Iterator[int]:
 
 
 def broker_routes(directory: Path) -> list[Route]:
-    return daemon_routes(Broker(parse_args([f"--data-path={directory}"])), Identity(hostname="h", start_ns=0))
+    return routes_of(Broker(parse_args([f"--data-path={directory}"])))
 
 
 def lookup_routes(_directory: Path) -> list[Route]:

@@ -62,7 +62,7 @@ def test_a_message_that_is_far_from_due_does_not_hold_a_long_log(tmp_path, name)
     assert work_off(channel, consumer) == 8 * PER_SEGMENT
     log = channel.parked.log
     assert segment_count(log) > 8
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert segment_count(log) == 1
     assert channel.deferred_count == 1
     ((_, _, _, due, attempts, body),) = [
@@ -84,7 +84,7 @@ def test_a_log_whose_oldest_segments_are_all_unfinished_becomes_compact(tmp_path
     work_off(channel, consumer)
     assert segment_count(channel.parked.log) == 16
     for _ in range(4):
-        topic.reclaimer.run(mono())
+        reclaimer.reclaim(topic, mono())
     assert segment_count(channel.parked.log) <= 4
     assert channel.deferred_count == 2 * PER_SEGMENT
 
@@ -96,7 +96,7 @@ def test_a_log_that_is_mostly_unfinished_is_not_copied(tmp_path):
     park(topic, 4 * PER_SEGMENT, DUE, 4 * PER_SEGMENT)
     work_off(channel, consumer_on(channel))
     end = channel.parked.log.end
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert channel.parked.log.end == end
 
 
@@ -148,7 +148,7 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
     log = channel.parked.log
     end = log.end
     for _ in range(2):
-        topic.reclaimer.run(mono())
+        reclaimer.reclaim(topic, mono())
         assert log.end == end + 1
         assert segment_count(log) > 8
     channel.settle(log.end)
@@ -165,10 +165,10 @@ def test_a_bounded_number_is_moved_at_a_time(tmp_path, monkeypatch):
     park(topic, 8 * PER_SEGMENT, DUE, PER_SEGMENT)
     work_off(channel, consumer_on(channel))
     end = channel.parked.log.end
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert channel.parked.log.end == end + 3
-    topic.reclaimer.run(mono())
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
+    reclaimer.reclaim(topic, mono())
     assert channel.parked.log.end == end + PER_SEGMENT
     assert segment_count(channel.parked.log) < 4
 

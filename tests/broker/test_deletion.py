@@ -309,7 +309,8 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
 
 
 def test_files_that_are_held_already_are_looked_at_again_if_one_was_replaced_or_made(tmp_path: Path) -> None:
-    topic = broker_at(tmp_path).topic("t")
+    broker = broker_at(tmp_path)
+    topic = broker.topic("t")
     topic.channel("a")
     topic.channel("b")
     assert len(list(topic.hold_files_in_steps())) == 2
@@ -325,7 +326,7 @@ def test_files_that_are_held_already_are_looked_at_again_if_one_was_replaced_or_
     topic.channel("f")
     assert len(list(slices)) == 3
     assert len(list(topic.hold_files_in_steps())) == 5
-    topic.broker.close()
+    broker.close()
 
 
 def test_only_directories_of_topics_are_taken_out_of_the_tree(tmp_path: Path) -> None:
@@ -384,9 +385,10 @@ def test_the_clients_of_a_deleted_topic_do_nothing_to_a_new_one_of_its_name(tmp_
     assert files_below(tmp_path / "topics") == before
     broker.topic("t").publish_body(b"new", NOW_NS)
     broker.close()
-    again = broker_at(tmp_path).topic("t").channel(new.name)
+    broker = broker_at(tmp_path)
+    again = broker.topic("t").channel(new.name)
     assert [body for *_, body in take_all(again, consumer_on(again))] == [b"new"]
-    again.topic.broker.close()
+    broker.close()
 
 
 def files_below(directory: Path) -> dict[str, int]:

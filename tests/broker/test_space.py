@@ -98,7 +98,7 @@ def test_retention_by_time_keeps_newer_messages_and_can_change_at_run_time(tmp_p
     fill(topic, 3 * PER_SEGMENT)
     consume(channel, consumer, 3 * PER_SEGMENT)
     assert segment_count(topic.log) == 3
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert segment_count(topic.log) == 3
     topic.quota.set_own(retention_time_ns=1)
     assert segment_count(topic.log) == 1
@@ -116,11 +116,11 @@ def test_retention_by_time_counts_from_when_a_segment_grew_last_not_from_when_it
         consume(channel, consumer, 3 * PER_SEGMENT)
         for minutes in (0, 11, 48):
             clock.advance(minutes * MINUTE_NS)
-            topic.reclaimer.run(clock.mono_ns)
+            reclaimer.reclaim(topic, clock.mono_ns)
             assert (segment_count(topic.log), topic.retained_from()) == (3, 0)
         clock.advance(2 * MINUTE_NS)
         assert topic.retained_from() == 2 * PER_SEGMENT
-        topic.reclaimer.run(clock.mono_ns)
+        reclaimer.reclaim(topic, clock.mono_ns)
         assert segment_count(topic.log) == 1
 
 
@@ -131,10 +131,10 @@ def test_retention_by_time_follows_a_wall_clock_that_jumps(tmp_path):
         fill(topic, 2 * PER_SEGMENT)
         consume(channel, consumer_on(channel), 2 * PER_SEGMENT)
         clock.jump(-2 * HOUR_NS)
-        topic.reclaimer.run(clock.mono_ns)
+        reclaimer.reclaim(topic, clock.mono_ns)
         assert segment_count(topic.log) == 2
         clock.jump(4 * HOUR_NS, SECOND_NS)
-        topic.reclaimer.run(clock.mono_ns)
+        reclaimer.reclaim(topic, clock.mono_ns)
         assert segment_count(topic.log) == 1
 
 
@@ -191,7 +191,7 @@ def test_a_drained_topic_at_its_quota_takes_messages_again(tmp_path):
     assert topic.quota.bytes_max == 256 * KIB
     count, _ = publish_until_refused(topic)
     consume(channel, consumer, count)
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert broker.health() == "OK"
     fill(topic, PER_SEGMENT)
     assert topic.quota.bytes_used() <= 256 * KIB
@@ -254,7 +254,7 @@ def test_unfinished_messages_move_out_of_old_segments_unchanged(tmp_path, eager,
     assert channel.requeue_message(consumer, waiting[0], 0) == 0
     finish(channel, consumer, [message for message in messages if message not in (in_flight, waiting)])
     assert segment_count(topic.log) == 8
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     topic.scheduler.run_wakes()
     assert segment_count(topic.log) == 1
     topic.check()
@@ -276,7 +276,7 @@ def test_a_moved_message_outlives_a_kill_with_its_attempts(tmp_path, eager):
     assert channel.requeue_message(consumer, messages[2][0], 0) == 0
     (again,) = take(channel, consumer, 1)
     finish(channel, consumer, messages[:2] + messages[3:])
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert segment_count(topic.log) == 1
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
@@ -295,7 +295,7 @@ def test_a_segment_with_moved_messages_stays_until_their_copies_are_on_stable_st
     messages = take(channel, consumer, 8 * PER_SEGMENT)
     finish(channel, consumer, messages[1:])
     for _ in range(2):
-        topic.reclaimer.run(mono())
+        reclaimer.reclaim(topic, mono())
         assert channel.parked.log.end == 1
         assert segment_count(topic.log) == 8
     channel.settle(1)
@@ -311,7 +311,7 @@ def test_a_queue_is_not_moved(tmp_path, eager):
     channel = topic.channel("c")
     fill(topic, 8 * PER_SEGMENT)
     consume(channel, consumer_on(channel), 2)
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert channel.parked is None
     assert segment_count(topic.log) == 8
 
@@ -323,10 +323,10 @@ def test_many_unfinished_messages_move_a_bounded_number_at_a_time(tmp_path, eage
     consumer = consumer_on(channel)
     fill(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert channel.parked.log.end == 5
     assert segment_count(topic.log) == 8
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert channel.parked.log.end == 10
     assert segment_count(topic.log) == 7
     finish(channel, consumer, messages)
@@ -338,12 +338,12 @@ def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     fill(topic, 500)
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     consume(channel, consumer, 500)
     assert topic.quota.bytes_used() > 1 << 20
-    topic.reclaimer.run(mono())
+    reclaimer.reclaim(topic, mono())
     assert topic.quota.bytes_used() > 1 << 20
-    topic.reclaimer.run(mono() + 2 * reclaimer.QUIET_NS)
+    reclaimer.reclaim(topic, mono() + 2 * reclaimer.QUIET_NS)
     assert topic.quota.bytes_used() == 64 * KIB
     assert len(list((tmp_path / "topics" / "t.topic" / "log").iterdir())) == 1
     fill(topic, 3, 500)
@@ -360,8 +360,8 @@ def test_a_quiet_topic_that_is_not_drained_keeps_its_segments(tmp_path):
     fill(topic, 500)
     consume(channel, consumer_on(channel), 499)
     used = topic.quota.bytes_used()
-    topic.reclaimer.run(mono())
-    topic.reclaimer.run(mono() + 2 * reclaimer.QUIET_NS)
+    reclaimer.reclaim(topic, mono())
+    reclaimer.reclaim(topic, mono() + 2 * reclaimer.QUIET_NS)
     assert 1 << 20 < topic.quota.bytes_used() <= used
     assert channel.depth == 1
 

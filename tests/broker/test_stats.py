@@ -17,12 +17,12 @@ from pyqd.broker.stats import (
     head_stats,
     latency_stats,
     shown_producers,
-    snapshot,
     topic_stats,
 )
 from pyqd.config.options import parse_args
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.http.messages import to_json
+from tests.support.snapshot import snapshot
 
 CLIENTS = 5000
 NO_LATENCY = {"count": 0, "percentiles": None}

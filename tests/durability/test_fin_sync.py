@@ -44,7 +44,13 @@ def held() -> Held:
 
 @pytest.fixture
 def fin_sync(broker: Broker, held: Held) -> FinSync:
-    return FinSync(broker, held.run, gevent.get_hub().loop.run_callback)
+    return watched(FinSync(broker, held.run, gevent.get_hub().loop.run_callback), broker)
+
+
+def watched(fin_sync: FinSync, broker: Broker) -> FinSync:
+    """Let channels that the broker makes from now on tell a service of their FINs."""
+    broker.on_finished = fin_sync.note
+    return fin_sync
 
 
 def taken(broker: Broker, count: int, channel_name: str = "c") -> tuple[Any, Consumer, list[int]]:
@@ -166,8 +172,7 @@ def test_a_failed_sync_keeps_the_fins_counted_until_the_syncer_has_them_tried_ag
     broker: Broker, files: RecordingFiles, held: Held, fin_sync: FinSync
 ) -> None:
     channel, consumer, ids = taken(broker, 3)
-    syncer = Syncer(broker, run_inline)
-    syncer.on_end = fin_sync.retry
+    syncer = Syncer(broker, run_inline, on_end=fin_sync.retry)
     files.failing = True
     channel.finish_message(consumer, ids[0])
     held.finish_one()
@@ -274,10 +279,11 @@ def test_a_finished_dead_letter_makes_its_original_durable_first(
 
 
 def test_an_error_that_is_no_storage_error_is_reported_and_the_next_round_begins(
-    broker: Broker, files: RecordingFiles, held: Held, fin_sync: FinSync
+    broker: Broker, files: RecordingFiles, held: Held
 ) -> None:
     errors: list[BaseException] = []
-    fin_sync.on_internal_error = errors.append
+    soon = gevent.get_hub().loop.run_callback
+    fin_sync = watched(FinSync(broker, held.run, soon, on_internal_error=errors.append), broker)
     channel, consumer, ids = taken(broker, 2)
 
     def fail() -> None:

@@ -244,10 +244,11 @@ def raise_broken(*_args: object) -> None:
 
 
 def test_an_internal_error_in_a_job_wakes_all_that_wait_and_the_next_round_begins(
-    broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
+    broker: Broker, files: RecordingFiles, held: Held
 ) -> None:
     errors: list[BaseException] = []
-    commit.on_internal_error = errors.append
+    soon = gevent.get_hub().loop.run_callback
+    commit = GroupCommit(broker, held.run, soon, on_internal_error=errors.append)
     topic = broker.topic("t")
     files.on_sync = lambda: raise_broken()
     first = publish(commit, topic)
@@ -267,17 +268,18 @@ def test_an_internal_error_in_a_job_wakes_all_that_wait_and_the_next_round_begin
     after.get(timeout=WAIT_S)
 
 
-@pytest.mark.parametrize("where", ["_job", "on_timed", "_in_background"])
+@pytest.mark.parametrize("where", ["_job", "_on_timed", "_in_background"])
 def test_an_internal_error_on_the_loop_wakes_all_that_wait_and_the_next_round_begins(
-    broker: Broker, held: Held, commit: GroupCommit, where: str, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, held: Held, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors: list[BaseException] = []
-    commit.on_internal_error = errors.append
+    soon = gevent.get_hub().loop.run_callback
+    commit = GroupCommit(broker, held.run, soon, on_internal_error=errors.append)
     topic = broker.topic("t")
     with monkeypatch.context() as broken:
         broken.setattr(commit, where, raise_broken)
         first = publish(commit, topic)
-        if where == "on_timed":
+        if where == "_on_timed":
             held.finish_one()
         with pytest.raises(BrokenError):
             first.get(timeout=WAIT_S)

@@ -389,13 +389,12 @@ def test_an_internal_error_in_a_sync_is_reported_and_the_next_sync_runs(broker: 
 
     told: list[BaseException] = []
     come = Event()
-    syncer = Syncer(broker, run_inline)
 
     def on_internal_error(error: BaseException) -> None:
         told.append(error)
         come.set()
 
-    syncer.on_internal_error = on_internal_error
+    syncer = Syncer(broker, run_inline, on_internal_error=on_internal_error)
     files.on_sync = fail
     syncer.start()
     gevent.sleep(0)
@@ -419,11 +418,9 @@ def test_an_internal_error_in_a_sync_is_reported_and_the_next_sync_runs(broker: 
     gevent.sleep(0)
 
 
-def test_a_sync_that_cannot_be_noted_is_an_internal_error(
-    broker: Broker, syncer: Syncer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sync_that_cannot_be_noted_is_an_internal_error(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[BaseException] = []
-    syncer.on_internal_error = told.append
+    syncer = Syncer(broker, run_inline, on_internal_error=told.append)
     publish(broker, "t")
 
     def fail() -> None:

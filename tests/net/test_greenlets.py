@@ -59,8 +59,8 @@ def test_a_failing_housekeeper_is_reported(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_S", 0.0)
     monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
     broker = broker_on(tmp_path)
-    topic = broker.topic("t")
-    monkeypatch.setattr(topic.reclaimer, "run", lambda _now_ns: 1 / 0)
+    broker.topic("t")
+    monkeypatch.setattr("pyqd.durability.housekeeper.reclaim", lambda _topic, _now_ns: 1 / 0)
     housekeeper = Housekeeper(broker, failed.set)
     housekeeper.start()
     assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
@@ -71,8 +71,7 @@ def test_a_failing_housekeeper_is_reported(tmp_path: Path, monkeypatch: pytest.M
 def test_a_failing_syncer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
     broker = broker_on(tmp_path, sync_timeout=1_000_000)
-    syncer = Syncer(broker)
-    syncer.on_internal_error = failed.set
+    syncer = Syncer(broker, on_internal_error=failed.set)
     monkeypatch.setattr(syncer, "note", lambda: 1 / 0)
     syncer.start()
     assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
@@ -86,7 +85,7 @@ def test_a_job_of_a_pool_waits_for_the_thread_that_runs_if_no_other_can_be_start
     def refuse(*_arguments: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    pool = greenlets.Pool(2)
+    pool = greenlets.WorkerPool(2)
     try:
         greenlets.start_threads(pool, 1)
         monkeypatch.setattr(threadpool, "start_new_thread", refuse)
@@ -101,7 +100,7 @@ def test_a_job_of_a_pool_waits_for_the_thread_that_runs_if_no_other_can_be_start
 
 
 def test_a_thread_of_a_pool_does_not_preempt_the_thread_that_gives_it_work() -> None:
-    pool = greenlets.Pool(1)
+    pool = greenlets.WorkerPool(1)
     try:
         assert pool.apply(os.sched_getscheduler, (0,)) == os.SCHED_BATCH
         assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -5,8 +5,8 @@ from typing import Any
 
 import gevent
 
-from pyqd.net.events import READ_EVENT
 from pyqd.net.loop_driver import LoopDriver
+from pyqd.net.slice_queue import READ_EVENT
 
 
 class Counting:
@@ -27,7 +27,8 @@ class Counting:
 
 def test_no_wake_and_no_timer_runs_while_they_are_held_and_both_run_afterwards() -> None:
     scheduler: Any = Counting()
-    driver = LoopDriver(gevent.get_hub(), scheduler)
+    driver = LoopDriver(gevent.get_hub())
+    driver.scheduler = scheduler
     with driver.held():
         driver.want_wakes()
         driver.want_timer(0)
@@ -54,7 +55,8 @@ class Repeating(Counting):
 
 def test_a_socket_that_becomes_readable_during_a_run_of_wakes_is_served_before_the_next_run() -> None:
     scheduler: Any = Repeating()
-    scheduler.driver = LoopDriver(gevent.get_hub(), scheduler)
+    scheduler.driver = LoopDriver(gevent.get_hub())
+    scheduler.driver.scheduler = scheduler
     ours, scheduler.peer = socket.socketpair()
     watcher: Any = gevent.get_hub().loop.io(ours.fileno(), READ_EVENT)
 

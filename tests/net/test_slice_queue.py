@@ -7,8 +7,7 @@ import gevent
 import pytest
 from greenlet import getcurrent
 
-from pyqd.net.events import READ_EVENT
-from pyqd.net.slice_queue import BUDGET_S, SliceQueue
+from pyqd.net.slice_queue import BUDGET_S, READ_EVENT, SliceQueue
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 from pyqd.broker import message_lookup
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.inspection import Inspection
-from pyqd.broker.stats import ALL, Selection, head_stats, topic_stats
+from pyqd.broker.stats import Selection, head_stats, topic_stats
 from pyqd.diskqueue import files
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
@@ -211,7 +211,7 @@ def test_damage_is_counted_and_shown_and_health_stays_well(tmp_path):
     assert shown["damage"] == found
     assert "damage" not in shown["channels"][0]
     broker.topic("other")
-    assert "damage" not in (topic_stats(broker.topic("other"), ALL) or {})
+    assert "damage" not in (topic_stats(broker.topic("other"), Selection()) or {})
     topic.channel("c").close_consumers()
     broker.delete_topic("t")
     assert head_stats(broker, 0)["damage"] == found
@@ -227,7 +227,7 @@ def test_damage_of_a_parked_log_is_shown_with_its_channel(tmp_path):
     change(path, 128 + 2 * RECORD_BYTES + 60, b"\xff" * 10)
     topic = broker_on(tmp_path).topic("t")
     assert topic.channel("c").deferred_count == 4
-    shown = topic_stats(topic, ALL)
+    shown = topic_stats(topic, Selection())
     assert shown is not None
     assert "damage" not in shown
     assert shown["channels"][0]["damage"] == {"count": 1, "records_lost": 1, "bytes": RECORD_BYTES}

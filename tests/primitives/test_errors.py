@@ -8,15 +8,10 @@ from pyqd.primitives.errors import (
     ClientError,
     CorruptionError,
     DiskFull,
-    StartupError,
     StorageError,
     reason_of,
     storage_error,
 )
-
-
-def test_a_frame_is_code_space_text() -> None:
-    assert ClientError("E_INVALID", "invalid command X").frame() == b"E_INVALID invalid command X"
 
 
 def test_a_frame_without_text_is_the_code_alone() -> None:
@@ -72,10 +67,6 @@ def test_corruption_names_file_offset_and_detail() -> None:
     error = CorruptionError("/data/1", 4096, "bad checksum")
     assert (error.file, error.offset, error.detail) == ("/data/1", 4096, "bad checksum")
     assert str(error) == "/data/1 is corrupt at offset 4096 - bad checksum"
-
-
-def test_a_startup_error_is_its_text() -> None:
-    assert str(StartupError("failed to lock")) == "failed to lock"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyqd.apps.config_check import effective
 from pyqd.config.configfile import read_config, shown, value_of
-from pyqd.config.options import FLAGS, settings_of
+from pyqd.config.options import DAEMON, FLAGS
 from pyqd.primitives.durations import INT64_MAX, INT64_MIN
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, Flag
 from tests.support.examples import examples
@@ -41,7 +41,7 @@ def givens(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=examples(50))
 @given(givens())
 def test_a_printed_configuration_is_read_back_unchanged(wanted: dict[str, Any]) -> None:
-    asked = settings_of(wanted)
+    asked = DAEMON.settings_of(wanted)
     if asked.problems:
         return
     with tempfile.TemporaryDirectory() as directory:
@@ -71,5 +71,5 @@ def test_no_text_of_a_file_is_more_than_an_error(text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pyqd.toml"
         path.write_text(text, newline="")
-        asked = settings_of({"config": str(path)})
+        asked = DAEMON.settings_of({"config": str(path)})
     assert isinstance(asked.problems, tuple)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pyqd.api.publish import is_binary
 from pyqd.hot.api.plain_scan import plain_publish
-from pyqd.http.messages import Request, Response
-from pyqd.http.reader import RequestReader, State
-from pyqd.http.router import Route, Router
+from pyqd.http.messages import Request, Response, Route
+from pyqd.http.reader import ReaderState, RequestReader
+from pyqd.http.router import Router
 from pyqd.primitives.names import is_valid_name_str
 from tests.support.ambiguous_http import AMBIGUOUS, CHUNKED_BODY
 
@@ -39,7 +39,7 @@ def assert_agrees(data: bytes) -> None:
         return
     form, topic, body, used = found
     requests, reader = parsed(data[:used])
-    assert reader.state == State.IDLE
+    assert reader.state == ReaderState.IDLE
     (request,) = requests
     query = request.query()
     assert (request.method, request.path, request.version) == ("POST", "/pub" if form == "pub" else "/mpub", "1.1")

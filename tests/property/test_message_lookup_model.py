@@ -100,7 +100,7 @@ class AmendMachine(ChannelMachine):
             if message is None:
                 assert status in (message_lookup.FINISHED, message_lookup.UNKNOWN)
             elif message.state == IN_FLIGHT:
-                assert status == message_lookup.IN_FLIGHT
+                assert status == peek.IN_FLIGHT
             elif status == message_lookup.FAILED:
                 assert full
             else:

@@ -4,7 +4,6 @@ from typing import Any
 
 from pyqd.broker import message_lookup, peek, replay
 from pyqd.broker.channel_settings import ChannelSettings
-from pyqd.broker.stats import snapshot
 from pyqd.hot.broker.intake import enqueue_frames, must_queue
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import SECOND_NS
@@ -13,6 +12,7 @@ from tests.simulation.adoption import rows_of
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
 from tests.simulation.operations import BATCHES, CHANNELS, DELAYS_MS, MS_NS, TOPICS, Operations
 from tests.simulation.process import Outcome
+from tests.support.snapshot import snapshot
 from tests.support.storage import body_of, frames_of
 
 RETENTIONS = (0, 100_000, 1_000_000)
@@ -157,7 +157,7 @@ class Administration(Operations):
         wanted = (
             message_lookup.FINISHED
             if copy is None
-            else message_lookup.IN_FLIGHT
+            else peek.IN_FLIGHT
             if copy.state == IN_FLIGHT
             else message_lookup.DONE
         )

@@ -172,17 +172,17 @@ class Process:
         self.broker = Broker(options, files, in_background=self.submit)
         self.broker.journal.file_bytes = JOURNAL_BYTES
         self.broker.scheduler.on_error = on_error
-        self.commit = GroupCommit(self.broker, self.submit, self.hub.loop.run_callback)
+        reports: Any = {"on_internal_error": on_error}
+        self.commit = GroupCommit(self.broker, self.submit, self.hub.loop.run_callback, **reports)
         without: Any = SimpleNamespace(enabled=False)
         self.server = TcpServer(self.broker, options, self.hub, without, without, on_error, self.commit)
-        self.syncer = Syncer(self.broker, self.in_thread)
         self.housekeeper = Housekeeper(self.broker)
         self.fin_sync: WatchedFinSync | None = None
         if options.sync_fin:
-            self.fin_sync = WatchedFinSync(self.broker, self.submit, self.hub.loop.run_callback)
-            self.fin_sync.on_internal_error = on_error
-            self.syncer.on_end = self.fin_sync.retry
-        self.syncer.on_internal_error = self.commit.on_internal_error = on_error
+            self.fin_sync = WatchedFinSync(self.broker, self.submit, self.hub.loop.run_callback, **reports)
+            self.broker.on_finished = self.fin_sync.note
+            reports["on_end"] = self.fin_sync.retry
+        self.syncer = Syncer(self.broker, self.in_thread, **reports)
 
     def start(self) -> None:
         """Do as a start of the daemon does. Raises: StartupError."""

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from pyqd.fallback.trace_states import OUTCOMES
 from pyqd.trace.database import Database
 from pyqd.trace.schema import VIEWS
-from pyqd.wire.trace_states import OUTCOMES
 from tests.meta.repository import ROOT
 from tests.support.machine import Machine
 from tests.support.pages import sections_of

@@ -15,12 +15,12 @@ from pyqd.admin.pages.browser import MESSAGE_ID
 from pyqd.admin.pages.forms import blueprint
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
+from pyqd.fallback.trace_states import STATES
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.trace import TraceError
 from pyqd.trace.database import Database
 from pyqd.trace.search import TraceQuery, newest
 from pyqd.trace.story import stories_of
-from pyqd.wire.trace_states import STATES
 
 T = TypeVar("T")
 

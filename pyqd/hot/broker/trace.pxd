@@ -140,8 +140,8 @@ cdef class TraceLog:
     cdef readonly bint failing           # the last block could not be stored
     cdef readonly tuple unfinished_publish  # (topic, id, TraceClient): of messages above the id events lack; or None
     cdef readonly tuple unfinished_cancel   # (topic, channel, id): of a message that may lack its event; or None
-    cdef public object on_sealed         # called after a block was sealed; None: nothing is
-    cdef public object on_begun          # called with the first event of a block; None: nothing is
+    cdef object on_sealed                # called after a block was sealed; None: nothing is
+    cdef object on_begun                 # called with the first event of a block; None: nothing is
 
     cdef inline bint is_context(self, TracePlace place, TraceClient client, int64_t now_ns) noexcept:
         # Return True if the next event needs no context of its own.

@@ -38,9 +38,15 @@ class TracePlace:
 
 @final
 class TraceLog:
-    on_sealed: Callable[[], object] | None
-    on_begun: Callable[[], object] | None
-    def __init__(self, log: Log, mapping: Mapping, node_id: int, power_failed: bool) -> None: ...
+    def __init__(
+        self,
+        log: Log,
+        mapping: Mapping,
+        node_id: int,
+        power_failed: bool,
+        on_begun: Callable[[], object] | None = None,
+        on_sealed: Callable[[], object] | None = None,
+    ) -> None: ...
     @property
     def log(self) -> Log: ...
     @property

@@ -20,7 +20,7 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_NOSIGNAL
 
 cdef enum:
-    READ_EVENT = 1                       # libev's EV_READ, for a watcher of the loop; pyqd/net/events.py for Python
+    READ_EVENT = 1                       # libev's EV_READ, for a watcher of the loop; net/slice_queue.py for Python
     WRITE_EVENT = 2
 
 cdef enum:

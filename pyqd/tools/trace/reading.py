@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pyqd.client.errors import SettingError
+from pyqd.fallback.trace_states import STATES
 from pyqd.tools.ctl.exits import NOT_FOUND, OK
 from pyqd.tools.ctl.output import CommandOutput
 from pyqd.tools.trace import views
 from pyqd.tools.trace.frame import instant, opened, reading_options, say, span
-from pyqd.wire.trace_states import STATES
 
 if TYPE_CHECKING:
     from pyqd.trace.search import FoundMessage

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd.wire.trace_states import OVER
+from pyqd.fallback.trace_states import OVER
 from pyqd_spark.jobs.lifecycle import LifeTable, RunReport
 from pyqd_spark.jobs.lives import LIFE, lives_of
 from pyqd_spark.jobs.reading import read_table

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd.wire.trace_states import CLEARED, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
+from pyqd.fallback.trace_states import CLEARED, OVER, RELEASED, SEEK, STATE_AFTER, WAITING
 from pyqd_spark.jobs.trace_log import DDL, SCHEMA
 
 if TYPE_CHECKING:

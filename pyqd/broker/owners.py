@@ -1,0 +1,103 @@
+"""What the parts of a broker need of the objects above them: a topic of its broker, a channel of its topic.
+
+Imports go from the broker down to the files of a channel. The references back have these types.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from pyqd.broker.capacity import Capacity
+from pyqd.broker.dead_letters import NamedTopic
+from pyqd.config.options import Options
+from pyqd.diskqueue.damage import SetAside
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.placeholders import Placeholders
+from pyqd.diskqueue.redo import JournaledTopic
+from pyqd.diskqueue.reliable_sync import ReliableSync
+from pyqd.diskqueue.segment_jobs import Done, Job
+from pyqd.diskqueue.space_limit import DiskReserve, SpaceLimit
+from pyqd.diskqueue.unsynced import Names
+from pyqd.hot.broker.readable_log import ReadableLog
+from pyqd.hot.broker.trace import TracePlace
+from pyqd.hot.diskqueue.log import Log, Position
+from pyqd.hot.diskqueue.mapping import Mapping as FileMapping
+from pyqd.hot.primitives.schedule import Scheduler
+
+
+class MessageReader(Protocol):
+    """Reads of messages in a thread."""
+
+    files: Files
+    read_and_wait: Callable[[Job], None]
+
+
+class OwningBroker(MessageReader, Protocol):
+    """The broker, as its topics and channels see it. The members are described there."""
+
+    options: Options
+    capacity: Capacity
+    scheduler: Scheduler
+    syncs: ReliableSync
+    placeholders: Placeholders
+    reserve: DiskReserve
+    short_of_room: Any
+    set_aside: list[SetAside]
+    power_failed: bool
+    names_durable: bool
+    parks_durably: bool
+    node_name: str
+    in_background: Callable[[Job, Done], None]
+    read_in_background: Callable[[Job, Done], None]
+    on_finished: Callable[[Any], object] | None
+
+    @property
+    def topics(self) -> Mapping[str, NamedTopic]: ...
+    def new_log(
+        self,
+        directory: str | None,
+        found: bool = False,
+        exists: bool | None = None,
+        known: tuple[int, int] = (0, 0),
+    ) -> Log: ...
+    def take_journaled(
+        self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool
+    ) -> JournaledTopic | None: ...
+    def next_created_ns(self) -> int: ...
+    def journals(self) -> bool: ...
+    def discard(self, directory: str) -> str: ...
+    def remove_discarded(self, directory: str, moved: str) -> None: ...
+    def remove_partial(self, directory: str) -> None: ...
+    def remove_leftovers(self, directory: str) -> None: ...
+    def delete_topic(self, name: str) -> bool: ...
+
+
+class OwningTopic(Protocol):
+    """The topic, as its channels see it. The members are described there."""
+
+    name: str
+    directory: str | None
+    files: Files
+    names: Names
+    exiting: bool
+    dead_letter_sources: set[Any]
+
+    @property
+    def broker(self) -> OwningBroker: ...
+    @property
+    def quota(self) -> SpaceLimit: ...
+    @property
+    def readable(self) -> ReadableLog: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def mapping(self) -> FileMapping: ...
+    @property
+    def trace(self) -> TracePlace | None: ...
+    def end_position(self) -> Position: ...
+    def note_given(self, end: int) -> None: ...
+    def note_set_aside(self, channel: str | None, reason: str) -> None: ...
+    def remove_spares(self) -> None: ...
+    def settle_dead_letters(self) -> None: ...
+    def delete_channel(self, name: str) -> bool: ...

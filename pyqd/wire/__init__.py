@@ -1,1 +1,0 @@
-"""Codecs between bytes and commands, frames and records: pure functions without state."""

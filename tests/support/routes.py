@@ -1,0 +1,36 @@
+"""The daemon's routes over a broker that is no process of its own and has no clients over TCP."""
+
+from pyqd.api.debug import DebugRoutes
+from pyqd.api.restart import RestartError
+from pyqd.api.routes import daemon_routes
+from pyqd.broker.broker import Broker
+from pyqd.config.live_options import LiveOptions
+from pyqd.debug.profiler import Profiler
+from pyqd.http.messages import Route
+from pyqd.metrics.identity import Identity
+from pyqd.metrics.prometheus import Metrics
+from pyqd.net.loop_driver import yield_to_loop
+from pyqd.tcp.drain import Drain
+
+
+class NoRestarts:
+    """Restarts that are refused."""
+
+    def begin(self) -> int:
+        raise RestartError("this broker is no process of its own")
+
+    def as_dict(self) -> dict[str, object]:
+        return {}
+
+
+def routes_of(broker: Broker, identity: Identity | None = None, profiler: Profiler | None = None) -> list[Route]:
+    return daemon_routes(
+        broker,
+        identity or Identity(hostname="h", start_ns=0),
+        wait_durable=lambda _topics: None,
+        metrics=Metrics(broker),
+        live=LiveOptions(broker, yield_to_loop),
+        debug=DebugRoutes(profiler or Profiler(), tuple),
+        drain=Drain(broker, set),
+        restarts=NoRestarts(),
+    )
