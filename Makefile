@@ -1,7 +1,7 @@
 # All a developer does with pyqd. `make help` lists the targets.
 #
 # The release build lies in the tree itself: pyqd/hot/*/*.so, so that .venv/bin/pyqd is the daemon of this checkout. The
-# debug build lies in build/debug-tree, a copy of the sources kept fresh by scripts/debug_tree.py; it shares .venv and is
+# debug build lies in build/debug-tree, a copy of the sources kept fresh by scripts/build/debug_tree.py; it shares .venv and is
 # put before the checkout by PYTHONPATH. So neither build disturbs the other, and both stay incremental.
 
 SHELL := /bin/bash
@@ -46,7 +46,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint fmt types cov annotate map api-docs wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint pages fmt types cov annotate map api-docs wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +80,7 @@ test-fast: build $(TOOLS) ## the tests without slow, interop, browser and spark:
 		--hypothesis-profile=quick -o tmp_path_retention_policy=failed $(IN_PARALLEL) $(ARGS)
 
 debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
-	$(BIN)/python scripts/debug_tree.py $(DEBUG_TREE)
+	$(BIN)/python scripts/build/debug_tree.py $(DEBUG_TREE)
 	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 PYQD_BUILD_BENCH=1 "$(CURDIR)/$(BIN)/python" setup.py -q build_ext --inplace
 
 test-debug: debug $(TOOLS) ## the tests on the debug build (tests of the repository itself aside)
@@ -106,9 +106,13 @@ cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/anothe
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench stalls $(ARGS)
 
-lint: $(TOOLS) ## ruff and cython-lint
+lint: build $(TOOLS) ## ruff, cython-lint, and whether the pages that are made from the code are current
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
+	$(BIN)/python -m scripts.pages --check
+
+pages: build $(TOOLS) ## write the pages, man pages, pictures and catalogues made from the code; ARGS=--screenshots
+	$(BIN)/python -m scripts.pages $(ARGS)
 
 fmt: $(TOOLS) ## format the Python sources
 	$(BIN)/ruff check --fix-only -q .
@@ -117,7 +121,7 @@ fmt: $(TOOLS) ## format the Python sources
 types: build $(TOOLS) ## mypy, strict; and the stubs of compiled modules, compared with the modules
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --concise --ignore-disjoint-bases --mypy-config-file pyproject.toml \
-		--ignore-unused-allowlist --allowlist scripts/stubtest-allowed.txt $(subst /,.,$(PYX:pyx/%.pyx=pyqd.hot.%))
+		--ignore-unused-allowlist --allowlist scripts/build/stubtest-allowed.txt $(subst /,.,$(PYX:pyx/%.pyx=pyqd.hot.%))
 
 cov: build $(TOOLS) ## coverage of the Python half: htmlcov/index.html
 	$(BIN)/python -m pytest -q --cov --cov-report=term --cov-report=html $(ARGS)
@@ -126,14 +130,14 @@ annotate: $(COMPILER) ## where the compiled code still talks to Python: Cython's
 	@PYQD_ANNOTATE=1 $(BIN)/python setup.py -q build_ext --inplace
 	@ls build/cython/annotated/pyx/*/*.html
 
-map: ## every module with the first line of its docstring
-	@$(PYTHON) scripts/module_map.py
+map: ## every module with the first line of its docstring, and its tests
+	@$(PYTHON) scripts/pages/module_map.py
 
 api-docs: $(TOOLS) ## API reference of the Python client, from its docstrings: build/api-docs/index.html
 	$(BIN)/python -m pdoc --no-show-source --output-directory build/api-docs $(API_MODULES)
 
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
-	$(BIN)/python scripts/wheels.py $(ARGS)
+	$(BIN)/python scripts/build/wheels.py $(ARGS)
 
 dist: $(TOOLS) ## sdist and wheel in dist/
 	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to build/dist.log'
@@ -148,16 +152,16 @@ clean: ## remove builds and caches; .venv and data stay
 	rm -f pyqd/hot/*.so pyqd/hot/*/*.so bench/*.so
 	find pyqd spark tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(COMPILER): pyproject.toml scripts/setup.sh
-	@scripts/setup.sh --to-compile
+$(COMPILER): pyproject.toml scripts/build/setup.sh
+	@scripts/build/setup.sh --to-compile
 	@touch $@
 
 $(READY): $(COMPILER)
-	@scripts/setup.sh
+	@scripts/build/setup.sh
 	@touch $@
 
 $(TOOLS): $(READY)
-	@scripts/setup.sh --for-tests
+	@scripts/build/setup.sh --for-tests
 	@touch $@
 
 $(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)

@@ -25,9 +25,8 @@ from pyqd.broker.topic import Topic
 from pyqd.config.options import TLS_NOT_REQUIRED, Options
 from pyqd.hot.net.transport import TransportError
 from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoLoop
-from pyqd.hot.tcp.publisher import ProtocolLimits
 from pyqd.hot.tcp.output import ClientOutput
-from pyqd.hot.tcp.publisher import Publisher
+from pyqd.hot.tcp.publisher import ProtocolLimits, Publisher
 from pyqd.net.greenlets import start_raw
 from pyqd.net.slice_queue import SliceQueue
 from pyqd.net.tls import TlsServer

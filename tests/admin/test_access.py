@@ -436,7 +436,7 @@ class TestUsersFile:
             ("[a", "Expected"),
         ],
     )
-    def test_mistakes_are_named(self, text: str, said: str) -> None:
+    def test_mistakes_in_the_users_file_are_named(self, text: str, said: str) -> None:
         with pytest.raises(ValueError, match=re.escape(said)):
             entries_of(text)
 

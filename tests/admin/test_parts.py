@@ -331,7 +331,7 @@ class TestUpstream:
 
 
 class TestTexts:
-    def test_timestamps(self) -> None:
+    def test_a_timestamp_is_shown_in_utc_to_the_millisecond(self) -> None:
         assert format_timestamp(1_500_000_000_123_000_000) == "2017-07-14 02:40:00.123"
 
     def test_versions_are_ordered(self) -> None:

@@ -133,7 +133,7 @@ def test_an_unknown_message_is_said_to_be_unknown(traced: Viewer) -> None:
     assert (answer.status, b"does not know this message" in answer.body) == (404, True)
 
 
-def test_messages_are_searched(traced: Viewer) -> None:
+def test_a_search_finds_messages_by_topic_channel_state_and_time(traced: Viewer) -> None:
     end = (datetime.fromtimestamp(AT_US / 1e6, timezone.utc) + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%S")
     target = f"/messages?topic=orders&channel=email&within=10%20min&until={end}"
     for state, is_found in (("finished", True), ("requeued", False)):

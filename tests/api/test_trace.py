@@ -179,7 +179,7 @@ def test_acts_of_an_operator(daemon):
 
 
 @TRACED
-def test_a_dead_letter(daemon):
+def test_a_dead_letter_is_traced_in_its_own_topic_before_it_leaves_the_channel(daemon):
     daemon.http("POST", "/topic/create", topic="t")
     daemon.http("POST", "/channel/create", topic="t", channel="c")
     daemon.http("POST", "/channel/limits", topic="t", channel="c", max_attempts="1", dead_letter_topic="t_dead")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.meta.repository import own_files
 from tests.support.machine import Machine
 from tests.support.pages import sections_of
 from tests.support.reader import Reader
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def load_wheels() -> ModuleType:
-    """Return scripts/wheels.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("wheels", REPOSITORY / "scripts" / "wheels.py")
+    """Return scripts/build/wheels.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("wheels", REPOSITORY / "scripts" / "build" / "wheels.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -73,12 +74,6 @@ def take_compiled(source: Path) -> bool:
     return True
 
 
-def sources(root: Path) -> set[str]:
-    """Return the paths of all that Cython reads."""
-    found = [*(root / "pyx").rglob("*.p[yx]x"), *(root / "pyqd").rglob("*.pxd")]
-    return {str(path.relative_to(root)) for path in found}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(BUILD_WAIT_S + 100)
 def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it(
@@ -88,7 +83,8 @@ def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it
     sdist = wheels.build_sdist(python, log, dist)
     wheels.run(log, "tar", "-xf", sdist, "-C", tmp_path)
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
-    assert sources(source) == sources(REPOSITORY)
+    paths = [path.relative_to(REPOSITORY) for path in own_files()]
+    assert [path for path in paths if path.parts[0][0] != "." and not (source / path).exists()] == []
     if not take_compiled(source):
         monkeypatch.setenv("PYQD_CFLAGS", "-O0 -g0 -w")
     wheels.build_wheel(python, source, log, dist)

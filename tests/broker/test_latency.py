@@ -75,6 +75,6 @@ def test_several_windows_are_shown_as_one() -> None:
 
 
 @pytest.mark.parametrize("quantiles", [(), (1.0,), (0.5, 0.25)])
-def test_nothing_has_zeros(quantiles: tuple[float, ...]) -> None:
+def test_the_latency_of_no_message_is_zero_at_every_quantile(quantiles: tuple[float, ...]) -> None:
     expected = [{"quantile": quantile, "value": 0} for quantile in quantiles]
     assert latency_of([], quantiles) == {"count": 0, "percentiles": expected}

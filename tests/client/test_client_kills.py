@@ -1,57 +1,35 @@
-"""Short runs of scripts/client_kills.py, and proof that it notices a loss."""
+"""Short runs of scripts/kills/client_kills.py, and proof that it notices a loss."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-WAIT_S = 100
+from tests.support.loops import WAIT_S, module_of, run_loop
 
+kills: Any = module_of("client_kills")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]
-
-
-@pytest.fixture
-def workers(monkeypatch):
-    """The module of the processes."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("client_workers")
 
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
 def test_nothing_is_lost_over_some_kills(face):
-    arguments = ("--json", f"--face={face}", "--messages=150000", "--interval=0.1", "--seed=7")
-    result = subprocess.run(
-        [sys.executable, str(SCRIPTS / "client_kills.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert result.stdout, result.stderr
-    report = json.loads(result.stdout)
-    assert (report["lost"], report["first_lost"], report["drained"]) == (0, [], True)
-    assert report["acknowledged"] == 150_000
+    code, report = run_loop("client_kills", f"--face={face}", "--messages=80000", "--interval=0.1", "--seed=7")
+    assert (report["lost"], report["first_lost"], report["ok"]) == (0, [], True)
+    assert report["acknowledged"] == 80_000
     assert report["broker_kills"] + report["consumer_kills"] >= 2
-    assert result.returncode == 0
+    assert code == 0
 
 
-def test_a_number_that_nobody_noted_is_found(workers, tmp_path):
-    client_kills = importlib.import_module("client_kills")
+def test_a_number_that_nobody_noted_is_found(tmp_path):
     ledger = tmp_path / "ledger"
-    ledger.write_bytes(b"".join(workers.NUMBER.pack(number) for number in (0, 1, 3, 3)))
-    consumers = object.__new__(client_kills.Consumers)
-    consumers.ledgers = [ledger, tmp_path / "of a consumer that was killed at once"]
-    assert list(consumers.counts(5)) == [1, 1, 0, 2, 0]
+    ledger.write_bytes(b"".join(kills.NUMBER.pack(number) for number in (0, 1, 3, 3)))
+    ledgers = [ledger, tmp_path / "of a consumer that was killed at once"]
+    assert list(kills.counts_in(ledgers, 5)) == [1, 1, 0, 2, 0]
 
 
-def test_each_number_is_published_until_it_is_acknowledged(workers):
-    publications = workers.Publications(5)
+def test_each_number_is_published_until_it_is_acknowledged():
+    publications = kills.Publications(5)
     assert publications.take(3) == [0, 1, 2]
     publications.note([0, 2], None)
     publications.note([1], OSError("refused"))

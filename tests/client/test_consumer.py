@@ -81,7 +81,7 @@ class TestIteration:
         message.finish()
         assert message.is_answered is True
 
-    def test_stop_ends_it(self, publish, consume):
+    def test_stop_ends_the_iteration(self, publish, consume):
         consumer = consume()
         publish(b"x")
         got: list[Any] = []
@@ -183,7 +183,7 @@ class TestFetch:
         with pytest.raises(ClosedError):
             consumer.fetch(1, 1)
 
-    def test_close_wakes_it(self, consume):
+    def test_close_wakes_a_fetch_that_waits(self, consume):
         consumer = consume()
         errors = []
 

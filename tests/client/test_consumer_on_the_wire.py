@@ -256,7 +256,7 @@ class TestTouchAndRequeue:
         assert sorted(broker.commands("FIN", "REQ")) == ["FIN 1", "REQ 2 0", "REQ 3 0"]
         assert broker.commands("RDY") == ["RDY 3"]
 
-    def test_pause_and_resume(self, consume, broker):
+    def test_a_pause_sends_rdy_0_and_resuming_sends_the_limit(self, consume, broker):
         consumer = consume(broker, max_in_flight=3)
         begin(consumer)
         broker.wait_for("RDY 3")
@@ -372,14 +372,14 @@ class TestCommandsThatFindTheConnectionBroken:
         assert consumer.stats()["in_flight"] == 0
 
     @pytest.mark.slow
-    def test_touches_end(self, messages, breaking, broker, caplog):
+    def test_touches_of_a_lost_message_end_with_its_connection(self, messages, breaking, broker, caplog):
         _, (first, _) = messages
         breaking("TOUCH")
         broker.wait_for("RDY 2", times=2)
         assert first.is_lost
         assert "internal error" not in caplog.text
 
-    def test_a_consumer_stops(self, messages, breaking):
+    def test_a_consumer_whose_connection_breaks_at_cls_stops(self, messages, breaking):
         consumer, (first, _) = messages
         breaking("CLS")
         assert consumer.drain(WAIT_S) is True

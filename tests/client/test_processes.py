@@ -369,7 +369,7 @@ class TestFork:
         assert (program.returncode, output) == (0, "parent\n"), errors
         broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, requeue_count=0, timeout_count=0)
 
-    def test_multiprocessing(self, run, face, address, topic):
+    def test_processes_of_multiprocessing_publish_with_the_producer_of_their_parent(self, run, face, address, topic):
         program = run("""
             import multiprocessing
             producer = Producer(address)
@@ -606,11 +606,11 @@ class TestIdle:
         assert code == 0
         return int(output[-1])
 
-    def test_a_producer(self, run):
+    def test_an_idle_producer_takes_hardly_any_cpu_time(self, run):
         text = 'producer = Producer(address)\nproducer.publish(topic, b"x")\n' + textwrap.dedent(self.IDLE)
         assert self.cpu_ms(run, text + "producer.close()\n") < 50
 
-    def test_a_consumer(self, run):
+    def test_a_waiting_consumer_takes_hardly_any_cpu_time(self, run):
         text = """
             consumer = Consumer(topic, "c", nsqd=address)
             before = time.process_time()
@@ -621,17 +621,17 @@ class TestIdle:
         # The time to connect counts.
         assert self.cpu_ms(run, text) < 100
 
-    def test_a_handler_s_consumer(self, run):
+    def test_an_idle_consumer_with_a_handler_takes_hardly_any_cpu_time(self, run):
         text = 'consumer = Consumer(topic, "c", nsqd=address)\nconsumer.handler(4)(print)\nconsumer.start()\n'
         assert self.cpu_ms(run, text + textwrap.dedent(self.IDLE) + "consumer.close()\n") < 50
 
-    def test_a_producer_without_a_broker(self, run):
+    def test_a_producer_without_a_broker_takes_hardly_any_cpu_time(self, run):
         text = 'producer = Producer("127.0.0.1:1")\nproducer.submit(topic, b"x")\n' + textwrap.dedent(self.IDLE)
         program = run(text + "os._exit(0)\n")
         output, _ = program.communicate(timeout=WAIT_S)
         assert int(output.split()[-1]) < 100
 
-    def test_asyncio(self, run):
+    def test_idle_clients_of_asyncio_take_hardly_any_cpu_time(self, run):
         text = """
             async def main():
                 async with aio.Producer(address) as producer, aio.Consumer(topic, "c", nsqd=address) as consumer:

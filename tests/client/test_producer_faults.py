@@ -86,7 +86,7 @@ def two(tmp_path):
 
 class TestNoBroker:
     @pytest.mark.slow
-    def test_nothing_listens(self, face):
+    def test_a_publish_fails_with_the_cause_if_nothing_listens(self, face):
         address = f"127.0.0.1:{free_port()}"
         producer = face.producer(address, timeout=0.3)
         with pytest.raises(NotConnectedError, match=f"{address}: Connection refused"):
@@ -409,7 +409,7 @@ class TestAnswers:
         assert scripted.connection_count < 10
         assert "for no reason" in producer.stats()["brokers"][scripted.address]["error"]
 
-    def test_frames_in_pieces(self, face, scripted):
+    def test_an_answer_that_arrives_in_pieces_is_read(self, face, scripted):
         answer = frame(RESPONSE, b"OK 0123456789abcdef")
         sent = threading.Event()
 

@@ -61,7 +61,7 @@ def assert_passes(face, address, topic, **options):
 
 
 class TestTls:
-    def test_messages_pass(self, face, secured, certificates, topic):
+    def test_messages_pass_over_tls(self, face, secured, certificates, topic):
         assert_passes(face, secured, topic, tls=True, tls_ca=str(certificates.authority.path))
 
     def test_a_context_may_be_given(self, face, secured, certificates, topic):
@@ -72,7 +72,7 @@ class TestTls:
         producer.publish(topic, b"x")
 
     @pytest.mark.parametrize("compression", ["snappy", "deflate"])
-    def test_compression_inside(self, face, secured, certificates, topic, compression):
+    def test_messages_pass_with_compression_inside_tls(self, face, secured, certificates, topic, compression):
         options = {"tls": True, "tls_ca": str(certificates.authority.path), "compression": compression}
         assert_passes(face, secured, topic, **options)
 
@@ -114,16 +114,16 @@ class TestTls:
 
 
 class TestMutualTls:
-    def test_messages_pass(self, face, mutual, certificates, topic):
+    def test_messages_pass_with_a_certificate_of_the_client(self, face, mutual, certificates, topic):
         files = {"tls_cert": str(certificates.client.path), "tls_key": str(certificates.client.key_path)}
         assert_passes(face, mutual, topic, tls=True, tls_ca=str(certificates.authority.path), **files)
 
-    def test_no_certificate(self, face, mutual, certificates, topic):
+    def test_a_client_without_a_certificate_is_refused(self, face, mutual, certificates, topic):
         producer = face.producer(mutual, tls=True, tls_ca=str(certificates.authority.path), timeout=2.0)
         with pytest.raises((TlsError, NotConnectedError), match=r"(?i)certificate|alert|reset|closed"):
             producer.publish(topic, b"x")
 
-    def test_one_of_a_stranger(self, face, mutual, certificates, tmp_path, topic):
+    def test_a_certificate_of_another_authority_is_refused(self, face, mutual, certificates, tmp_path, topic):
         stranger = certify(tmp_path, "other")
         context = certificates.client_context(stranger)
         producer = face.producer(mutual, tls=context, timeout=2.0)
@@ -137,14 +137,14 @@ class TestMutualTls:
 
 class TestCompression:
     @pytest.mark.parametrize("options", [{"compression": "snappy"}, {"compression": "deflate", "deflate_level": 1}])
-    def test_messages_pass(self, face, address, topic, options):
+    def test_messages_pass_with_each_compression(self, face, address, topic, options):
         assert_passes(face, address, topic, **options)
 
     def test_a_broker_that_does_not_offer_it(self, face, scripted):
         with pytest.raises(RefusedError, match="offers no snappy"):
             face.producer(scripted.address, compression="snappy").publish("t", b"x")
 
-    def test_an_unknown_kind(self, face, address):
+    def test_an_unknown_compression_is_an_error_of_the_settings(self, face, address):
         with pytest.raises(SettingError, match="compression"):
             face.producer(address, compression="gzip")
 
@@ -180,7 +180,7 @@ class TestAuth:
         finally:
             server.stop()
 
-    def test_messages_pass(self, face, broker_with_auth, topic):
+    def test_messages_pass_with_the_right_secret(self, face, broker_with_auth, topic):
         assert_passes(face, broker_with_auth, topic, auth_secret="all")
 
     def test_a_url_may_hold_the_secret(self, face, broker_with_auth, topic):

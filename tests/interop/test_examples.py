@@ -113,7 +113,7 @@ def rows_of(path: Path, query: str) -> list[tuple[object, ...]]:
         return []
 
 
-def test_producer_and_consumer(examples: Examples) -> None:
+def test_the_consumer_prints_the_message_of_the_producer(examples: Examples) -> None:
     assert examples.run("producer.py").startswith("published ")
     consumer, log = examples.start("consumer.py")
     wait_until(holds(log, "received b'order 1'"), "the message has come", WAIT_S)
@@ -121,14 +121,14 @@ def test_producer_and_consumer(examples: Examples) -> None:
     consumer.wait(WAIT_S)
 
 
-def test_worker(examples: Examples) -> None:
+def test_the_worker_handles_every_order_once(examples: Examples) -> None:
     worker, log = examples.start("worker.py")
     examples.publish("orders", *[f"order {number}" for number in range(50)])
     wait_until(lambda: log.read_text().count("attempt 1") == 50, "all orders are handled", WAIT_S)
     examples.wait_for_exit(worker, log)
 
 
-def test_asyncio_worker(examples: Examples) -> None:
+def test_the_asyncio_worker_publishes_a_parcel_for_each_order(examples: Examples) -> None:
     examples.publish("orders", "order 1", "order 2")
     worker, log = examples.start("aio_worker.py")
     program = """
@@ -145,7 +145,7 @@ print(sorted(bodies))
     examples.wait_for_exit(worker, log)
 
 
-def test_writer_of_batches(examples: Examples) -> None:
+def test_the_writer_of_batches_stores_all_events(examples: Examples) -> None:
     writer, log = examples.start("batch_writer.py")
     examples.publish("events", *[f"event {number}" for number in range(2000)])
     stored = partial(rows_of, examples.home / "events.db", "SELECT count(*) FROM events")
@@ -153,13 +153,13 @@ def test_writer_of_batches(examples: Examples) -> None:
     examples.wait_for_exit(writer, log)
 
 
-def test_fastapi(examples: Examples) -> None:
+def test_the_fastapi_program_publishes_and_refuses_wrong_bodies(examples: Examples) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")
     assert examples.run("-W", "ignore", "-c", FASTAPI) == "202 16\n[7]\n422\n"
 
 
-def test_django(examples: Examples) -> None:
+def test_the_django_program_stores_an_order_and_mails_it(examples: Examples) -> None:
     pytest.importorskip("django")
     assert examples.run("-c", DJANGO) == "{'number': 1}\n"
     command, log = examples.start("django_orders.py")

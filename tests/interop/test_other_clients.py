@@ -179,7 +179,7 @@ class TestConnections:
         assert (broker.commands("SUB") == []) is (cell == "yes")
 
     @row("after a fatal error frame: connect again")
-    def test_after_a_fatal_error(self, broker, start, cell):
+    def test_a_client_connects_again_after_a_fatal_error(self, broker, start, cell):
         start(broker)
         broker.wait_for_rdy(lambda rdy: rdy > 0)
         broker.error("E_INVALID cannot RDY in current state")
@@ -199,7 +199,7 @@ class TestConnections:
         assert broker.commands("closed") == []
 
     @row("bytes that are no frames: connect again")
-    def test_a_frame_of_an_unknown_type(self, broker, start, cell):
+    def test_a_frame_of_an_unknown_type_is_ignored_or_ends_the_connection(self, broker, start, cell):
         start(broker)
         broker.wait_for_rdy(lambda rdy: rdy > 0)
         broker.send_bytes(frame(9, b""))
@@ -234,7 +234,7 @@ class TestRdy:
             assert [broker.rdy for broker in brokers] == [1, 1, 1]
 
     @row("the remainder of the division is used")
-    def test_the_remainder(self, brokers, start, cell):
+    def test_the_remainder_of_the_division_of_max_in_flight_is_used(self, brokers, start, cell):
         admitted(start, brokers, 7)
         if cell == "yes":
             brokers[0].journal.wait(lambda: total_rdy(brokers) == 7, "RDY 7 over all")
@@ -243,7 +243,7 @@ class TestRdy:
             assert total_rdy(brokers) < 7
 
     @row("RDY of a lost connection goes to the others")
-    def test_rdy_of_a_lost_connection(self, brokers, start, cell):
+    def test_rdy_of_a_lost_connection_goes_to_the_others(self, brokers, start, cell):
         a, b = brokers[:2]
         client = admitted(start, [a, b], 6)
         if cell != "no":
@@ -266,7 +266,7 @@ class TestRdy:
             assert b.rdy == before
 
     @row("the broker's largest RDY counts")
-    def test_the_largest_rdy(self, start, cell):
+    def test_rdy_stays_within_the_largest_one_that_the_broker_allows(self, start, cell):
         with scripted_brokers("small", max_rdy_count=3) as (small,):
             admitted(start, [small], 10)
             time.sleep(QUIET_S)
@@ -299,7 +299,7 @@ class TestRdy:
             assert "RDY 0" not in b.commands()
 
     @row("requeue without back-off")
-    def test_a_requeue_without_back_off(self, broker, start, cell):
+    def test_a_requeue_without_back_off_leaves_rdy_as_it_is(self, broker, start, cell):
         client = admitted(start, [broker], 5)
         broker.deliver(b"later")
         client.send("req", id=client.expect("message")["id"], delay_ms=0, backoff=False)
@@ -310,7 +310,7 @@ class TestRdy:
 
 class TestMessages:
     @row("messages are touched while they are handled")
-    def test_nothing_is_touched(self, broker, start, cell):
+    def test_messages_are_touched_while_a_handler_runs(self, broker, start, cell):
         broker.msg_timeout_ms = 400
         client = start(broker)
         broker.wait_for_rdy(lambda rdy: rdy > 0)
@@ -320,7 +320,7 @@ class TestMessages:
         assert (broker.commands("TOUCH") != []) is (cell == "yes")
 
     @row("after the last attempt")
-    def test_a_message_with_many_attempts(self, broker, start, cell):
+    def test_a_message_with_many_attempts_is_given_up_or_handled(self, broker, start, cell):
         client = start(broker)
         broker.wait_for_rdy(lambda rdy: rdy > 0)
         broker.deliver(b"again", attempts=100)
@@ -330,7 +330,7 @@ class TestMessages:
             assert client.expect("message")["attempts"] == 100
 
     @row("a second answer is refused")
-    def test_a_second_answer(self, broker, start, cell):
+    def test_a_second_answer_to_a_message_is_refused(self, broker, start, cell):
         client = start(broker)
         broker.wait_for_rdy(lambda rdy: rdy > 0)
         broker.deliver(b"body")
@@ -341,7 +341,7 @@ class TestMessages:
         assert broker.commands("FIN") == ["FIN 1"]
 
     @row("CLS before the end, messages in flight are answered after it")
-    def test_the_end(self, broker, start, cell):
+    def test_a_consumer_sends_cls_before_it_closes(self, broker, start, cell):
         client = start(broker)
         broker.wait_for_rdy(lambda rdy: rdy > 0)
         client.close()
@@ -356,7 +356,7 @@ class TestDiscovery:
         return {"broadcast_address": host, "tcp_port": int(port), "http_port": 0, "hostname": "", "version": "1.3.0"}
 
     @row("polls with jitter, new brokers are found")
-    def test_brokers_are_found(self, brokers, start, cell):
+    def test_brokers_named_by_a_later_poll_get_a_connection(self, brokers, start, cell):
         named: list[dict[str, object]] = []
         with http_stub(lambda path, query: json_answer({"channels": [], "producers": named})) as stub:
             start(lookupd=stub.address, max_in_flight=2)
@@ -367,7 +367,7 @@ class TestDiscovery:
         assert cell == "yes"
 
     @row("a broker that is no longer named stays connected")
-    def test_a_broker_that_is_no_longer_named(self, broker, start, cell):
+    def test_a_broker_that_is_no_longer_named_keeps_its_connection(self, broker, start, cell):
         named = [self.producer(broker)]
         with http_stub(lambda path, query: json_answer({"channels": [], "producers": named})) as stub:
             client = start(lookupd=stub.address)
@@ -379,7 +379,7 @@ class TestDiscovery:
             assert (client.expect("message")["body"] == b"still here") is (cell == "yes")
 
     @row("answers from before nsqlookupd 1.0")
-    def test_a_wrapped_answer(self, broker, start, cell):
+    def test_an_answer_of_a_lookup_daemon_before_version_1_is_unwrapped(self, broker, start, cell):
         data = {"channels": [], "producers": [self.producer(broker)]}
         wrapped = {"status_code": 200, "status_txt": "OK", "data": data}
         with http_stub(lambda path, query: json_answer(wrapped)) as stub:
@@ -391,7 +391,7 @@ class TestDiscovery:
                 assert not broker.is_asked
 
     @row("a malformed answer is one logged error")
-    def test_a_malformed_answer(self, broker, start, cell):
+    def test_a_malformed_answer_of_a_lookup_daemon_is_one_logged_error(self, broker, start, cell):
         answers = [json_answer([]), json_answer({"producers": [self.producer(broker)]})]
         with http_stub(lambda path, query: answers.pop(0) if len(answers) > 1 else answers[0]) as stub:
             client = start(lookupd=stub.address)
@@ -409,7 +409,7 @@ class TestPublishing:
         return client
 
     @row("deferred messages", CLIENTS)
-    def test_a_deferred_message(self, publisher, producer, cell):
+    def test_a_deferred_message_is_published_by_dpub(self, publisher, producer, cell):
         producer.publish("dpub", "topic", b"later", delay_ms=1500)
         assert ([each.line for each in publisher.published] == [b"DPUB topic 1500"]) is (cell == "yes")
 
@@ -419,7 +419,7 @@ class TestPublishing:
         assert ([each.line for each in publisher.published] == [b"MPUB topic"]) is (cell == "yes")
 
     @row("a refusal is a typed error", CLIENTS)
-    def test_a_refusal(self, publisher, producer, cell):
+    def test_a_refused_publish_is_a_typed_error(self, publisher, producer, cell):
         publisher.answer = lambda publish: frame(ERROR, b"E_BAD_TOPIC PUB topic name")
         producer.send("pub", topic="topic", bodies=[b"body"])
         error = producer.expect("failed")["error"]

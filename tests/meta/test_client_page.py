@@ -79,8 +79,3 @@ def test_the_programs_of_a_page_are_those_of_the_examples(page: Path) -> None:
 def test_every_example_is_on_a_page() -> None:
     shown = {block.saved_as for page in PAGES for blocks in sections_of(page).values() for block in blocks}
     assert set(EXAMPLES) <= shown
-
-
-@pytest.mark.parametrize(("name", "lines"), [("producer.py", 8), ("consumer.py", 10)])
-def test_the_first_programs_are_short(name: str, lines: int) -> None:
-    assert len(EXAMPLES[name].read_text().splitlines()) <= lines

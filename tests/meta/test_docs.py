@@ -1,4 +1,4 @@
-"""Every command in the documentation exists."""
+"""Every command in the documentation exists, and its example of a configuration file works."""
 
 import importlib.util
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.config.options import parse_settings
 from tests.meta.repository import ROOT, own_files_of, project, relative
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -138,6 +139,17 @@ def test_every_make_target_is_in_its_help() -> None:
 def test_make_targets_are_read_from_commands() -> None:
     text = "`make sure-not` but\n```console\n$ make test ARGS='-k x'  # all\n$ cd x && make debug run\n```\n"
     assert [make_targets_in(command) for command in commands(text)] == [["test"], ["debug", "run"], ["sure-not"]]
+
+
+def test_the_example_of_a_configuration_file_works(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "configuration.md").read_text()
+    (example,) = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "pyqd.toml"
+    path.write_text(example)
+    settings = parse_settings([f"--config={path}"])
+    assert settings.problems == ()
+    assert [notice for notice in settings.notices if "there is no" in notice] == []
+    assert len(settings.in_file) > 10
 
 
 def test_the_version_has_its_entry_in_the_changelog() -> None:

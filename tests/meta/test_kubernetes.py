@@ -3,10 +3,6 @@
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -15,6 +11,7 @@ from pyqd.config.options import Options, parse_args
 from pyqd.lookupd.options import LOOKUP_DAEMON, LookupOptions
 from pyqd.primitives.durations import SECOND_NS
 from tests.meta.repository import ROOT, project
+from tests.support.http_target import Answer, http_target
 from tests.support.manifests import document, manifests
 
 NAMES = ("pyqd", "pyqlookupd")
@@ -55,29 +52,6 @@ def broker_options() -> Options:
 
 def lookup_options() -> LookupOptions:
     return LOOKUP_DAEMON.parse_settings(arguments("pyqlookupd")).options()
-
-
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """Run an HTTP server that answers each request with a status. Yields: its port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def liveness(port: int) -> int:
@@ -157,15 +131,15 @@ def test_a_pod_is_not_killed_before_its_broker_has_drained_and_stopped() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_broker_that_answers_ping_is_alive_also_while_it_drains(status: int) -> None:
-    with answering(status) as port:
-        assert liveness(port) == 0
+    with http_target(lambda _: Answer(status)) as target:
+        assert liveness(target.port) == 0
 
 
 @pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_not_alive() -> None:
-    with answering(200) as port:
+    with http_target() as target:
         pass
-    assert liveness(port) != 0
+    assert liveness(target.port) != 0
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """The tests' own ground: a missing thing is seen, and a daemon under test is the one that the test has started."""
 
-import http.server
 import mmap
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from _pytest.outcomes import Failed, Skipped
 
 from tests.persistence import stepping
 from tests.support import machine
+from tests.support.http_target import http_target
 from tests.support.needs import skip_outside_ci
 from tests.support.server import PORTS_KEPT, Daemon, free_port, listens, pyqd
 
@@ -67,34 +66,21 @@ class Refusing:
         return -1
 
 
-class Another(http.server.BaseHTTPRequestHandler):
-    """The daemon of another test, as far as a fixture looks."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 @pytest.mark.slow
 def test_a_daemon_whose_port_was_taken_is_not_confused_with_the_other_process(tmp_path: Path) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Another) as other:
-        threading.Thread(target=other.serve_forever).start()
+    with http_target() as other:
         daemon = Daemon(pyqd(), tmp_path)
-        daemon.tcp_port, daemon.http_port = free_port(), other.server_port
+        daemon.tcp_port, daemon.http_port = free_port(), other.port
         try:
             daemon.start()
-            assert daemon.http_port != other.server_port
+            assert daemon.http_port != other.port
             assert listens(daemon.pid, daemon.http_port)
-            assert not listens(daemon.pid, other.server_port)
-            assert listens(os.getpid(), other.server_port)
+            assert not listens(daemon.pid, other.port)
+            assert listens(os.getpid(), other.port)
             assert daemon.topics() == {}
             daemon.stop()
         finally:
             daemon.kill()
-            other.shutdown()
 
 
 @pytest.mark.parametrize(("ci", "outcome"), OUTCOMES)

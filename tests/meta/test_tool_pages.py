@@ -1,10 +1,8 @@
-"""Tables of flags in docs/tools and man pages equal those made from the flags; docs/tools names what there is."""
+"""docs/tools names the tools and options that there are; man pages are valid."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,6 @@ from tests.meta.repository import ROOT, project
 
 INDEX = ROOT / "docs" / "tools" / "README.md"
 MAN_PAGES = sorted((ROOT / "man").glob("*.1"))
-
-
-@pytest.mark.slow
-def test_flags_and_man_pages_match_the_tools() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "tool_pages.py"), "--check"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    checked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (checked.stdout + checked.stderr, checked.returncode) == ("", 0)
 
 
 def test_each_tool_has_a_page_and_the_index_names_it() -> None:

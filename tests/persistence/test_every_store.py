@@ -133,7 +133,7 @@ def far_delay() -> int:
     return far() - wall()
 
 
-def test_publishing(bench):
+def test_publishing_stores_a_message_or_nothing(bench):
     assert_all_or_nothing(bench, lambda: bench.publish())
 
 
@@ -175,7 +175,7 @@ def test_publishing_so_much_at_once_that_it_is_written_and_not_stored(bench, siz
 
 
 @pytest.mark.parametrize(("size_bytes", "due"), [(100, False), (1000, False), (100, True)])
-def test_publishing_in_slices(bench, size_bytes, due):
+def test_publishing_in_slices_stores_all_slices_or_nothing(bench, size_bytes, due):
     frames = frames_of([body_of(number, size_bytes) for number in range(100, 106)])
 
     def store():
@@ -198,7 +198,7 @@ def test_publishing_over_a_segments_end(bench, spare):
     assert_all_or_nothing(bench, bench.publish)
 
 
-def test_handing_out(bench):
+def test_handing_out_marks_a_message_delivered_or_leaves_it(bench):
     assert_all_or_nothing(bench, lambda: bench.take())
 
 
@@ -226,7 +226,7 @@ def test_moving_a_parked_message_to_the_end_of_its_log(bench, state):
 
 
 @pytest.mark.parametrize("order", [[0], [3], [1, 0], [4, 2, 1, 3, 0]])
-def test_finishing(bench, order):
+def test_finishing_a_message_is_all_or_nothing(bench, order):
     guids = bench.take(5)
     for index in order[:-1]:
         bench.finish(guids[index])()
@@ -256,7 +256,7 @@ def test_finishing_the_last_message_of_a_segment_and_trimming(bench):
 
 
 @pytest.mark.parametrize("delay", [False, True])
-def test_requeueing(bench, delay):
+def test_requeueing_a_message_is_all_or_nothing(bench, delay):
     guids = bench.take(3)
     assert_all_or_nothing(bench, bench.requeue(guids[1], far_delay() if delay else 0))
 
@@ -327,22 +327,22 @@ def test_requeueing_with_a_delay_again(bench):
     assert_all_or_nothing(bench, bench.requeue(guid, far_delay()))
 
 
-def test_timing_out(bench):
+def test_the_timeout_of_a_message_is_all_or_nothing(bench):
     bench.take(1)
     assert_all_or_nothing(bench, lambda: bench.broker.scheduler.run_timers(mono() + 2 * MINUTE_NS))
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_pausing_a_channel(bench, paused):
+def test_pausing_a_channel_is_all_or_nothing(bench, paused):
     bench.channels[0].pause(not paused)
     assert_all_or_nothing(bench, lambda: bench.channels[0].pause(paused))
 
 
-def test_pausing_a_topic(bench):
+def test_pausing_a_topic_is_all_or_nothing(bench):
     assert_all_or_nothing(bench, lambda: bench.topic.pause(True))
 
 
-def test_emptying_a_channel(bench):
+def test_emptying_a_channel_is_all_or_nothing(bench):
     bench.take(2)
     assert_all_or_nothing(bench, bench.channels[0].empty)
 
@@ -354,7 +354,7 @@ def go_to(bench, place):
 
 @pytest.mark.parametrize("durably", [False, True])
 @pytest.mark.parametrize("place", [replay.LogPlace(earliest=True), replay.LogPlace()], ids=["earliest", "latest"])
-def test_seeking(bench, place, durably):
+def test_a_seek_moves_a_channel_or_leaves_it(bench, place, durably):
     bench.channels[0].parking.durable = durably
     guids = bench.take(4)
     bench.finish(guids[0])()
@@ -365,7 +365,7 @@ def test_seeking(bench, place, durably):
     assert_all_or_nothing(bench, go_to(bench, place))
 
 
-def test_making_a_channel(bench):
+def test_making_a_channel_is_all_or_nothing(bench):
     assert_all_or_nothing(bench, lambda: bench.topic.channel("c"))
 
 
@@ -376,7 +376,7 @@ def test_making_the_first_channel_of_a_topic_that_holds_messages(bench):
     assert_all_or_nothing(bench, lambda: topic.channel("c"))
 
 
-def test_deleting_a_channel(bench):
+def test_deleting_a_channel_is_all_or_nothing(bench):
     bench.take(2)
     assert_all_or_nothing(bench, lambda: bench.delete_channel("a"))
 

@@ -244,7 +244,7 @@ def test_a_running_broker_can_be_inspected(tmp_path):
     assert 0 < rows["t", None].floor <= 3000
 
 
-def test_damage_is_found(tmp_path, capsys):
+def test_inspect_verify_finds_a_damaged_segment(tmp_path, capsys):
     broker = broker_on(tmp_path)
     publish(broker.topic("t"), 2000, 100)
     broker.close()

@@ -154,7 +154,7 @@ def test_a_time_out_is_counted_over_a_kill(daemon):
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_pauses_are_kept(daemon, paused):
+def test_pauses_of_topics_and_channels_survive_a_kill(daemon, paused):
     with subscribe(daemon, rdy_count=0) as client, subscribe(daemon, channel="d", rdy_count=0):
         client.pub("t", b"before")
     daemon.kill()

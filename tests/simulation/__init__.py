@@ -7,10 +7,10 @@
 A seed stands for a *schedule*: operations of clients and operators, faults, and what the kernel and the threads do, in
 one order. Playing it is deterministic. After each step the broker's counts are compared with a model, at each start all
 its messages, and at the end everything is drained and deleted. A schedule that fails is shrunk to the steps that matter
-and printed as a test, to be put into `test_found.py`, or a file beside it, with the fix.
+and printed as a line, to be put into `found.txt` with the fix.
 
     features     faults that only some ranges of seeds have
-    schedule     steps made from a seed, played, shrunk, printed
+    schedule     steps made from a seed or a line, played, shrunk, printed
     operations   one method for each kind of step
     world        the machine: lives and deaths of the process, what is checked after each step
     adoption     what a start finds against what it must and may find

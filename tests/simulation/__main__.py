@@ -1,4 +1,4 @@
-"""`make simulate`: play the schedule of each seed until stopped; shrink one that fails and print it as a test."""
+"""`make simulate`: play the schedule of each seed until stopped; shrink one that fails and print it as a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures
-from tests.simulation.schedule import Schedule, as_test, made_from, play, quiet, shrink
+from tests.simulation.schedule import Schedule, as_line, made_from, play, quiet, shrink
 
 LINE_S = 2.0
 SEEDS_PER_TASK = 50
@@ -57,7 +57,7 @@ def report(seed: int) -> None:
         schedule = shrink(made_from(seed), lambda tried: is_alike(tried, failures, failure))
         found = play(schedule, failures).failure
         assert found is not None
-    print(as_test(schedule, seed, found))
+    print(as_line(schedule, str(found)))
 
 
 def kind_of(failure: Violation) -> str:

@@ -94,17 +94,6 @@ void deaths_forget(void)
     dead = 0;
 }
 
-void deaths_remove(char *base)
-{
-    for (int index = 0; index < mapping_count; index++)
-        if (mappings[index].base == base) {
-            if (mappings[index].copy >= 0)
-                close(mappings[index].copy);
-            mappings[index] = mappings[--mapping_count];
-            return;
-        }
-}
-
 void deaths_watch_sockets(const int *fds, int count)
 {
     socket_count = count < SOCKETS_MAX ? count : SOCKETS_MAX;

@@ -23,7 +23,6 @@ _ffi.cdef(
     void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
     int deaths_add(char *base, size_t size, int fd);
     int deaths_add_writer(int fd, unsigned long file);
-    void deaths_remove(char *base);
     void deaths_forget(void);
     void deaths_watch_sockets(const int *fds, int count);
     int deaths_sent(int index);

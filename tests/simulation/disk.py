@@ -21,7 +21,6 @@ import dataclasses
 import errno
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -361,14 +360,6 @@ class SimulatedFiles(Files):
         self.mappings[mapping.address] = (mapping, inode, path)
         if self.deaths.deaths_add(pointer(mapping.address), inode.size_bytes, inode.fd) != 0:
             raise RuntimeError("more mappings than the simulator knows of")
-
-    def drop_unused(self) -> None:
-        """Drop the mappings that have no other reference any more."""
-        for address, (mapping, _, _) in list(self.mappings.items()):
-            # The dictionary's tuple, `mapping` and the argument.
-            if sys.getrefcount(mapping) <= 3:
-                del self.mappings[address]
-                self.deaths.deaths_remove(pointer(address))
 
     def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
         if path is None:

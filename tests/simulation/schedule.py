@@ -1,4 +1,4 @@
-"""Schedules: made from a seed, played, shrunk, and printed as a test."""
+"""Schedules: made from a seed, played, shrunk, and written as a line."""
 
 import contextlib
 import dataclasses
@@ -215,12 +215,21 @@ def simplified(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedul
     return schedule
 
 
-def as_test(schedule: Schedule, seed: int, failure: Violation) -> str:
-    """Return a schedule as a test for tests/simulation/test_found.py."""
-    lines = [f"def test_seed_{seed}(simulate):", f'    """{failure}."""', "    simulate("]
-    lines += [f"        sync_each={schedule.sync_each},", "        steps=["]
-    lines += [f"            {step!r}," for step in schedule.steps]
-    lines += ["        ],"]
-    if schedule.features:
-        lines += [f"        features={sorted(schedule.features)!r},"]
-    return "\n".join([*lines, "    )", ""])
+def as_line(schedule: Schedule, fault: str) -> str:
+    """Return a schedule as a line for found.txt, which `from_line` reads."""
+    conditions = [*(["sync_each"] if schedule.sync_each else []), *sorted(schedule.features)]
+    steps = ", ".join(" ".join(map(str, step)) for step in schedule.steps)
+    return f"{fault.replace('|', '/')} | {' '.join(conditions)} | {steps}"
+
+
+def from_line(line: str) -> tuple[Schedule, str, bool]:
+    """Return the schedule of a line, the fault that it showed, and whether playing it is slow."""
+    fault, conditions, steps = line.split(" | ")
+    given = set(conditions.split())
+    parts = [step.split() for step in steps.split(", ")]
+    schedule = Schedule(
+        "sync_each" in given,
+        [(name, *map(int, numbers)) for name, *numbers in parts],
+        frozenset(given - {"sync_each", "slow"}),
+    )
+    return schedule, fault, "slow" in given

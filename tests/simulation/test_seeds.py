@@ -1,8 +1,10 @@
-"""Fixed seeds of the simulator: operations and faults in any order against the model; `make simulate` plays more."""
+"""Schedules of fixed seeds and those in found.txt, played against the model; `make simulate` plays more seeds."""
+
+from pathlib import Path
 
 import pytest
 
-from tests.simulation.schedule import as_test, made_from, play, quiet
+from tests.simulation.schedule import Schedule, as_line, from_line, made_from, play, quiet
 
 # First seed and number of seeds of each test; each range of seeds has faults of its own (`features`).
 BLOCKS = (
@@ -15,6 +17,19 @@ BLOCKS = (
         )
     ),
 )
+FOUND = [
+    pytest.param(schedule, id=fault, marks=pytest.mark.slow if is_slow else ())
+    for line in Path(__file__).with_name("found.txt").read_text().splitlines()[1:]
+    for schedule, fault, is_slow in [from_line(line)]
+]
+
+
+@pytest.mark.parametrize("schedule", FOUND)
+def test_a_schedule_that_once_failed_matches_the_model(schedule: Schedule) -> None:
+    with quiet() as failures:
+        failure = play(schedule, failures).failure
+    if failure is not None:
+        raise failure
 
 
 @pytest.mark.slow
@@ -23,4 +38,4 @@ def test_the_broker_matches_the_model_under_all_faults(first: int, count: int) -
     with quiet() as failures:
         for seed in range(first, first + count):
             failure = play(made_from(seed), failures).failure
-            assert failure is None, as_test(made_from(seed), seed, failure)
+            assert failure is None, as_line(made_from(seed), f"seed {seed}: {failure}")

@@ -6,9 +6,11 @@ import json
 import ssl
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_target import Answer as Reply
+from tests.support.http_target import HttpTarget, Taken
 
 
 class Query(NamedTuple):
@@ -51,45 +53,18 @@ class AuthServer:
         self.answer = answer or (lambda _query: state(entry()))
         self.queries: list[Query] = []
         self.released = threading.Event()
-        outer = self
+        self._target = HttpTarget(self._respond, context)
+        self.port, self.address = self._target.port, self._target.address
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer._serve(self, parse_qs(urlsplit(self.path).query, keep_blank_values=True))
-
-            def do_POST(self) -> None:
-                outer._serve(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        if context is not None:
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def _serve(self, handler: BaseHTTPRequestHandler, values: dict[str, list[str]]) -> None:
-        parts = urlsplit(handler.path)
-        headers = {name.lower(): value for name, value in handler.headers.items()}
-        query = Query(handler.command, parts.path, values, headers, parts.query)
+    def _respond(self, taken: Taken) -> Reply:
+        parts = urlsplit(taken.path)
+        asked = json.loads(taken.body) if taken.method == "POST" else parse_qs(parts.query, keep_blank_values=True)
+        headers = {name.lower(): value for name, value in taken.headers.items()}
+        query = Query(taken.method, parts.path, asked, headers, parts.query)
         self.queries.append(query)
         status, body, more = self.answer(query)
-        handler.send_response(status)
-        for name, value in more:
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
+        return Reply(status, {**dict(more), "Connection": "close"}, body)
 
     def stop(self) -> None:
         self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._target.stop()

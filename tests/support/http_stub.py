@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.support.http_target import Answer as Reply
+from tests.support.http_target import HttpTarget, Taken
+
 # Status, headers, body; None: the connection is closed without an answer. If the headers have a Content-Length other
 # than the body's, the connection is closed after the body.
 Answer = tuple[int, dict[str, str], bytes] | None
 Handler = Callable[[str, dict[str, str]], Answer]
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """A server whose clients may leave before they have read the answer."""
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        # No traceback for those: it parses source, and before CPython 3.11.8 a thread that does so disturbs another one
-        # that does (gh-106905).
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class HttpStub:
@@ -36,51 +26,17 @@ class HttpStub:
     def __init__(self, answer: Handler) -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.tokens: list[str | None] = []
-        stub = self
+        self._answer = answer
+        target = HttpTarget(self._respond)
+        self.address, self.stop = target.address, target.stop
 
-        class RequestHandler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            # Headers and body are two writes: else the second one waits 40 ms for a delayed acknowledgement.
-            disable_nagle_algorithm = True
-
-            def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                parts = urlsplit(self.path)
-                query = dict(parse_qsl(parts.query))
-                stub.tokens.append(self.headers.get("Authorization"))
-                stub.requests.append((parts.path, query))
-                found = answer(parts.path, query)
-                if found is None:
-                    self.close_connection = True
-                    return
-                status, headers, body = found
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                if "Content-Length" not in headers:
-                    self.send_header("Content-Length", str(len(body)))
-                elif headers["Content-Length"] != str(len(body)):
-                    self.close_connection = True
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_POST(self) -> None:
-                self.do_GET()
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._server = Server(("127.0.0.1", 0), RequestHandler)
-        self._server.daemon_threads = True
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop listening; open connections stay open."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _respond(self, taken: Taken) -> Reply:
+        parts = urlsplit(taken.path)
+        query = dict(parse_qsl(parts.query))
+        self.tokens.append(taken.headers.get("Authorization"))
+        self.requests.append((parts.path, query))
+        found = self._answer(parts.path, query)
+        return Reply(is_silent=True) if found is None else Reply(*found)
 
 
 @contextmanager

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import http.server
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
+from tests.support.http_target import Answer, HttpTarget, Taken
+
 
 class Issuer:
     """claims: of the next login. codes: the parameters of each authorization by its code."""
@@ -24,37 +24,19 @@ class Issuer:
         self.claims: dict[str, Any] = {"sub": "1"}
         self.codes: dict[str, dict[str, str]] = {}
         self._key = RSAKey.generate_key(2048, {"kid": "k", "use": "sig", "alg": "RS256"})
-        issuer = self
+        target = HttpTarget(self._respond)
+        self.url, self.stop = target.url, target.stop
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                parts = urlsplit(self.path)
-                if parts.path == "/authorize":
-                    self.send_response(302)
-                    self.send_header("Location", issuer.authorize(dict(parse_qsl(parts.query))))
-                    self.end_headers()
-                    return
-                self.answer(issuer.documents()[parts.path])
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                self.answer(issuer.token(dict(parse_qsl(body))))
-
-            def answer(self, shown: dict[str, Any]) -> None:
-                body = json.dumps(shown).encode()
-                self.send_response(400 if "error" in shown else 200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
+    def _respond(self, taken: Taken) -> Answer:
+        parts = urlsplit(taken.path)
+        if parts.path == "/authorize":
+            return Answer(302, {"Location": self.authorize(dict(parse_qsl(parts.query)))})
+        if taken.method == "POST":
+            shown = self.token(dict(parse_qsl(taken.body.decode())))
+        else:
+            shown = self.documents()[parts.path]
+        status = 400 if "error" in shown else 200
+        return Answer(status, {"Content-Type": "application/json"}, json.dumps(shown).encode())
 
     def documents(self) -> dict[str, dict[str, Any]]:
         """Return what can be read, by path."""
@@ -87,12 +69,6 @@ class Issuer:
         claims = {"iss": self.url, "aud": asked["client_id"], "iat": now_s, "exp": now_s + 60, "nonce": asked["nonce"]}
         signed = jwt.encode({"alg": "RS256", "kid": "k"}, {**claims, **self.claims}, self._key)
         return {"access_token": "a", "token_type": "Bearer", "expires_in": 60, "id_token": signed}
-
-    def stop(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 @contextmanager

@@ -217,7 +217,7 @@ class TestTopics:
 
 @pytest.mark.parametrize("tools", ["ours"], indirect=True)
 class TestWhatTheOriginalLacks:
-    def test_zstd(self, to_file, publish, broker, topic, out) -> None:
+    def test_zstd_files_hold_the_messages_as_lines(self, to_file, publish, broker, topic, out) -> None:
         publish(b"one", b"two")
         running = to_file("--zstd", "--zstd-level=1")
         finished(broker, topic)
@@ -225,7 +225,7 @@ class TestWhatTheOriginalLacks:
         ((name, data),) = files(out).items()
         assert (name, bytes(cramjam.zstd.decompress(data))) == (f"{topic}.{HOST}-000000.x.log.zst", b"one\ntwo\n")
 
-    def test_parquet(self, to_file, publish, broker, topic, out) -> None:
+    def test_parquet_files_hold_the_messages_as_rows(self, to_file, publish, broker, topic, out) -> None:
         parquet = pytest.importorskip("pyarrow.parquet")
         publish(b"one", b"two")
         running = to_file("--parquet")

@@ -1,47 +1,29 @@
-"""A short run of scripts/to_file_kills.py, and proof that it notices a loss."""
+"""A short run of scripts/kills/to_file_kills.py, and proof that it notices a loss."""
 
 from __future__ import annotations
 
 import gzip
-import importlib
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import cramjam
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-WAIT_S = 100
+from tests.support.loops import WAIT_S, module_of, run_loop
 
-
-@pytest.fixture
-def kills(monkeypatch):
-    """The module of the script."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("to_file_kills")
+kills: Any = module_of("to_file_kills")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(WAIT_S + 20)
 def test_nothing_finished_is_lost_over_some_kills():
-    result = subprocess.run(
-        [sys.executable, str(SCRIPTS / "to_file_kills.py"), "--json", "--kills=5", "--seed=3"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert result.stdout, result.stderr
-    report = json.loads(result.stdout)
-    assert (report["lost"], report["drained"], report["last_exit_code"]) == (0, True, 0), report
+    code, report = run_loop("to_file_kills", "--kills=5", "--seed=3")
+    assert (report["lost"], report["last_exit_code"], report["ok"]) == (0, 0, True), report
     assert report["kills_after_a_sync"] >= 1
     assert report["messages"] > 1000
-    assert result.returncode == 0
+    assert code == 0
 
 
-def test_every_number_that_is_in_no_file_is_found(kills, tmp_path):
+def test_every_number_that_is_in_no_file_is_found(tmp_path):
     lines = [kills.body_of(number) + b"\n" for number in range(12)]
     (tmp_path / "a.log").write_bytes(lines[0] + lines[1] + lines[2][:-3])
     (tmp_path / "b.log.gz").write_bytes(gzip.compress(lines[3]) + gzip.compress(lines[4])[:-2])
@@ -53,7 +35,7 @@ def test_every_number_that_is_in_no_file_is_found(kills, tmp_path):
     assert list(kills.counts_in([tmp_path], 12)) == [1, 1, 0, 1, 0, 1, 0, 0, 0, 2, 0, 0]
 
 
-def test_numbers_in_parquet_files_and_their_journals_count(kills, tmp_path):
+def test_numbers_in_parquet_files_and_their_journals_count(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet")
     from pyqd.tools.to_file.parquet import Parquet

@@ -1,14 +1,9 @@
-"""Short runs of scripts/trace_exactness.py, and proof that the comparison notices each difference."""
+"""Short runs of scripts/kills/trace_exactness.py, and proof that the comparison notices each difference."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,31 +11,25 @@ import sqlalchemy as sa
 
 from pyqd.primitives.progress import Progress
 from pyqd.trace.database import Database
+from tests.support.loops import WAIT_S, module_of, run_loop
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-WAIT_S = 100
+exactness: Any = module_of("trace_exactness")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]
 
 
 @pytest.fixture(scope="module")
-def exactness() -> Iterator[ModuleType]:
-    """The module of the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield importlib.import_module("trace_exactness")
-
-
-@pytest.fixture(scope="module")
-def run(exactness: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished run without kills."""
-    run = exactness.Run(exactness.parse(["--messages=400"]), tmp_path_factory.mktemp("exactness"), None)
+    kind = exactness.TraceExactness
+    given = module_of("harness").parse(kind, ["--messages=400"])
+    run = kind(given, tmp_path_factory.mktemp("exactness"))
     run.run(Progress(quiet=True))
     return run
 
 
 @pytest.fixture
-def problems(exactness: ModuleType, run: Any) -> Iterator[Callable[[str], list[str]]]:
+def problems(run: Any) -> Iterator[Callable[[str], list[str]]]:
     """Function that changes the tables by a statement and returns the differences. The change is undone."""
     database = Database(run.url)
 
@@ -51,7 +40,7 @@ def problems(exactness: ModuleType, run: Any) -> Iterator[Callable[[str], list[s
             assert connection.execute(sa.text(statement)).rowcount == 1
         database.engine.dispose()
         try:
-            check = exactness.Check(run)
+            check = exactness.Comparison(run)
             check.run()
         finally:
             path.write_bytes(before)
@@ -63,26 +52,16 @@ def problems(exactness: ModuleType, run: Any) -> Iterator[Callable[[str], list[s
 
 
 def test_tables_agree_with_the_clients_over_some_kills() -> None:
-    command = [
-        sys.executable,
-        str(SCRIPTS / "trace_exactness.py"),
-        "--json",
-        "--messages=1200",
-        "--kills=3",
-        "--seed=2",
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert result.stdout, result.stderr
-    report = json.loads(result.stdout)
+    code, report = run_loop("trace_exactness", "--messages=1200", "--kills=3", "--seed=2")
     assert report["differences"] == 0, report["first_differences"]
     assert report["messages"] == 1200
     assert set(report["kills"]) == {"broker", "shipper"}
     assert {"finished", "requeued", "timed_out", "dead_lettered", "cancelled"} <= report["outcomes"].keys()
-    assert result.returncode == 0
+    assert code == 0
 
 
-def test_tables_agree_with_the_clients_to_begin_with(exactness: ModuleType, run: Any) -> None:
-    check = exactness.Check(run)
+def test_tables_agree_with_the_clients_to_begin_with(run: Any) -> None:
+    check = exactness.Comparison(run)
     check.run()
     assert check.problems == []
     assert check.uncertain_deliveries == check.cut_off == 0

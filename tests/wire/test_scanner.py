@@ -88,7 +88,7 @@ def test_a_message_size_is_refused_before_its_body_is_there(size, scan):
 @pytest.mark.parametrize(
     "name", [b"a", b"A.b_c-9", b"." * 64, b"x#ephemeral", b"x" * 54 + b"#ephemeral", b"...#ephemeral"]
 )
-def test_valid_names(name):
+def test_valid_names_of_topics_and_channels_are_accepted(name):
     assert name_is_valid(name)
 
 

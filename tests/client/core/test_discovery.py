@@ -124,7 +124,7 @@ class TestAnswers:
         for headers in ({"x-nsq-content-type": "nsq; version=1.0"}, {"Content-Type": "application/json"}):
             assert len(parse(answer(entry()), headers)) == 1
 
-    def test_no_brokers(self):
+    def test_an_answer_without_brokers_names_none(self):
         assert parse({"channels": [], "producers": []}) == []
         assert parse({"channels": None, "producers": None}) == []
 
@@ -137,7 +137,7 @@ class TestAnswers:
         ]
         assert brokers[0].version == "1"
 
-    def test_ipv6(self):
+    def test_an_ipv6_address_of_a_broker_is_taken(self):
         assert parse(answer(entry(broadcast_address="2001:db8::7")))[0].host == "2001:db8::7"
 
     @pytest.mark.parametrize("wildcard", ["0.0.0.0", "::", ""])

@@ -153,7 +153,7 @@ class TestMaxInFlight:
         assert flow.finished("b", 2.0, count=2) == [("a", 2)]
         assert flow.finished("b", 2.0, count=3) == [("a", 3)]
 
-    def test_pause_and_resume(self):
+    def test_a_pause_sends_rdy_0_and_resuming_shares_the_limit_again(self):
         flow = flow_of(4)
         connect(flow, "a", "b")
         assert flow.pause(1.0) == [("a", 0), ("b", 0)]

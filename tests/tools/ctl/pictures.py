@@ -1,6 +1,6 @@
 """Pictures of pyqctl's tables for docs/tools/, from made-up counters.
 
-`python -m tests.tools.ctl.pictures` writes them; test_pictures.py compares what they show with what is shown now.
+`make pages` writes them, and `make lint` compares their texts with those shown now.
 """
 
 from __future__ import annotations
@@ -260,10 +260,3 @@ def shown_text(svg: str) -> list[str]:
 
 def path_of(name: str) -> Path:
     return DIRECTORY / f"{name}.svg"
-
-
-if __name__ == "__main__":
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for each in PICTURES:
-        path_of(each).write_text(picture(each))
-        print(path_of(each).relative_to(REPOSITORY))

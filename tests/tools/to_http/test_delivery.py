@@ -78,7 +78,9 @@ def deliver(
         ("get", 404, "got status code 404"),
     ],
 )
-def test_the_status_decides(target: HttpTarget, method: str, status: int, error: str) -> None:
+def test_the_status_of_an_answer_decides_whether_a_delivery_has_failed(
+    target: HttpTarget, method: str, status: int, error: str
+) -> None:
     target.answer = statuses(status)
     path = "/%s" if method == "get" else "/"
     assert deliver(target.url + path, method=method) == error
@@ -177,7 +179,7 @@ class TestSeveral:
         with ExitStack() as stack:
             yield [stack.enter_context(http_target()) for _ in range(3)]
 
-    def test_in_turn(self, three: list[HttpTarget]) -> None:
+    def test_targets_of_a_round_robin_get_messages_in_turn(self, three: list[HttpTarget]) -> None:
         assert deliver(*(each.url for each in three), targets=RoundRobin(3), bodies=(b"1", b"2", b"3", b"4")) == ""
         assert [each.bodies for each in three] == [[b"3"], [b"1", b"4"], [b"2"]]
 

@@ -2,8 +2,8 @@
 
 For each interpreter, in build/wheels/<version>: a wheel made of the source distribution alone, repaired and tagged by
 auditwheel for the oldest C library that it runs with, looked through for files that do not belong in it, then
-installed in a fresh environment with its dependencies and put to the smoke suite (scripts/smoke.py). Wheels and source
-distribution go to dist/. What pip and the compilers say is in build/wheels/<version>/log.
+installed in a fresh environment with its dependencies and put to the smoke suite (smoke.py). Wheels and source distribution
+go to dist/. What pip and the compilers say is in build/wheels/<version>/log.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pyqd.primitives.command_line import CommandParser
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
 MINORS = range(10, 15)
 BUILD_WAIT_S = 1800
@@ -187,7 +187,7 @@ def repair(python, wheel, log, out):
 
 def try_out(python, log):
     """Put an installed pyqd to the smoke suite, away from the checkout: a copy of the suite, and no other path."""
-    suite = Path(shutil.copy(ROOT / "scripts" / "smoke.py", log.parent))
+    suite = Path(shutil.copy(ROOT / "scripts" / "build" / "smoke.py", log.parent))
     run(log, python, "-I", suite)
 
 

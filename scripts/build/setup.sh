@@ -10,7 +10,7 @@
 #
 # PYTHON names the interpreter (python3); CC the C compiler (the one that Python was built with).
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 PYTHON=${PYTHON:-python3}
 VENV=.venv
@@ -215,6 +215,6 @@ elif [[ ${1:-} == --to-compile ]]; then
     make_venv
     install_compiler
 else
-    [[ -x $VENV/bin/cython ]] || scripts/setup.sh --to-compile
+    [[ -x $VENV/bin/cython ]] || scripts/build/setup.sh --to-compile
     install_packages
 fi

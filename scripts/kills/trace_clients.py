@@ -1,4 +1,4 @@
-"""Clients that keep a record of everything they did, for scripts/trace_exactness.py.
+"""Clients that keep a record of everything they did, for scripts/kills/trace_exactness.py.
 
 A consumer knows the outcome of each delivery: it chose the command, and an error frame names a message whose command
 came too late. From time to time it sends a *fence*, a FIN of no message. The error frame for it confirms all commands
@@ -7,7 +7,6 @@ before. If the broker is killed, the commands after the last fence are uncertain
 
 import json
 import random
-import socket
 import struct
 import threading
 import time
@@ -17,14 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from harness import ERROR, MESSAGE, Link, identify, sized
+
 from pyqd.testing import BrokerError, BrokerProcess
 
 TOPIC = "numbers"
 DEAD_TOPIC = "numbers_dead"
 CHANNELS = ("a", "b")
 ATTEMPTS_MAX = 4
-ERROR, MESSAGE = 1, 2
-READ_BYTES = 256 << 10
 POLL_S = 0.05
 WAIT_S = 60.0
 # Publishes without an answer yet.
@@ -73,103 +72,59 @@ class Publication:
 
 
 class Record:
-    """Record of all clients. Appending to a list needs no lock."""
+    """Record of all clients. Appending to a list needs no lock.
+
+    uncertain: brokers and numbers of interrupted publishes; cancelled: brokers, channels and ids; broken: brokers and
+    local addresses of connections that ended by a kill.
+    """
 
     def __init__(self) -> None:
         self.publications: list[Publication] = []
         self.deliveries: list[Delivery] = []
-        # Numbers whose publishing was interrupted, by broker.
         self.uncertain: list[tuple[str, int]] = []
-        # Broker, channel and id.
         self.cancelled: list[tuple[str, str, str]] = []
-        # Local addresses of connections that ended by a kill.
         self.broken: list[tuple[str, str]] = []
-        self.error: BaseException | None = None
 
 
-class Client(threading.Thread, ABC):
-    """A thread that is connected to one broker, and again after each kill."""
+class Client(ABC):
+    """A client that is connected to one broker, and again after each kill. `run` is for a thread."""
 
     def __init__(self, broker: BrokerProcess, record: Record, done: threading.Event, seed: int) -> None:
-        super().__init__(daemon=True)
         self.broker, self.record, self.done = broker, record, done
         self.nsqd = broker.http_address
         self.rng = random.Random(seed)
-        self.address = ""
-        self._socket: socket.socket | None = None
 
     def run(self) -> None:
-        try:
-            while not self.done.is_set() and not self.is_over():
-                try:
-                    self._connect()
+        while not self.done.is_set() and not self.is_over():
+            address = ""
+            try:
+                self.link = Link(self.broker.tcp_port, self.hello())
+                address = self.link.address
+                with self.link.socket:
                     self.serve()
-                except OSError:
-                    if self.address:
-                        self.record.broken.append((self.nsqd, self.address))
-                    self.on_break()
-                    self.done.wait(POLL_S)
-        except BaseException as error:
-            self.record.error = error
-            raise
-        finally:
-            if self._socket is not None:
-                self._socket.close()
+            except OSError:
+                if address:
+                    self.record.broken.append((self.nsqd, address))
+                self.on_break()
+                self.done.wait(POLL_S)
 
     def is_over(self) -> bool:
         """Return whether the client has nothing more to do."""
         return False
 
     @abstractmethod
+    def hello(self) -> bytes:
+        """Return the first bytes of a connection."""
+
+    @abstractmethod
     def serve(self) -> None:
         """Work until the connection breaks. Raises: OSError."""
 
-    def on_break(self) -> None:
+    def on_break(self) -> None:  # noqa: B027
         """Note that a kill has ended the connection."""
 
-    def _connect(self) -> None:
-        self.address = ""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = socket.create_connection((self.broker.tcp_address.split(":")[0], self.broker.tcp_port), 10.0)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.address = "{}:{}".format(*self._socket.getsockname())
-        self._received = bytearray()
-
-    def send(self, data: bytes) -> None:
-        assert self._socket is not None
-        self._socket.settimeout(10.0)
-        self._socket.sendall(data)
-
-    def identify(self, **settings: object) -> bytes:
-        """Return the bytes of the magic and IDENTIFY."""
-        body = json.dumps({"feature_negotiation": True, "heartbeat_interval": 60_000, **settings}).encode()
-        return b"  V2IDENTIFY\n" + struct.pack(">i", len(body)) + body
-
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the frames of one read; none if nothing came for a while. Raises: OSError at the end."""
-        assert self._socket is not None
-        self._socket.settimeout(POLL_S)
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except TimeoutError:
-            return
-        if not data:
-            raise ConnectionResetError("the broker has closed the connection")
-        received = self._received
-        received += data
-        at = 0
-        while len(received) - at >= 8:
-            size, kind = struct.unpack_from(">ii", received, at)
-            if len(received) - at < 4 + size:
-                break
-            frame = bytes(received[at + 8 : at + 4 + size])
-            at += 4 + size
-            if frame == b"_heartbeat_":
-                self.send(b"NOP\n")
-            else:
-                yield kind, frame
-        del received[:at]
+        return self.link.frames(POLL_S)
 
     def http(self, path: str, **query: object) -> dict[str, Any]:
         """POST, again after each kill of the broker; `is_repeated` of the result tells."""
@@ -215,8 +170,10 @@ class Publisher(Client):
     def is_over(self) -> bool:
         return self.confirmed >= self._count
 
+    def hello(self) -> bytes:
+        return identify(feature_negotiation=True, heartbeat_interval=60_000, message_ids=True, user_agent="numbers/1")
+
     def serve(self) -> None:
-        self.send(self.identify(message_ids=True, user_agent="numbers/1"))
         is_known = False
         while not self.done.is_set() and not self.is_over():
             if is_known:
@@ -235,15 +192,15 @@ class Publisher(Client):
             number, self._next = self._next, self._next + 1
             body = body_of(number)
             head = b"DPUB %s %d\n" % (TOPIC.encode(), LATER_MS) if number % 100 == NEVER_SENT else b"PUB numbers\n"
-            parts.append(head + struct.pack(">i", len(body)) + body)
+            parts.append(head + sized(body))
             self._underway.append(number)
         if parts:
-            self.send(b"".join(parts))
+            self.link.send(b"".join(parts))
 
     def _note(self, data: bytes) -> None:
         assert data.startswith(b"OK "), data
         number, message_id = self._underway.popleft(), data[3:].decode()
-        self.record.publications.append(Publication(self.nsqd, message_id, self.address, number))
+        self.record.publications.append(Publication(self.nsqd, message_id, self.link.address, number))
         self.confirmed += 1
         if number % 100 == NEVER_SENT:
             self.cancel(message_id)
@@ -267,10 +224,13 @@ class Consumer(Client):
         self._called_back: deque[Delivery] = deque()
         self._held: list[Delivery] = []
 
-    def serve(self) -> None:
+    def hello(self) -> bytes:
         timeout_ms = LEAVER_TIMEOUT_MS if self.leaves else HOLDER_TIMEOUT_MS
-        hello = self.identify(msg_timeout=timeout_ms, user_agent="counter/1", output_buffer_timeout=25)
-        self.send(hello + b"SUB numbers %s\nRDY %d\n" % (self.channel.encode(), RDY))
+        settings = {"msg_timeout": timeout_ms, "user_agent": "counter/1", "output_buffer_timeout": 25}
+        hello = identify(feature_negotiation=True, heartbeat_interval=60_000, **settings)
+        return hello + b"SUB numbers %s\nRDY %d\n" % (self.channel.encode(), RDY)
+
+    def serve(self) -> None:
         self._answered = deque([[]])
         self._called_back.clear()
         self._held.clear()
@@ -285,7 +245,7 @@ class Consumer(Client):
                     self._refused(data)
             if commands or len(self._answered[-1]):
                 commands.append(self._fence(len(self._answered[-1]) >= FENCE_EVERY or not commands))
-                self.send(b"".join(commands))
+                self.link.send(b"".join(commands))
             while self._called_back and self._called_back[0].is_certain:
                 self._call_back(self._called_back.popleft())
             if self.leaves and count >= leave_after:
@@ -294,7 +254,7 @@ class Consumer(Client):
 
     def _delivery(self, data: bytes) -> tuple[Delivery, int]:
         _, attempt = struct.unpack_from(">qH", data)
-        delivery = Delivery(self.nsqd, self.channel, data[10:26].decode(), self.address, attempt)
+        delivery = Delivery(self.nsqd, self.channel, data[10:26].decode(), self.link.address, attempt)
         self.record.deliveries.append(delivery)
         return delivery, number_of(data[26:])
 
@@ -344,7 +304,7 @@ class Consumer(Client):
 
     def _leave(self) -> None:
         """Disconnect with some messages in flight, after all commands before have been carried out."""
-        self.send(b"CLS\n")
+        self.link.send(b"CLS\n")
         left = []
         deadline_s = time.monotonic() + WAIT_S
         is_over = False

@@ -1,38 +1,33 @@
 #!/usr/bin/env python3
 """Compare the tables of pyq_trace, row by row, with the record of the clients.
 
-    scripts/trace_exactness.py                                100,000 messages, SQLite
-    scripts/trace_exactness.py --database=postgresql          or mariadb: a server of this machine
-    scripts/trace_exactness.py --kills=50                     SIGKILL of brokers, pyq_trace and the database server
-    scripts/trace_exactness.py --messages=2000 --json
+    scripts/kills/trace_exactness.py                                100,000 messages, SQLite
+    scripts/kills/trace_exactness.py --database=postgresql          or mariadb: a server of this machine
+    scripts/kills/trace_exactness.py --kills=50                     SIGKILL of brokers, pyq_trace and database server
 
-Two brokers with one topic and two channels each. The clients (scripts/trace_clients.py) publish, finish, requeue, hold,
-touch, disconnect and cancel, and some messages end as dead letters. `pyq_trace ship` stores the events meanwhile. Then
+Two brokers with one topic and two channels each. The clients (trace_clients.py) publish, finish, requeue, hold, touch,
+disconnect and cancel, and some messages end as dead letters. `pyq_trace ship` stores the events meanwhile. Then
 publish_log must have the messages that were published, and consume_log the deliveries with their outcomes; nothing
 else, and nothing twice.
 
 After a kill of a broker a client cannot know all. A publish without an answer may have a row. A delivery may have a row
 if the kill cut its frame off. Of a delivery that was not confirmed, the outcome is that of the client's command, or the
 broker knows of no end. The report counts them.
-
-Exit code: 0 if the tables agree, 1 otherwise, 2 for bad usage.
 """
 
-import argparse
-import contextlib
 import json
-import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from harness import Loop, Program, main, wait_until
 from trace_clients import (
     ATTEMPTS_MAX,
     CHANNELS,
@@ -46,13 +41,11 @@ from trace_clients import (
     number_of,
 )
 
-from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.progress import Progress
 from pyqd.testing import BrokerProcess
 from pyqd.trace.database import Database
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.support.databases import Mariadb, Postgresql, Server, running
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.support.databases import Mariadb, Postgresql, running
 
 DATABASES = {"sqlite": None, "postgresql": Postgresql, "mariadb": Mariadb}
 BROKER_FLAGS = ("--trace-topic=*", "--trace-body-bytes=9", "--log-level=warn")
@@ -60,7 +53,6 @@ POLL_S = 0.005
 # Share of kills while messages are being published; the others come later.
 KILLED_PUBLISHING = 0.6
 DRAIN_S = 300.0
-STOP_S = 60.0
 # Due later than that: nobody waits for the message.
 SOON_NS = 600 * 10**9
 PROBLEMS_SHOWN = 20
@@ -71,141 +63,117 @@ UNKNOWN_ENDS = frozenset(("disconnected", "timed_out"))
 Place = tuple[str, str, str]
 
 
-class Shipper:
+class Shipper(Program):
     """`pyq_trace ship`, one process after the other."""
 
-    def __init__(self, url: str, brokers: list[BrokerProcess], log_path: Path) -> None:
-        addresses = [f"--nsqd-http-address={broker.http_address}" for broker in brokers]
-        self.command = [sys.executable, "-m", "pyqd.tools.pyq_trace", "ship", f"--to={url}", *addresses]
-        self._log_path = log_path
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen([*self.command, "--interval=50ms"], stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(STOP_S)
+    def start(self, *more: str, **options: Any) -> "subprocess.Popen[bytes]":
+        return super().start(*(more or ("--interval=50ms",)), **options)
 
     def stop(self) -> int:
         """End it by SIGTERM, and store the rest by another one. Returns: the first exit code that is not 0."""
-        assert self._process is not None
-        self._process.terminate()
-        code = self._process.wait(STOP_S)
+        code = super().stop()
         if code == -signal.SIGTERM:
             # It had just been started, and had no handler yet.
             code = 0
-        with self._log_path.open("ab") as log:
-            return code or subprocess.run([*self.command, "--once"], stdout=log, stderr=log, check=False).returncode
-
-    def log_tail(self) -> str:
-        return self._log_path.read_text(errors="replace")[-2000:]
+        return code or self.start("--once").wait(DRAIN_S)
 
 
-class Run:
-    """One run: brokers, clients, shipper, kills."""
+class TraceExactness(Loop):
+    """The run. letters: dead letters by broker; killed: numbers of kills by victim."""
 
-    def __init__(self, arguments: argparse.Namespace, directory: Path, server: Server | None) -> None:
-        self.arguments = arguments
-        self.record = Record()
-        self.brokers = [
-            BrokerProcess(directory / name, (*BROKER_FLAGS, f"--node-id={number + 1}"))
-            for number, name in enumerate(("one", "two"))
-        ]
-        self.url = server.new_database("trace") if server else f"sqlite:///{directory}/trace.db"
-        self.server = server
-        self.shipper = Shipper(self.url, self.brokers, directory / "pyq_trace.log")
-        self.killed: Counter[str] = Counter()
-        self._rng = random.Random(arguments.seed)
+    COUNT = ("--kills", 0)
+    OPTIONS = (
+        ("--messages", {"type": int, "default": 100_000}),
+        ("--database", {"choices": DATABASES, "default": "sqlite"}),
+    )
+
+    def start(self) -> None:
+        kind = DATABASES[self.given.database]
+        self.server = self.stack.enter_context(running(kind)) if kind else None
+        self.url = self.server.new_database("trace") if self.server else f"sqlite:///{self.directory}/trace.db"
+        self.record, self.killed = Record(), Counter[str]()
+        self.brokers = [self.broker(f"broker{n}", *BROKER_FLAGS, f"--node-id={n}") for n in (1, 2)]
+        for broker in self.brokers:
+            set_up(broker)
+        addresses = [f"--nsqd-http-address={broker.http_address}" for broker in self.brokers]
+        self.shipper = Shipper(
+            self.directory / "pyq_trace.log", "-m", "pyqd.tools.pyq_trace", "ship", f"--to={self.url}", *addresses
+        )
+        self.shipper.start()
+        self.stack.callback(self.shipper.kill)
         self._done = threading.Event()
+        self.stack.callback(self._done.set)
+        self._count = self.given.messages // len(self.brokers)
         # Messages that each broker may have so far.
-        self._limit = 0
-
-    def run(self, progress: Progress) -> None:
-        """Do everything up to the stored tables. Raises: errors of a client."""
-        with contextlib.ExitStack() as stack:
-            for broker in self.brokers:
-                broker.directory.mkdir()
-                stack.callback(broker.close)
-                broker.start()
-                set_up(broker)
-            self.shipper.start()
-            stack.callback(self.shipper.kill)
-            publishers, consumers = self._clients()
-            stack.callback(self._done.set)
-            for client in (*publishers, *consumers):
-                client.start()
-            self._kill(publishers, progress)
-            self._drain(publishers)
-            self._done.set()
-            for client in (*publishers, *consumers):
-                client.join(STOP_S)
-            for consumer in consumers:
-                consumer.finish()
-            if self.record.error is not None:
-                raise self.record.error
-            self.letters = {broker.http_address: broker.published_messages(DEAD_TOPIC) for broker in self.brokers}
-            code = self.shipper.stop()
-            assert code == 0, f"pyq_trace ended with exit code {code}: {self.shipper.log_tail()}"
-
-    def _clients(self) -> tuple[list[Publisher], list[Consumer]]:
+        self._limit = 0 if self.given.count else self._count
         common = self.record, self._done
-        count = self.arguments.messages // len(self.brokers)
-        publishers = [
-            Publisher(broker, *common, number, count, lambda: self._limit) for number, broker in enumerate(self.brokers)
+        self.publishers = [
+            Publisher(broker, *common, number, self._count, lambda: self._limit)
+            for number, broker in enumerate(self.brokers)
         ]
-        places = [
-            (broker, channel, leaves) for broker in self.brokers for channel in CHANNELS for leaves in (False, True)
-        ]
-        consumers = [
+        places = product(self.brokers, CHANNELS, (False, True))
+        self.consumers = [
             Consumer(broker, *common, seed, channel, leaves) for seed, (broker, channel, leaves) in enumerate(places)
         ]
-        return publishers, consumers
+        for client in (*self.publishers, *self.consumers):
+            self.work(client.run)
 
-    def _kill(self, publishers: list[Publisher], progress: Progress) -> None:
-        """Publish in equal parts, and kill something during each."""
-        count, kills = self.arguments.messages // len(self.brokers), self.arguments.kills
-        for number in range(kills):
-            before, self._limit = self._limit, count * (number + 1) // kills
-            if self._rng.random() < KILLED_PUBLISHING:
-                amount = before + int((self._limit - before) * self._rng.random())
-                self._wait(lambda amount=amount: any(each.confirmed >= amount for each in publishers), "publishers")
-            else:
-                time.sleep(self._rng.uniform(0.0, 2 * self.arguments.interval))
-            self._kill_one()
-            self._wait(lambda: all(each.confirmed >= self._limit for each in publishers), "publishers")
-            progress.move_to(number + 1, ", ".join(f"{name} {times}" for name, times in sorted(self.killed.items())))
-        self._limit = count
-
-    def _kill_one(self) -> None:
-        targets = ["broker", "broker", "shipper", *(["database"] if self.server else [])]
-        target = self._rng.choice(targets)
+    def fault(self, number: int) -> None:
+        """Publish a part of the messages, and kill something during it or after it."""
+        before, self._limit = self._limit, self._count * (number + 1) // self.given.count
+        if self.rng.random() < KILLED_PUBLISHING:
+            amount = before + int((self._limit - before) * self.rng.random())
+            self._wait(lambda: any(each.confirmed >= amount for each in self.publishers), "publishers")
+        else:
+            self.pause()
+        target = self.rng.choice(["broker", "broker", "shipper", *(["database"] if self.server else [])])
         self.killed[target] += 1
-        victim: Any = {"broker": self._rng.choice(self.brokers), "shipper": self.shipper, "database": self.server}[
-            target
-        ]
+        victims: dict[str, Any] = {"broker": self.rng.choice(self.brokers), "database": self.server}
+        victim = victims.get(target, self.shipper)
         victim.kill()
-        time.sleep(self._rng.uniform(0.0, self.arguments.interval))
+        self.pause(0.5)
         victim.start()
+        self._wait(lambda: all(each.confirmed >= self._limit for each in self.publishers), "publishers")
+
+    def note(self) -> str:
+        return ", ".join(f"{name} {times}" for name, times in sorted(self.killed.items()))
 
     def _wait(self, condition: Any, what: str) -> None:
-        deadline_s = time.monotonic() + DRAIN_S
-        while not condition():
-            if self.record.error is not None:
-                raise self.record.error
-            if time.monotonic() > deadline_s:
-                raise RuntimeError(f"{what} are not done: {[broker.stats()['topics'] for broker in self.brokers]}")
-            time.sleep(POLL_S)
+        wait_until(lambda: self.error is not None or condition(), what, DRAIN_S, 0.005)
+        self.raise_error()
 
-    def _drain(self, publishers: list[Publisher]) -> None:
-        """Wait until no broker has a message left."""
-        for publisher in publishers:
-            self._wait(publisher.is_over, "publishers")
-            publisher.join(STOP_S)
-        for publisher in publishers:
-            self._wait(lambda publisher=publisher: is_drained(publisher), "channels")
+    def finish(self) -> None:
+        """Wait until no broker has a message left, and the tables are complete."""
+        for publisher in self.publishers:
+            self._wait(lambda publisher=publisher: publisher.is_over() and is_drained(publisher), "messages")
+        self._done.set()
+        self.join()
+        for consumer in self.consumers:
+            consumer.finish()
+        self.letters = {broker.http_address: broker.published_messages(DEAD_TOPIC) for broker in self.brokers}
+        code = self.shipper.stop()
+        assert code == 0, f"pyq_trace ended with exit code {code}: {self.shipper.log_tail()}"
+
+    def check(self) -> dict[str, Any]:
+        comparison = Comparison(self)
+        comparison.run()
+        return {
+            "database": self.given.database,
+            "messages": len(self.record.publications),
+            "deliveries": len(self.record.deliveries),
+            "rows": len(comparison.published) + len(comparison.consumed),
+            "outcomes": dict(sorted(comparison.outcomes.items())),
+            "cancels": len(self.record.cancelled),
+            "dead_letters": sum(map(len, self.letters.values())),
+            "kills": dict(self.killed),
+            "publishes_interrupted": len(self.record.uncertain),
+            "publications_without_an_answer": comparison.uncertain_publications,
+            "deliveries_without_a_confirmation": comparison.uncertain_deliveries,
+            "deliveries_cut_off": comparison.cut_off,
+            "differences": len(comparison.problems),
+            "first_differences": comparison.problems[:PROBLEMS_SHOWN],
+            "ok": not comparison.problems,
+        }
 
 
 def set_up(broker: BrokerProcess) -> None:
@@ -236,13 +204,10 @@ def is_drained(publisher: Publisher) -> bool:
     return is_empty
 
 
-# Comparison.
-
-
-class Check:
+class Comparison:
     """Comparison of the tables with the record. problems: differences, as text."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TraceExactness) -> None:
         self.record, self.is_killed = run.record, bool(run.killed["broker"])
         self.letters = run.letters
         self.problems: list[str] = []
@@ -364,64 +329,5 @@ class Check:
                 self.problems.append(f"{place}: cancelled {expected[place]} times, event_log has {found[place]}")
 
 
-def report_of(run: Run, check: Check, seconds: float) -> dict[str, Any]:
-    """Return the figures of a run."""
-    return {
-        "database": run.arguments.database,
-        "messages": len(run.record.publications),
-        "deliveries": len(run.record.deliveries),
-        "rows": len(check.published) + len(check.consumed),
-        "outcomes": dict(sorted(check.outcomes.items())),
-        "cancels": len(run.record.cancelled),
-        "dead_letters": sum(map(len, run.letters.values())),
-        "kills": dict(run.killed),
-        "publishes_interrupted": len(run.record.uncertain),
-        "publications_without_an_answer": check.uncertain_publications,
-        "deliveries_without_a_confirmation": check.uncertain_deliveries,
-        "deliveries_cut_off": check.cut_off,
-        "differences": len(check.problems),
-        "first_differences": check.problems[:PROBLEMS_SHOWN],
-        "seconds": round(seconds, 1),
-    }
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--database", choices=DATABASES, default="sqlite")
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--interval", type=float, default=0.5, help="mean seconds until a kill")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="keep the directory, and tell its name")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    return parser.parse_args(arguments)
-
-
-def main() -> int:
-    arguments = parse(sys.argv[1:])
-    started_s = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        kind = DATABASES[arguments.database]
-        server = stack.enter_context(running(kind)) if kind else None
-        if arguments.keep:
-            directory = tempfile.mkdtemp(prefix="trace-exactness-")
-            print(directory, file=sys.stderr)
-        else:
-            temporary = tempfile.TemporaryDirectory(prefix="trace-exactness-", ignore_cleanup_errors=True)
-            directory = stack.enter_context(temporary)
-        progress = stack.enter_context(Progress("killing", arguments.kills, "kills", line_s=10.0))
-        run = Run(arguments, Path(directory), server)
-        run.run(progress)
-        check = Check(run)
-        check.run()
-        report = report_of(run, check, time.monotonic() - started_s)
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            print(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
-    return 0 if not check.problems else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(TraceExactness))

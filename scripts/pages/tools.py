@@ -1,22 +1,15 @@
-#!/usr/bin/env python3
-"""Write the tables of flags in docs/tools and the man pages in man/, which the wheel installs.
-
-The tables come from the flags of each tool, the man pages from its page in docs/tools. With --check nothing is written,
-and the exit code is 1 if a file is not as it would be.
-"""
+"""Tables of flags in docs/tools, and man pages made of these pages, which the wheel installs."""
 
 import importlib
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.goflags import Flag, declared_flags
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "tools"
 MAN = ROOT / "man"
 BEGIN, END = "<!-- flags -->\n", "<!-- end of flags -->\n"
@@ -150,7 +143,7 @@ def man_page(tool: str, page: str) -> str:
     command = " \\fIcommand\\fR" if hasattr(module, "COMMANDS") or BEGIN not in page else ""
     others = [path.stem for path in pages() if path.stem != tool]
     lines = [
-        f'.\\" Made by scripts/tool_pages.py from docs/tools/{tool}.md.',
+        f'.\\" Made by `make pages` from docs/tools/{tool}.md.',
         f'.TH {tool.upper()} 1 "" pyqd "pyqd\\(aqs tools"',
         ".SH NAME",
         f"{tool} \\- {escaped(summary[0].lower() + summary[1:])}",
@@ -170,25 +163,3 @@ def files() -> Iterator[tuple[Path, str]]:
         page = with_flags(path.read_text(), path.stem)
         yield path, page
         yield MAN / f"{path.stem}.1", man_page(path.stem, page)
-
-
-def main() -> int:
-    """Write the files, or check them. Returns: the exit code."""
-    parser = CommandParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
-    is_checking = parser.parse_args().check
-    code = 0
-    for path, text in files():
-        if path.exists() and path.read_text() == text:
-            continue
-        if is_checking:
-            print(f"{path.relative_to(ROOT)} is not up to date: run scripts/tool_pages.py")
-            code = 1
-        else:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

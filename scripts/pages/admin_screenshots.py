@@ -1,11 +1,7 @@
-"""Pictures of the web admin for docs/admin.md: a small cluster under load, looked at by Chromium.
-
-.venv/bin/python scripts/admin_screenshots.py docs/images
-"""
+"""Pictures of the web admin for docs/admin.md: a small cluster under load, seen in Chromium."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import shutil
@@ -120,12 +116,8 @@ def take(directory: Path, base: str, node: str) -> None:
         browser.close()
 
 
-def main() -> int:
-    """Run the cluster, and save the pictures. Returns: the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    directory = parser.parse_args().directory
-    directory.mkdir(parents=True, exist_ok=True)
+def take_all(directory: Path) -> None:
+    """Run the cluster, and save the pictures."""
     ports = free_ports(5)
     names = ("tcp-port", "http-port", "lookupd-tcp-port", "lookupd-http-port", "admin-port")
     flags = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
@@ -160,8 +152,3 @@ def main() -> int:
             ended.set()
             group.terminate()
             group.wait(60)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

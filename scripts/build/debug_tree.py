@@ -1,6 +1,6 @@
 """Keep a copy of the sources for the debug build.
 
-Usage: python scripts/debug_tree.py build/debug-tree
+Usage: python scripts/build/debug_tree.py build/debug-tree
 
 Copies what has changed, with its time of change, so that the build in the copy stays incremental; removes what is no
 longer in the checkout. Extension modules and build/ belong to the copy itself and are left alone.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILES = ("setup.py", "pyproject.toml", "README.md", "Makefile")
 DIRECTORIES = ("pyx", "pyqd", "tests", "bench", "scripts", "docs", "spark")
 IGNORED_SUFFIXES = (".so", ".pyc")

@@ -22,6 +22,7 @@ MARKS_TRIED = 8
 LETTERS = "letters"
 
 Stats = dict[str, Any]
+Decide = Callable[[Stats], None]
 Subscribe = Callable[[Channel], Any]
 
 
@@ -40,7 +41,7 @@ class Changes:
         self.rng = rng
         self.subscribe = subscribe
         self.connections: list[Connection] = []
-        self.unsettled: list[Callable[[Stats], None]] = []
+        self.unsettled: list[Decide] = []
         self.kinds: dict[Callable[[Topic], Any], int] = {
             self.pause_something: 22,
             self.make_channel: 20,
@@ -62,22 +63,29 @@ class Changes:
         try:
             await kind(topic)
         except Cut:
-            self.world.totals.changes_cut += 1
+            self.world.totals["changes_cut"] += 1
         finally:
             topic.busy = False
 
-    async def call(self, method: str, path: str, expected: tuple[int, ...] = (200,)) -> tuple[int, bytes]:
-        """Return status and body of an answer. Raises: Cut."""
+    async def call(
+        self, method: str, path: str, decide: Decide = lambda _stats: None, expected: tuple[int, ...] = (200,)
+    ) -> dict[str, Any] | None:
+        """Return the JSON of an answer, None for a refusal that is expected.
+
+        decide: notes by the state after the next start whether the change took effect. Raises: Cut.
+        """
         try:
             status, body = await asyncio.wait_for(request(self.daemon.http_port, method, path), WAIT_S)
         except (OSError, asyncio.IncompleteReadError) as error:
-            if not self.daemon.killed:
+            if self.daemon.is_running:
                 self.world.note("daemon_failures", f"{method} {path}: {error!r}")
+            self.unsettled.append(decide)
             raise Cut from error
         if status not in expected:
             self.world.note("daemon_failures", f"{method} {path} was answered with {status} {body[:80]!r}")
+            self.unsettled.append(decide)
             raise Cut
-        return status, body
+        return None if status != 200 else json.loads(body or b"{}")
 
     def settle(self, stats: Stats) -> None:
         """Decide by the state after a start which cut-off changes took effect."""
@@ -112,25 +120,20 @@ class Changes:
         world, asked, before = self.world, self.asked(), what.paused
         of_channel = f"&channel={what.name}" if isinstance(what, Channel) else ""
         path = f"/{'channel' if of_channel else 'topic'}/{'pause' if paused else 'unpause'}?topic={topic.name}"
+
+        def note(is_paused: bool) -> None:
+            what.paused = is_paused
+            what.paused_round = world.round
+            self.note_holding(topic, Split(asked, topic.sent))
+
+        def decide(stats: Stats) -> None:
+            found = stats.get(topic.name, {"paused": before, "channels": {}})
+            note((found["channels"].get(what.name, {"paused": before}) if of_channel else found)["paused"])
+
         what.paused = False
-        try:
-            await self.call("POST", path + of_channel)
-        except Cut:
-
-            def decide(stats: Stats) -> None:
-                found = stats.get(topic.name, {"paused": before, "channels": {}})
-                if of_channel:
-                    found = found["channels"].get(what.name, {"paused": before})
-                what.paused = found["paused"]
-                what.paused_round = world.round
-                self.note_holding(topic, Split(asked, topic.sent))
-
-            self.unsettled.append(decide)
-            raise
-        world.totals.pauses += paused
-        what.paused = paused
-        what.paused_round = world.round
-        self.note_holding(topic, Split(asked, topic.sent))
+        await self.call("POST", path + of_channel, decide)
+        world.totals["pauses"] += paused
+        note(paused)
 
     # Channels
 
@@ -143,31 +146,31 @@ class Changes:
         index, name = self.world.topics.index(topic), self.rng.choice(names)
         kind = name if name not in EXTRA_NAMES else self.rng.choice(("plain", "rough", "late"))
         channel = Channel(index, name, kind)
-        place, asked = None, self.asked()
-        try:
-            if self.rng.random() < 0.4:
+        place, asked, answer = None, self.asked(), None
+
+        def decide(stats: Stats) -> None:
+            if name in stats.get(topic.name, {"channels": ()})["channels"]:
+                started = None if place is None else self.split_of(topic, place, asked)
+                self.add(topic, channel, asked, started, confirmed=False)
+
+        if self.rng.random() < 0.4:
+            try:
                 self.connections.append(await self.subscribe(channel))
-            else:
-                path = f"/channel/create?topic={topic.name}&channel={name}"
-                if self.seek_something in self.kinds and self.rng.random() < 0.4:
-                    place = self.some_place(topic)
-                    path += f"&start={place}"
-                status, body = await self.call("POST", path, (200, 410))
-                if status == 410:
-                    self.world.totals.seeks_refused += 1
-                    return
-        except Cut:
-
-            def decide(stats: Stats) -> None:
-                if name in stats.get(topic.name, {"channels": ()})["channels"]:
-                    started = None if place is None else self.split_of(topic, place, asked)
-                    self.add(topic, channel, asked, started, confirmed=False)
-
-            self.unsettled.append(decide)
-            raise
-        started = None if place is None else self.split_found(topic, place, asked, json.loads(body)["to"])
+            except Cut:
+                self.unsettled.append(decide)
+                raise
+        else:
+            path = f"/channel/create?topic={topic.name}&channel={name}"
+            if self.seek_something in self.kinds and self.rng.random() < 0.4:
+                place = self.some_place(topic)
+                path += f"&start={place}"
+            answer = await self.call("POST", path, decide, (200, 410))
+            if answer is None:
+                self.world.totals["seeks_refused"] += 1
+                return
+        started = None if place is None else self.split_found(topic, place, asked, answer["to"])
         self.add(topic, channel, asked, started, confirmed=True)
-        self.world.totals.channels_made += 1
+        self.world.totals["channels_made"] += 1
 
     def add(self, topic: Topic, channel: Channel, asked: int, started: Split | None, *, confirmed: bool) -> None:
         """Note a new channel. started: the place that it was moved to."""
@@ -190,18 +193,13 @@ class Changes:
             topic.channels.remove(channel)
             self.note_holding(topic, Split(asked, topic.sent))
 
-        try:
-            await self.call("POST", f"/channel/delete?topic={topic.name}&channel={channel.name}")
-        except Cut:
+        def decide(stats: Stats) -> None:
+            if channel.name not in stats.get(topic.name, {"channels": ()})["channels"]:
+                remove()
 
-            def decide(stats: Stats) -> None:
-                if channel.name not in stats.get(topic.name, {"channels": ()})["channels"]:
-                    remove()
-
-            self.unsettled.append(decide)
-            raise
+        await self.call("POST", f"/channel/delete?topic={topic.name}&channel={channel.name}", decide)
         remove()
-        self.world.totals.channels_deleted += 1
+        self.world.totals["channels_deleted"] += 1
 
     # Seek
 
@@ -239,29 +237,25 @@ class Changes:
         channel, place, asked = self.rng.choice(topic.channels), self.some_place(topic), self.asked()
         path = f"/channel/seek?topic={topic.name}&channel={channel.name}&to={place}"
         channel.seeking = True
-        try:
-            status, body = await self.call("POST", path, (200, 410))
-        except Cut:
 
-            def decide(_stats: Stats) -> None:
-                self.world.end_seek(channel, self.split_of(topic, place, asked), confirmed=False)
+        def decide(_stats: Stats) -> None:
+            self.world.end_seek(channel, self.split_of(topic, place, asked), confirmed=False)
 
-            self.unsettled.append(decide)
-            raise
-        if status == 410:
-            self.world.totals.seeks_refused += 1
+        answer = await self.call("POST", path, decide, (200, 410))
+        if answer is None:
+            self.world.totals["seeks_refused"] += 1
             channel.finished_while_seeking.clear()
             channel.seeking = False
             return
-        self.world.totals.seeks += 1
-        split = self.split_found(topic, place, asked, json.loads(body)["to"])
-        self.world.end_seek(channel, split, confirmed=True)
+        self.world.totals["seeks"] += 1
+        self.world.end_seek(channel, self.split_found(topic, place, asked, answer["to"]), confirmed=True)
 
     async def mark(self, topic: Topic) -> None:
         """Note which position comes next, for seeks to it."""
         asked = self.asked()
-        _, body = await self.call("GET", f"/topic/positions?topic={topic.name}")
-        self.note_positions(topic, json.loads(body), Split(asked, topic.sent))
+        positions = await self.call("GET", f"/topic/positions?topic={topic.name}")
+        assert positions is not None
+        self.note_positions(topic, positions, Split(asked, topic.sent))
 
     def note_positions(self, topic: Topic, positions: dict[str, Any], split: Split) -> None:
         """Note the answer of /topic/positions. split: the messages at that time."""
@@ -293,25 +287,20 @@ class Changes:
     async def limit(self, topic: Topic, channel: Channel, limits: Limits, query: str) -> None:
         before, asked_ns = channel.limits, time.time_ns()
         channel.change_limits(limits)
-        try:
-            _, body = await self.call("POST", f"/channel/limits?topic={topic.name}&channel={channel.name}&{query}")
-        except Cut:
 
-            def decide(stats: Stats) -> None:
-                found = stats.get(topic.name, {"channels": {}})["channels"].get(channel.name)
-                if found is not None:
-                    shown = limits_shown(found)
-                    if shown not in (before, limits):
-                        self.world.note("counter_errors", f"{self.world.where(channel)} has {shown}, not {limits}")
-                    channel.set_limits(shown, asked_ns, time.time_ns())
+        def note(found: dict[str, Any] | None, *possible: Limits) -> None:
+            if found is not None:
+                shown = limits_shown(found)
+                if shown not in possible:
+                    self.world.note("counter_errors", f"{self.world.where(channel)} has {shown}, not {limits}")
+                channel.set_limits(shown, asked_ns, time.time_ns())
 
-            self.unsettled.append(decide)
-            raise
-        shown = limits_shown({"limits": json.loads(body)})
-        if shown != limits:
-            self.world.note("counter_errors", f"{self.world.where(channel)} was given {limits}, has {shown}")
-        channel.set_limits(shown, asked_ns, time.time_ns())
-        self.world.totals.limits_set += 1
+        def decide(stats: Stats) -> None:
+            note(stats.get(topic.name, {"channels": {}})["channels"].get(channel.name), before, limits)
+
+        path = f"/channel/limits?topic={topic.name}&channel={channel.name}&{query}"
+        note({"limits": await self.call("POST", path, decide)}, limits)
+        self.world.totals["limits_set"] += 1
 
     async def provide_letters(self, topic: Topic, channel: Channel) -> str:
         """Make the dead-letter topic of a channel, with a channel of its own. Returns: its name."""

@@ -1,7 +1,5 @@
 """State of a crash loop: every message sent, every delivery seen, and the checks of each.
 
-Program: scripts/crash_loop.py.
-
 A message is an index of its topic: indices grow in the order of sending. For each channel one byte per message says in
 which state the message is:
 
@@ -201,10 +199,6 @@ class Letters(Channel):
     dead: set[int] = field(default_factory=set)
     unread_max: int = 0
 
-    def note_unread(self, rdy: int) -> None:
-        """Record a kill: messages given to a consumer of the source channel may not have been sent or read."""
-        self.unread_max += rdy
-
     def unearned(self) -> set[int]:
         """Return the messages seen here that had attempts left, minus as many as kills can have left unread."""
         unseen = self.dead - self.spent
@@ -277,50 +271,12 @@ class Topic:
         return self.sent - channel.states.count(FIN_CONFIRMED) - channel.states.count(NOT_OWED)
 
 
-@dataclass
-class Totals:
-    """Counts of events; those of FAILURES must stay 0."""
-
-    rounds: int = 0
-    kills: int = 0
-    kills_while_starting: int = 0
-    published: int = 0
-    acknowledged: int = 0
-    expected: int = 0
-    delivered: int = 0
-    duplicated: int = 0
-    finished_confirmed: int = 0
-    unconfirmed_fin_undone: int = 0
-    requeued: int = 0
-    timed_out: int = 0
-    pauses: int = 0
-    channels_made: int = 0
-    channels_deleted: int = 0
-    seeks: int = 0
-    seeks_refused: int = 0
-    limits_set: int = 0
-    dead_letters: int = 0
-    dead_letters_unread: int = 0
-    changes_cut: int = 0
-    attempts_lower: int = 0
-    lost: int = 0
-    fin_undone: int = 0
-    early_deferred: int = 0
-    early_requeued: int = 0
-    wrong_bodies: int = 0
-    torn_batches: int = 0
-    attempts_errors: int = 0
-    unexplained: int = 0
-    not_owed: int = 0
-    over_rate: int = 0
-    past_attempts: int = 0
-    unearned_dead_letters: int = 0
-    delivered_while_paused: int = 0
-    counter_errors: int = 0
-    not_drained: int = 0
-    daemon_failures: int = 0
-
-
+# Figures of the report; those of FAILURES must stay 0.
+COUNTS = (
+    "kills", "kills_while_starting", "published", "acknowledged", "expected", "delivered", "duplicated",
+    "finished_confirmed", "unconfirmed_fin_undone", "requeued", "timed_out", "pauses", "channels_made",
+    "channels_deleted", "seeks", "seeks_refused", "limits_set", "dead_letters", "changes_cut", "attempts_lower",
+)  # fmt: skip
 FAILURES = (
     "lost", "fin_undone", "early_deferred", "early_requeued", "wrong_bodies", "torn_batches", "attempts_errors",
     "unexplained", "not_owed", "over_rate", "past_attempts", "unearned_dead_letters", "delivered_while_paused",
@@ -336,7 +292,7 @@ class World:
         # Grows with each acknowledgement and each request for a change, so that these have an order.
         self.event = 0
         self.round = 0
-        self.totals = Totals()
+        self.totals: Counter[str] = Counter()
         self.late_ns: list[int] = []
         self.notes: list[str] = []
         self.ready_ns = 0
@@ -351,12 +307,16 @@ class World:
 
     def note(self, kind: str, text: str) -> None:
         """Count a failure and keep the first texts."""
-        setattr(self.totals, kind, getattr(self.totals, kind) + 1)
+        self.totals[kind] += 1
         if len(self.notes) < NOTES_MAX:
             self.notes.append(f"round {self.round}: {kind}: {text}")
 
     def channels(self) -> list[Channel]:
         return [channel for topic in self.topics for channel in topic.channels]
+
+    def all_channels(self) -> list[Channel]:
+        """Return the channels of topics and of dead-letter topics."""
+        return [*self.channels(), *self.letters.values()]
 
     def where(self, channel: Channel) -> str:
         """Return the name of a channel for a note."""
@@ -385,7 +345,7 @@ class World:
         topic.acknowledged_at.append(0)
         topic.acknowledged.append(0)
         topic.seen.append(0)
-        self.totals.published += 1
+        self.totals["published"] += 1
         return index, body_of(index, topic_index, publisher, due_ns, size_bytes)
 
     def next_event(self) -> int:
@@ -397,7 +357,7 @@ class World:
         for index in indices:
             topic.acknowledged[index] = 1
             topic.acknowledged_at[index] = event
-        self.totals.acknowledged += len(indices)
+        self.totals["acknowledged"] += len(indices)
 
     def take(
         self, channel: Channel, guid: bytes, body: bytes, attempts: int, connection: int, sent_after_ns: int
@@ -406,13 +366,13 @@ class World:
         index = self.identify_body(channel, body)
         if index is None or channel.deleted:
             return None
-        self.totals.delivered += 1
+        self.totals["delivered"] += 1
         self.topics[channel.topic].seen[index] = 1
         key: Any = index
         if isinstance(channel, Letters):
             key = guid
             if guid not in channel.copies:
-                self.totals.dead_letters += 1
+                self.totals["dead_letters"] += 1
             channel.dead.add(index)
         elif channel.state(index) == NOT_OWED:
             if channel.seeking:
@@ -458,7 +418,7 @@ class World:
         if state == UNSURE and not channel.seeking and sent_after_ns >= channel.sought_ns:
             channel.set_state(key, PENDING)
         if copy is None:
-            copy = channel.copies[key] = Copy()
+            copy = Copy()
             on_time = not (isinstance(channel, Letters) or channel.sought_ns or channel.limits.rate)
             if due_ns and on_time and channel.kind != "late" and not channel.paused and topic.holding is None:
                 self.late_ns.append(now_ns - max(due_ns, self.ready_ns))
@@ -466,15 +426,15 @@ class World:
             return
         else:
             self.see_again(channel, key, copy, attempts, connection, now_ns, where)
-        copy.deliveries += 1
-        copy.attempts = attempts
-        copy.round = self.round
-        copy.sent_after_ns = sent_after_ns
-        copy.read_ns = now_ns
-        copy.not_before_ns = 0
-        copy.requeued = False
-        copy.excused = channel.seeking or sent_after_ns < channel.sought_ns
-        copy.connection = connection
+        channel.copies[key] = Copy(
+            copy.deliveries + 1,
+            attempts,
+            self.round,
+            sent_after_ns,
+            now_ns,
+            excused=channel.seeking or sent_after_ns < channel.sought_ns,
+            connection=connection,
+        )
 
     def is_overtaken(self, channel: Channel, copy: Copy, attempts: int, connection: int, sent_after_ns: int) -> bool:
         """Return whether a delivery timed out before the last one that was read, which came over another connection."""
@@ -509,7 +469,7 @@ class World:
         """Check the delivery of a message that this channel has delivered before."""
         if channel.state(key) == FIN_SENT:
             channel.set_state(key, PENDING)
-            self.totals.unconfirmed_fin_undone += 1
+            self.totals["unconfirmed_fin_undone"] += 1
         if copy.excused or channel.seeking:
             return
         killed = copy.round < self.round
@@ -518,14 +478,14 @@ class World:
         if attempts == 1:
             self.note("attempts_errors", f"{where}: seen {copy.deliveries} times before")
         elif killed and attempts <= copy.attempts:
-            self.totals.attempts_lower += 1
+            self.totals["attempts_lower"] += 1
         elif not killed and connection == copy.connection and attempts <= copy.attempts:
             self.note("attempts_errors", f"{where}: before it was {copy.attempts}, on the same connection")
         if now_ns < copy.not_before_ns and (killed or not timed_out):
             self.note("early_requeued", f"{where}: {(copy.not_before_ns - now_ns) / MS_NS:.3f} ms")
         if copy.requeued:
             return
-        self.totals.duplicated += 1
+        self.totals["duplicated"] += 1
         if timed_out and not killed:
             channel.timed_out += 1
         elif not killed:
@@ -536,14 +496,25 @@ class World:
 
         A daemon that was kept waiting between giving and sending a message sends it again early.
         """
+        if timeout_count < channel.timeouts_seen:
+            self.note(
+                "counter_errors", f"{self.where(channel)}: {timeout_count} timeouts, {channel.timeouts_seen} before"
+            )
         if channel.timed_out + len(channel.sudden) <= timeout_count - channel.timeouts_seen:
             channel.timed_out += len(channel.sudden)
         else:
             for text in channel.sudden:
                 self.note("unexplained", text)
-        self.totals.timed_out += channel.timed_out
+        self.totals["timed_out"] += channel.timed_out
         channel.timeouts_seen, channel.timed_out = timeout_count, 0
         channel.sudden.clear()
+
+    def end_rounds(self, stats: dict[str, Any]) -> None:
+        """Judge the messages of each channel in /stats."""
+        for channel in self.all_channels():
+            found = stats.get(self.name_of_topic(channel), {"channels": {}})["channels"]
+            if channel.name in found:
+                self.end_round(channel, found[channel.name]["timeout_count"])
 
     def begin_channel(self, channel: Channel, split: Split) -> None:
         """Set the states of a new channel's messages: those behind the split are owed."""

@@ -1,20 +1,18 @@
-"""Clients of a crash loop: publishers, and consumers that confirm their commands. Program: scripts/crash_loop.py."""
+"""Clients of a crash loop: publishers, and consumers that confirm their commands."""
 
 import abc
 import asyncio
 import collections
 import itertools
-import json
 import socket
 import struct
 import time
 from typing import Any
 
 from crash_checks import MS_NS, Channel, World
+from harness import ERROR, MESSAGE, READ_BYTES, Frames, identify, sized
 
-READ_BYTES = 256 << 10  # asyncio reads at most so much at once
 FENCE = b"FIN ffffffff%08x\n"
-RESPONSE, ERROR, MESSAGE = 0, 1, 2
 
 # Share of messages per action, in percent; the rest is FIN. "hold": let it time out.
 ACTIONS = {
@@ -42,7 +40,7 @@ class Connection(asyncio.Protocol, abc.ABC):
         self.number = Connection.count
         self.transport: Any = None
         self.gone = asyncio.Event()
-        self.received = bytearray()
+        self.frames = Frames()
         self.closing = False
         self.read_ns = 0
         self.sent_after_ns = 0
@@ -53,21 +51,13 @@ class Connection(asyncio.Protocol, abc.ABC):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        if self.drained and not self.received:
+        if self.drained and not self.frames.received:
             # The socket was empty at its last read or poll before this time.
             self.sent_after_ns = max(self.read_ns, self.world.polled_ns[0])
         self.read_ns = time.time_ns()
         self.drained = len(data) < READ_BYTES
-        self.received += data
-        at = 0
-        received = self.received
-        while len(received) - at >= 8:
-            size, kind = struct.unpack_from(">ii", received, at)
-            if len(received) - at < 4 + size:
-                break
-            self.on_frame(kind, bytes(received[at + 8 : at + 4 + size]))
-            at += 4 + size
-        del received[:at]
+        for kind, content in self.frames.feed(data):
+            self.on_frame(kind, content)
         self.after_frames()
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -122,20 +112,20 @@ class Publisher(Connection):
         index, body = world.new_message(topic, self.publisher, defer_ms)
         self.underway.append((topic, range(index, index + 1)))
         head = b"DPUB %s %d\n" % (name, defer_ms) if defer_ms else b"PUB %s\n" % name
-        return [head + struct.pack(">i", len(body)) + body]
+        return [head + sized(body)]
 
     def batch(self, topic: int, name: bytes) -> bytes:
         world, rng = self.world, self.world.rng
         first, count = world.topics[topic].sent, rng.randint(1, rng.choice(BATCHES_MAX))
         bodies = [world.new_message(topic, self.publisher, batch=(first, count))[1] for _ in range(count)]
         self.underway.append((topic, range(first, first + count)))
-        inner = struct.pack(">i", count) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
-        return b"MPUB " + name + b"\n" + struct.pack(">i", len(inner)) + inner
+        inner = struct.pack(">i", count) + b"".join(map(sized, bodies))
+        return b"MPUB " + name + b"\n" + sized(inner)
 
     def on_frame(self, kind: int, data: bytes) -> None:
         if data == b"_heartbeat_":
             self.write(b"NOP\n")
-        elif kind == RESPONSE and data == b"OK":
+        elif (kind, data) == (0, b"OK"):
             self.world.acknowledge(*self.underway.popleft())
         else:
             self.world.note("daemon_failures", f"a publish was answered with {data!r}")
@@ -159,9 +149,8 @@ class Consumer(Connection):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        settings = json.dumps({"output_buffer_timeout": 25})
         names = (self.world.name_of_topic(self.channel).encode(), self.channel.name.encode())
-        self.write(b"  V2IDENTIFY\n" + struct.pack(">i", len(settings)) + settings.encode() + b"SUB %s %s\n" % names)
+        self.write(identify(output_buffer_timeout=25) + b"SUB %s %s\n" % names)
 
     def on_frame(self, kind: int, data: bytes) -> None:
         if kind == MESSAGE:
@@ -253,7 +242,7 @@ class Consumer(Connection):
     def confirm_fin(self, key: Any, written_ns: int, succeeded: bool) -> None:
         if succeeded:
             self.channel.finish(key, written_ns)
-            self.world.totals.finished_confirmed += 1
+            self.world.totals["finished_confirmed"] += 1
         else:
             self.channel.fail_fin(key)
 
@@ -261,7 +250,7 @@ class Consumer(Connection):
         failed = min(count, failed)
         self.channel.requeues_sent -= failed
         self.channel.requeues_confirmed += count - failed
-        self.world.totals.requeued += count - failed
+        self.world.totals["requeued"] += count - failed
 
     def after_frames(self) -> None:
         if self.acts:

@@ -1,22 +1,17 @@
-#!/usr/bin/env python3
-"""Write docs/flags.md from the table of options: `scripts/flags_page.py`. With --print it goes to standard output.
+"""docs/flags.md from the table of options."""
 
-A test compares the page with the output of this script, so that the two cannot drift apart.
-"""
-
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyqd.config.options import FLAGS
-from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.goflags import Flag
 from pyqd.primitives.nsq_compat import NSQ_VERSION, NSQD_FLAGS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 HEAD = """\
 # Flags
 
-<!-- Made by scripts/flags_page.py from pyqd/config/options.py; edit those. -->
+<!-- Made by `make pages` from pyqd/config/options.py. -->
 
 All flags of the daemon `pyqd`, as in `pyqd --help`. [Configuration](configuration.md) describes their syntax, and the
 configuration file with the keys of the second column. Flags marked with * are pyqd's own, the others are nsqd's. pyqd
@@ -66,15 +61,6 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Write the page, or print it."""
-    parser = CommandParser(description="Write docs/flags.md from the table of options.")
-    parser.add_argument("--print", action="store_true", help="print the page instead")
-    if parser.parse_args().print:
-        sys.stdout.write(page())
-    else:
-        PAGE.write_text(page())
-
-
-if __name__ == "__main__":
-    main()
+def files() -> Iterator[tuple[Path, str]]:
+    """Yield the page with its text."""
+    yield PAGE, page()

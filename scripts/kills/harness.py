@@ -1,0 +1,407 @@
+"""Harness of the loops of kills: start programs, load them, make faults, check what clients saw; report and exit code.
+
+A loop is a class of `Loop` with these four steps. Beside it stand the programs that are killed, and a client of NSQ
+that sees single frames.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
+from pyqd.testing import BrokerProcess
+
+HOST = "127.0.0.1"
+WAIT_S = 30.0
+POLL_S = 0.02
+START_POLL_S = 0.003
+LOG_BYTES_SHOWN = 2000
+ERROR, MESSAGE = 1, 2
+READ_BYTES = 256 << 10
+Option = tuple[str, dict[str, Any]]
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S, poll_s: float = POLL_S) -> Any:
+    """Return the first true result of a condition; an error of the network is none. Raises: RuntimeError."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            if result := condition():
+                return result
+        time.sleep(poll_s)
+    raise RuntimeError(f"{what}: not within {seconds:g} s")
+
+
+def asked(port: int, method: str, path: str) -> Any:
+    """Return the JSON of an answer of loopback; None if it is refused or has none. Raises: OSError, HTTPException."""
+    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=WAIT_S)) as connection:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        body = answer.read()
+        return json.loads(body) if answer.status == 200 and body[:1] in (b"{", b"[") else None
+
+
+def free_port() -> int:
+    """Return a port below those of outgoing connections: none of these takes it between a kill and the next start."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            return port
+
+
+def messages_in(stats: dict[str, Any] | None) -> int:
+    """Return the number of messages that a topic of /stats and its channels (a list, or by name) have not finished."""
+    channels = stats["channels"] or () if stats else ()
+    channels = channels.values() if isinstance(channels, dict) else channels
+    names = ("depth", "in_flight_count", "deferred_count")
+    return sum((each[name] for each in channels for name in names), stats["depth"] if stats else 0)
+
+
+class Program:
+    """A program of Python, one process after the other, with one log."""
+
+    def __init__(self, log_path: Path, *command: str) -> None:
+        self.command = [sys.executable, *command]
+        self.log_path = log_path
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *more: str, **options: Any) -> subprocess.Popen[bytes]:
+        with self.log_path.open("ab") as log:
+            options = {"stdout": log, "stderr": log} | options
+            self.process = subprocess.Popen([*self.command, *more], **options)
+        return self.process
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(WAIT_S)
+
+    def stop(self) -> int:
+        """End the process by SIGTERM. Returns: its exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(WAIT_S)
+
+    def log_tail(self) -> str:
+        return self.log_path.read_text(errors="replace")[-LOG_BYTES_SHOWN:]
+
+
+# The next daemon imports its code while this one is under load, and starts on a signal of this process.
+PREPARED = """
+import runpy, sys
+import pyqd.apps.daemon
+del sys.modules["pyqd.apps.daemon"]
+if sys.stdin.readline():
+    runpy.run_module("pyqd.apps.daemon", run_name="__main__", alter_sys=True)
+"""
+
+
+class Daemon(BrokerProcess):
+    """The daemon of this checkout, of which the next process is prepared, or another program."""
+
+    def __init__(self, program: str | None, directory: Path, flags: Sequence[str]) -> None:
+        super().__init__(directory, flags)
+        self._program = program
+        self._prepared: subprocess.Popen[bytes] | None = None
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        command = [self._program] if self._program else [sys.executable, "-c", PREPARED]
+        command += [f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
+        paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [*command, f"-data-path={self.data_path}", *self.flags],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env=os.environ | {"PYTHONPATH": paths},
+            )
+
+    def _spawned(self) -> "subprocess.Popen[bytes]":
+        process, self._prepared = self._prepared or self._launch(), None
+        assert process.stdin is not None
+        if not self._program:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        return process
+
+    def _wait_ready(self) -> None:
+        def connects() -> bool:
+            if not self.is_running:
+                raise RuntimeError(f"the daemon has ended: {self.log_tail()}")
+            socket.create_connection((HOST, self.http_port), WAIT_S).close()
+            return True
+
+        # The HTTP listener comes last.
+        wait_until(connects, "the daemon", poll_s=START_POLL_S)
+        if not self._program:
+            self._prepared = self._launch()
+
+    def kill_while_starting(self, seconds: float) -> None:
+        self._process = self._spawned()
+        time.sleep(seconds)
+        self.kill()
+
+    def close(self) -> None:
+        if self._prepared is not None:
+            self._prepared.kill()
+            self._prepared.communicate()
+        self.kill()
+        super().close()
+
+
+class RestartedBroker:
+    """A broker that hands its sockets over to a new process. pid: of the process that serves."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        directory.mkdir()
+        self.tcp_port, self.http_port = free_port(), free_port()
+        self._program = Program(
+            directory.parent / f"{directory.name}.log",
+            *("-m", "pyqd.apps.daemon", f"--data-path={directory}", f"--tcp-address={HOST}:{self.tcp_port}"),
+            *(f"--http-address={HOST}:{self.http_port}", f"--broadcast-address={HOST}", *flags),
+        )
+        self.pid = self._program.start().pid
+        self._wait_for(self.pid)
+
+    def _wait_for(self, pid: int) -> None:
+        wait_until(lambda: (asked(self.http_port, "GET", "/restart") or {}).get("pid") == pid, f"broker {pid}")
+
+    def restart(self) -> None:
+        """Hand over to a new process. Raises: RuntimeError."""
+        answer = asked(self.http_port, "POST", "/restart")
+        if answer is None:
+            raise RuntimeError(f"a restart was refused: {self._program.log_tail()}")
+        self._wait_for(answer["pid"])
+        self.pid = answer["pid"]
+        assert self._program.process is not None
+        self._program.process.poll()
+
+    def stop(self) -> None:
+        """Stop the process that serves, and wait until its port is closed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+        def refuses() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex((HOST, self.http_port)) != 0
+
+        wait_until(refuses, "the end of the broker")
+
+
+class Frames:
+    """Frames in the bytes that come from a broker."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield type and content of the frames that are complete."""
+        received, at = self.received, 0
+        received += data
+        while len(received) - at >= 8:
+            size, kind = struct.unpack_from(">ii", received, at)
+            if len(received) - at < 4 + size:
+                break
+            yield kind, bytes(received[at + 8 : at + 4 + size])
+            at += 4 + size
+        del received[:at]
+
+
+def identify(**settings: object) -> bytes:
+    """Return the bytes of the magic and IDENTIFY."""
+    body = json.dumps(settings).encode()
+    return b"  V2IDENTIFY\n" + struct.pack(">i", len(body)) + body
+
+
+def sized(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+class Link:
+    """One blocking connection of a client of NSQ. Answers heartbeats."""
+
+    def __init__(self, port: int, hello: bytes) -> None:
+        self.socket = socket.create_connection((HOST, port), WAIT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.address = "{}:{}".format(*self.socket.getsockname())
+        self._frames = Frames()
+        self.send(hello)
+
+    def send(self, data: bytes) -> None:
+        self.socket.settimeout(WAIT_S)
+        self.socket.sendall(data)
+
+    def frames(self, timeout_s: float) -> Iterator[tuple[int, bytes]]:
+        """Yield the frames of one read; none after a time-out. Raises: OSError when the connection ends."""
+        self.socket.settimeout(timeout_s)
+        try:
+            data = self.socket.recv(READ_BYTES)
+        except TimeoutError:
+            return
+        if not data:
+            raise ConnectionResetError("the broker has closed the connection")
+        for kind, content in self._frames.feed(data):
+            if content == b"_heartbeat_":
+                self.send(b"NOP\n")
+            else:
+                yield kind, content
+
+
+class Loop(ABC):
+    """One run of a loop. given: its options; stack: closes its programs in the end.
+
+    COUNT: name of the option with the number of faults, and its default; None: there are faults until `goes_on` says
+    that the load is over. SECONDS: mean time until a fault.
+    """
+
+    COUNT: tuple[str, int] | None = ("--kills", 100)
+    SECONDS = 0.5
+    OPTIONS: tuple[Option, ...] = ()
+
+    def __init__(self, given: argparse.Namespace, directory: Path) -> None:
+        self.given, self.directory = given, directory
+        self.rng = random.Random(given.seed)
+        self.stack = contextlib.ExitStack()
+        self.error: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the programs and the load."""
+
+    @abstractmethod
+    def fault(self, number: int) -> None:
+        """Let the load work for a while, and make one fault."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the load, and wait until all is delivered."""
+
+    @abstractmethod
+    def check(self) -> dict[str, Any]:
+        """Compare. Returns: the report; `ok` says whether all is as it must be."""
+
+    def goes_on(self, number: int) -> bool:
+        """Return whether another fault is to come."""
+        return number < self.given.count
+
+    def note(self) -> str:
+        """Return a text for the bar."""
+        return ""
+
+    def run(self, progress: Progress) -> dict[str, Any]:
+        """Take all steps. Returns: the report. Raises: the error of a thread."""
+        with self.stack:
+            self.start()
+            number = 0
+            while self.goes_on(number):
+                self.fault(number)
+                self.raise_error()
+                number += 1
+                progress.move_to(number, self.note())
+            self.finish()
+            self.raise_error()
+            return self.check()
+
+    def work(self, function: Callable[..., None], *arguments: Any) -> threading.Thread:
+        """Run a function in a thread. Its error ends the loop."""
+
+        def guarded() -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self.error = error
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def join(self) -> None:
+        """Wait for the threads."""
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def broker(self, name: str, *flags: str) -> BrokerProcess:
+        """Return a broker that is started, and closed in the end."""
+        home = self.directory / name
+        home.mkdir()
+        broker = BrokerProcess(home, flags)
+        self.stack.callback(broker.close)
+        broker.start()
+        return broker
+
+    def pause(self, share: float = 1.0) -> None:
+        """Wait for a random time until a fault."""
+        time.sleep(self.rng.uniform(0.0, 2 * share * self.given.interval))
+
+
+def parse(kind: type[Loop], arguments: list[str]) -> argparse.Namespace:
+    module = sys.modules[kind.__module__]
+    parser = CommandParser(description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(count=None)
+    if kind.COUNT:
+        name, count = kind.COUNT
+        parser.add_argument(name, dest="count", type=int, default=count, help="number of faults (%(default)s)")
+    parser.add_argument("--interval", type=float, default=kind.SECONDS, help="mean seconds until one (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="decides everything but the timing (%(default)s)")
+    parser.add_argument("--directory", type=Path, help="keep data and logs there, instead of in a temporary one")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    for flag, options in kind.OPTIONS:
+        parser.add_argument(flag, **options)
+    return parser.parse_args(arguments)
+
+
+def separator(value: object) -> str:
+    """Return what separates the parts of a value: texts stand in lines of their own."""
+    return "\n  " if isinstance(value, list) and value and isinstance(value[0], str) else " "
+
+
+def main(kind: type[Loop]) -> int:
+    """Run a loop, and print its report. Returns: 0 if all is as it must be, else 1."""
+    given = parse(kind, sys.argv[1:])
+    started_s = time.monotonic()
+    # Ends the programs too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    directory = given.directory or Path(tempfile.mkdtemp(prefix="pyqd-kills-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"ok": False}
+    try:
+        with Progress("", given.count or None, "faults", line_s=10.0) as progress:
+            report = kind(given, directory).run(progress)
+    finally:
+        if given.directory is None and report["ok"]:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            print(f"data and logs are in {directory}", file=sys.stderr)
+    report["seconds"] = round(time.monotonic() - started_s, 1)
+    if given.json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            shown = f"{value:,}" if type(value) is int else value
+            print(f"{name.replace('_', ' ')}:", *(shown if isinstance(shown, list) else [shown]), sep=separator(shown))
+    return 0 if report["ok"] else 1

@@ -1,0 +1,67 @@
+"""Tables of docs/metrics.md, from the metrics, statsd keys and types that the code has."""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from pyqd.broker.broker import Broker
+from pyqd.config.options import parse_args
+from pyqd.metrics import statsd
+from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, LATENCY, LATENCY_HELP, TOPIC_FAMILIES, Family
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+HEAD = "| metric | type | |\n| --- | --- | --- |\n"
+LIBRARY = ("process_", "python_")
+
+
+def table(rows: Iterable[tuple[str, str, str]]) -> str:
+    return HEAD + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in rows)
+
+
+def families(found: Iterable[Family]) -> str:
+    return table((family.name, family.kind, family.help) for family in found)
+
+
+def daemon_table() -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        broker = Broker(parse_args([f"--data-path={directory}"]))
+        broker.load()
+        collected = list(Metrics(broker).registry.collect())
+        broker.close()
+    return table(
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.type, family.documentation)
+        for family in collected
+        if not family.name.startswith(LIBRARY)
+    )
+
+
+def statsd_table() -> str:
+    rows = [(f"topic.<t>.{key}", key) for key in statsd.TOPIC_KEYS]
+    rows += [(f"topic.<t>.{statsd.LATENCY_KEY}<p>", "")]
+    rows += [(f"topic.<t>.channel.<c>.{key}", key) for key, _ in statsd.CHANNEL_KEYS]
+    rows += [(f"topic.<t>.channel.<c>.{statsd.LATENCY_KEY}<p>", "")]
+    rows += [(f"mem.{key}", key) for key, _ in statsd.MEMORY_KEYS]
+    lines = [f"| `{key}` | {'c' if statsd.is_counter(key) else 'g'} |\n" for key, _ in rows]
+    return "| key | type |\n| --- | --- |\n" + "".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "topics": lambda: families(TOPIC_FAMILIES),
+    "channels": lambda: families(CHANNEL_FAMILIES),
+    "latency": lambda: table([(LATENCY, "summary", LATENCY_HELP)]),
+    "daemon": daemon_table,
+    "statsd": statsd_table,
+}
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Yield the page with its text."""
+    text = PAGE.read_text()
+    for name, make in TABLES.items():
+        before, mark, after = text.partition(f"<!-- {name} -->\n\n")
+        rest = re.sub(r"\A(\|.*\n)*", "", after)
+        text = before + mark + make() + rest
+    counts = f"A topic has {len(TOPIC_FAMILIES)}, a channel {len(CHANNEL_FAMILIES)} and"
+    yield PAGE, re.sub(r"A topic has \d+, a channel \d+ and", counts, text)
