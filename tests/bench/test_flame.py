@@ -21,7 +21,7 @@ HOT = (
     "pyqd.hot.tcp.ioloop.IoLoop.run_pass",
     "pyqd.hot.broker.topic.TopicCore.add_batch",
     "pyqd.hot.diskqueue.batchwriter.BatchWriter.append",
-    "pyqd.hot.tcp.output.ClientOutput.deliver",
+    "pyqd.hot.tcp.output.ClientOutput.put_delivery",
     "pyqd.hot.broker.channel.ChannelCore.finish",
     "pyqd.hot.tcp.output.ClientOutput.flush",
 )
