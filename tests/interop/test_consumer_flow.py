@@ -409,7 +409,7 @@ class TestSeveralConnections:
         assert b.commands("RDY") == ["RDY 3", "RDY 2"]
         assert c.commands("RDY") in thirds
 
-    def test_rdy_of_a_lost_connection(self, start, brokers, library):
+    def test_rdy_of_a_lost_connection_goes_to_the_others(self, start, brokers, library):
         a, b, _ = brokers
         start([a, b], max_in_flight=8)
         admit(a, b)
