@@ -1,4 +1,4 @@
-"""What the parts of a broker need of the objects above them: a topic of its broker, a channel of its topic.
+"""Interfaces of the objects above: calls of a topic to its broker, and of a channel to its topic.
 
 Imports go from the broker down to the files of a channel. The references back have these types.
 """
