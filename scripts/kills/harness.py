@@ -1,7 +1,6 @@
 """Harness of the loops of kills: start programs, load them, make faults, check what clients saw; report and exit code.
 
-A loop is a class of `Loop` with these four steps. Beside it stand the programs that are killed, and a client of NSQ
-that sees single frames.
+A loop is a class of `Loop` with these four steps. Beside it stand the programs that are killed.
 """
 
 import argparse
@@ -13,14 +12,13 @@ import random
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,6 @@ WAIT_S = 30.0
 POLL_S = 0.02
 START_POLL_S = 0.003
 LOG_BYTES_SHOWN = 2000
-ERROR, MESSAGE = 1, 2
-READ_BYTES = 256 << 10
 Option = tuple[str, dict[str, Any]]
 
 
@@ -207,65 +203,6 @@ class RestartedBroker:
         wait_until(refuses, "the end of the broker")
 
 
-class Frames:
-    """Frames in the bytes that come from a broker."""
-
-    def __init__(self) -> None:
-        self.received = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield type and content of the frames that are complete."""
-        received, at = self.received, 0
-        received += data
-        while len(received) - at >= 8:
-            size, kind = struct.unpack_from(">ii", received, at)
-            if len(received) - at < 4 + size:
-                break
-            yield kind, bytes(received[at + 8 : at + 4 + size])
-            at += 4 + size
-        del received[:at]
-
-
-def identify(**settings: object) -> bytes:
-    """Return the bytes of the magic and IDENTIFY."""
-    body = json.dumps(settings).encode()
-    return b"  V2IDENTIFY\n" + struct.pack(">i", len(body)) + body
-
-
-def sized(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
-
-
-class Link:
-    """One blocking connection of a client of NSQ. Answers heartbeats."""
-
-    def __init__(self, port: int, hello: bytes) -> None:
-        self.socket = socket.create_connection((HOST, port), WAIT_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.address = "{}:{}".format(*self.socket.getsockname())
-        self._frames = Frames()
-        self.send(hello)
-
-    def send(self, data: bytes) -> None:
-        self.socket.settimeout(WAIT_S)
-        self.socket.sendall(data)
-
-    def frames(self, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-        """Yield the frames of one read; none after a time-out. Raises: OSError when the connection ends."""
-        self.socket.settimeout(timeout_s)
-        try:
-            data = self.socket.recv(READ_BYTES)
-        except TimeoutError:
-            return
-        if not data:
-            raise ConnectionResetError("the broker has closed the connection")
-        for kind, content in self._frames.feed(data):
-            if content == b"_heartbeat_":
-                self.send(b"NOP\n")
-            else:
-                yield kind, content
-
-
 class Loop(ABC):
     """One run of a loop. given: its options; stack: closes its programs in the end.
 
@@ -338,8 +275,8 @@ class Loop(ABC):
 
     def join(self) -> None:
         """Wait for the threads."""
-        for thread in self._threads:
-            thread.join(WAIT_S)
+        while self._threads:
+            self._threads.pop().join(WAIT_S)
 
     def raise_error(self) -> None:
         if self.error is not None:

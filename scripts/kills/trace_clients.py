@@ -1,22 +1,17 @@
 """Clients that keep a record of everything they did, for scripts/kills/trace_exactness.py.
 
-A consumer knows the outcome of each delivery: it chose the command, and an error frame names a message whose command
-came too late. From time to time it sends a *fence*, a FIN of no message. The error frame for it confirms all commands
-before. If the broker is killed, the commands after the last fence are uncertain, and so are held messages.
+If a broker is killed, the commands after the last confirmed fence are uncertain, and so are held messages.
 """
 
 import json
 import random
-import struct
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from harness import ERROR, MESSAGE, Link, identify, sized
+from clients import ERROR, MESSAGE, POLL_S, Consumer, Delivery, Publisher, identify, sized
 
 from pyqd.testing import BrokerError, BrokerProcess
 
@@ -24,12 +19,8 @@ TOPIC = "numbers"
 DEAD_TOPIC = "numbers_dead"
 CHANNELS = ("a", "b")
 ATTEMPTS_MAX = 4
-POLL_S = 0.05
 WAIT_S = 60.0
-# Publishes without an answer yet.
-WINDOW = 200
 RDY = 100
-FENCE_EVERY = 50
 # A holder's messages time out often. A leaver's never do while it is connected.
 HOLDER_TIMEOUT_MS, LEAVER_TIMEOUT_MS = 1_000, 5_000
 LEAVE_AFTER_MAX = 1_500
@@ -37,6 +28,8 @@ LEAVE_AFTER_MAX = 1_500
 LATER_MS = 3_600_000
 # What becomes of a message depends on its number modulo 100.
 POISON, REQUEUED, DELAYED, HELD, TOUCHED, CALLED_BACK, NEVER_SENT = 0, (1, 2), (3, 4), 5, 6, 7, 8
+# Broker, channel and id of a message.
+Place = tuple[str, str, str]
 
 
 def body_of(number: int) -> bytes:
@@ -46,19 +39,6 @@ def body_of(number: int) -> bytes:
 
 def number_of(body: bytes) -> int:
     return int(body[:9])
-
-
-@dataclass(eq=False)
-class Delivery:
-    """A message that a consumer got. outcome: expected. is_certain: the broker has confirmed it."""
-
-    nsqd: str
-    channel: str
-    message_id: str
-    client: str
-    attempt: int
-    outcome: str = ""
-    is_certain: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,199 +54,112 @@ class Publication:
 class Record:
     """Record of all clients. Appending to a list needs no lock.
 
-    uncertain: brokers and numbers of interrupted publishes; cancelled: brokers, channels and ids; broken: brokers and
-    local addresses of connections that ended by a kill.
+    deliveries: each has its Place as its key. uncertain: brokers and numbers of interrupted publishes; cancelled:
+    messages; broken: brokers and local addresses of connections that ended by a kill.
     """
 
     def __init__(self) -> None:
         self.publications: list[Publication] = []
         self.deliveries: list[Delivery] = []
         self.uncertain: list[tuple[str, int]] = []
-        self.cancelled: list[tuple[str, str, str]] = []
+        self.cancelled: list[Place] = []
         self.broken: list[tuple[str, str]] = []
 
-
-class Client(ABC):
-    """A client that is connected to one broker, and again after each kill. `run` is for a thread."""
-
-    def __init__(self, broker: BrokerProcess, record: Record, done: threading.Event, seed: int) -> None:
-        self.broker, self.record, self.done = broker, record, done
-        self.nsqd = broker.http_address
-        self.rng = random.Random(seed)
-
-    def run(self) -> None:
-        while not self.done.is_set() and not self.is_over():
-            address = ""
-            try:
-                self.link = Link(self.broker.tcp_port, self.hello())
-                address = self.link.address
-                with self.link.socket:
-                    self.serve()
-            except OSError:
-                if address:
-                    self.record.broken.append((self.nsqd, address))
-                self.on_break()
-                self.done.wait(POLL_S)
-
-    def is_over(self) -> bool:
-        """Return whether the client has nothing more to do."""
-        return False
-
-    @abstractmethod
-    def hello(self) -> bytes:
-        """Return the first bytes of a connection."""
-
-    @abstractmethod
-    def serve(self) -> None:
-        """Work until the connection breaks. Raises: OSError."""
-
-    def on_break(self) -> None:  # noqa: B027
-        """Note that a kill has ended the connection."""
-
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        return self.link.frames(POLL_S)
-
-    def http(self, path: str, **query: object) -> dict[str, Any]:
-        """POST, again after each kill of the broker; `is_repeated` of the result tells."""
+    def cancel(self, broker: BrokerProcess, message_id: str, **query: object) -> None:
+        """Cancel a message, over kills of the broker, and note the channels that it was cancelled in."""
         deadline_s = time.monotonic() + WAIT_S
         is_repeated = False
         while True:
             try:
-                found: dict[str, Any] = json.loads(self.broker.request("POST", path, None, **query))
-                return {**found, "is_repeated": is_repeated}
+                answer = json.loads(broker.request("POST", "/message/cancel", topic=TOPIC, id=message_id, **query))
+                break
             except (BrokerError, OSError, ValueError):
                 if time.monotonic() > deadline_s:
                     raise
                 is_repeated = True
                 time.sleep(POLL_S)
-
-    def cancel(self, message_id: str, **query: object) -> None:
-        """Cancel a message and note the channels that it was cancelled in."""
-        answer = self.http("/message/cancel", topic=TOPIC, id=message_id, **query)
         for result in answer["results"]:
             # A kill between the act and its answer.
-            if result["status"] == "done" or (answer["is_repeated"] and result["status"] == "finished"):
-                self.record.cancelled.append((self.nsqd, result["channel"], message_id))
+            if result["status"] == "done" or (is_repeated and result["status"] == "finished"):
+                self.cancelled.append((broker.http_address, result["channel"], message_id))
 
 
-class Publisher(Client):
+class Numbers(Publisher):
     """Publishes numbers, and cancels some that are due later. limit: how many messages may be published by now."""
 
-    def __init__(
-        self,
-        broker: BrokerProcess,
-        record: Record,
-        done: threading.Event,
-        seed: int,
-        count: int,
-        limit: Callable[[], int],
-    ) -> None:
-        super().__init__(broker, record, done, seed)
-        self.confirmed = 0
-        self._count, self._limit = count, limit
-        self._next = seed * 10_000_000
-        self._underway: deque[int] = deque()
+    window = 200
 
-    def is_over(self) -> bool:
-        return self.confirmed >= self._count
+    def __init__(
+        self, broker: BrokerProcess, record: Record, done: threading.Event, seed: int, limit: Callable[[], int]
+    ) -> None:
+        super().__init__(broker.tcp_port, done, random.Random(seed))
+        self.broker, self.record, self.limit = broker, record, limit
+        self.confirmed = 0
+        self._next = seed * 10_000_000
 
     def hello(self) -> bytes:
+        # IDENTIFY has an answer, too.
+        self.underway = deque([None])
         return identify(feature_negotiation=True, heartbeat_interval=60_000, message_ids=True, user_agent="numbers/1")
 
-    def serve(self) -> None:
-        is_known = False
-        while not self.done.is_set() and not self.is_over():
-            if is_known:
-                self._publish()
-            for kind, data in self.frames():
-                assert kind != ERROR, data
-                if not is_known:
-                    is_known = True
-                else:
-                    self._note(data)
+    def command(self) -> tuple[int, bytes] | None:
+        if self.confirmed + len(self.underway) >= self.limit():
+            return None
+        number, self._next = self._next, self._next + 1
+        head = b"DPUB %s %d\n" % (TOPIC.encode(), LATER_MS) if number % 100 == NEVER_SENT else b"PUB numbers\n"
+        return number, head + sized(body_of(number))
 
-    def _publish(self) -> None:
-        room = min(WINDOW, self._limit() - self.confirmed, self._count - self.confirmed) - len(self._underway)
-        parts = []
-        for _ in range(room):
-            number, self._next = self._next, self._next + 1
-            body = body_of(number)
-            head = b"DPUB %s %d\n" % (TOPIC.encode(), LATER_MS) if number % 100 == NEVER_SENT else b"PUB numbers\n"
-            parts.append(head + sized(body))
-            self._underway.append(number)
-        if parts:
-            self.link.send(b"".join(parts))
-
-    def _note(self, data: bytes) -> None:
-        assert data.startswith(b"OK "), data
-        number, message_id = self._underway.popleft(), data[3:].decode()
-        self.record.publications.append(Publication(self.nsqd, message_id, self.link.address, number))
+    def on_ok(self, published: int | None, answer: bytes) -> None:
+        if published is None:
+            return
+        assert answer.startswith(b"OK "), answer
+        message_id = answer[3:].decode()
+        self.record.publications.append(Publication(self.broker.http_address, message_id, self.link.address, published))
         self.confirmed += 1
-        if number % 100 == NEVER_SENT:
-            self.cancel(message_id)
+        if published % 100 == NEVER_SENT:
+            self.record.cancel(self.broker, message_id)
 
     def on_break(self) -> None:
-        self.record.uncertain += [(self.nsqd, number) for number in self._underway]
-        self._underway.clear()
+        nsqd = self.broker.http_address
+        self.record.broken.append((nsqd, self.link.address))
+        self.record.uncertain += [(nsqd, number) for number in self.underway if number is not None]
+        super().on_break()
 
 
-class Consumer(Client):
+class Counting(Consumer):
     """Consumer of one channel. leaves: disconnects now and then with messages in flight, and holds none otherwise."""
+
+    fence_every = 50
 
     def __init__(
         self, broker: BrokerProcess, record: Record, done: threading.Event, seed: int, channel: str, leaves: bool
     ) -> None:
-        super().__init__(broker, record, done, seed)
-        self.channel, self.leaves = channel, leaves
-        # Deliveries that were answered since the fences that the broker has not answered yet.
-        self._answered: deque[list[Delivery]] = deque()
-        self._fence_count = self._confirmed_count = 0
+        super().__init__(broker.tcp_port, done, random.Random(seed), f"{TOPIC} {channel}", RDY)
+        self.broker, self.record, self.channel, self.leaves = broker, record, channel, leaves
+        timeout_ms = LEAVER_TIMEOUT_MS if leaves else HOLDER_TIMEOUT_MS
+        self.settings = {"feature_negotiation": True, "msg_timeout": timeout_ms, "user_agent": "counter/1"}
         self._called_back: deque[Delivery] = deque()
         self._held: list[Delivery] = []
-
-    def hello(self) -> bytes:
-        timeout_ms = LEAVER_TIMEOUT_MS if self.leaves else HOLDER_TIMEOUT_MS
-        settings = {"msg_timeout": timeout_ms, "user_agent": "counter/1", "output_buffer_timeout": 25}
-        hello = identify(feature_negotiation=True, heartbeat_interval=60_000, **settings)
-        return hello + b"SUB numbers %s\nRDY %d\n" % (self.channel.encode(), RDY)
+        self._left = 0
 
     def serve(self) -> None:
-        self._answered = deque([[]])
         self._called_back.clear()
         self._held.clear()
-        count, leave_after = 0, self.rng.randint(50, LEAVE_AFTER_MAX)
-        while not self.done.is_set():
-            commands = []
-            for kind, data in self.frames():
-                if kind == MESSAGE:
-                    commands.append(self._act(data))
-                    count += 1
-                elif kind == ERROR:
-                    self._refused(data)
-            if commands or len(self._answered[-1]):
-                commands.append(self._fence(len(self._answered[-1]) >= FENCE_EVERY or not commands))
-                self.link.send(b"".join(commands))
-            while self._called_back and self._called_back[0].is_certain:
-                self._call_back(self._called_back.popleft())
-            if self.leaves and count >= leave_after:
-                self._leave()
-                return
+        self._left = self.rng.randint(50, LEAVE_AFTER_MAX)
+        super().serve()
 
-    def _delivery(self, data: bytes) -> tuple[Delivery, int]:
-        _, attempt = struct.unpack_from(">qH", data)
-        delivery = Delivery(self.nsqd, self.channel, data[10:26].decode(), self.link.address, attempt)
+    def _record(self, delivery: Delivery) -> None:
+        delivery.key = self.broker.http_address, self.channel, delivery.message_id
         self.record.deliveries.append(delivery)
-        return delivery, number_of(data[26:])
 
-    def _act(self, data: bytes) -> bytes:
-        """Return the command for a message."""
-        delivery, number = self._delivery(data)
-        message_id, lot, is_first = delivery.message_id.encode(), number % 100, delivery.attempt == 1
+    def answer(self, delivery: Delivery, body: bytes) -> bytes:
+        self._record(delivery)
+        self._left -= 1
+        message_id, lot, is_first = delivery.message_id.encode(), number_of(body) % 100, delivery.attempt == 1
         if lot == HELD and is_first and not self.leaves:
             delivery.outcome = "timed_out"
             self._held.append(delivery)
             return b""
-        self._answered[-1].append(delivery)
         delivery.outcome = "requeued"
         if lot == POISON or (is_first and (lot in REQUEUED or lot == HELD)):
             return b"REQ %s 0\n" % message_id
@@ -278,54 +171,45 @@ class Consumer(Client):
         delivery.outcome = "finished"
         return (b"TOUCH %s\n" % message_id if lot == TOUCHED else b"") + b"FIN %s\n" % message_id
 
-    def _fence(self, is_due: bool) -> bytes:
-        if not is_due:
-            return b""
-        self._answered.append([])
-        self._fence_count += 1
-        return b"FIN ffffffff%08x\n" % (self._fence_count & 0xFFFFFFFF)
+    def _call_back(self) -> None:
+        while self._called_back and self._called_back[0].is_certain:
+            delivery = self._called_back.popleft()
+            if delivery.outcome == "requeued" and delivery.attempt < ATTEMPTS_MAX:
+                self.record.cancel(self.broker, delivery.message_id, channel=self.channel)
 
-    def _refused(self, data: bytes) -> None:
-        """Note an error: a fence, or a command that came after the timeout."""
-        words = data.split()
-        assert words[0] in (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"), data
-        message_id = words[2].decode()
-        if message_id.startswith("ffffffff"):
-            for delivery in self._answered.popleft():
-                delivery.is_certain = True
-        elif words[0] != b"E_TOUCH_FAILED":
-            part, late = next((part, each) for part in self._answered for each in part if each.message_id == message_id)
-            part.remove(late)
-            late.outcome, late.is_certain = "timed_out", True
-
-    def _call_back(self, delivery: Delivery) -> None:
-        if delivery.outcome == "requeued" and delivery.attempt < ATTEMPTS_MAX:
-            self.cancel(delivery.message_id, channel=self.channel)
+    def is_leaving(self) -> bool:
+        self._call_back()
+        if not self.leaves or self._left > 0:
+            return False
+        self._leave()
+        return True
 
     def _leave(self) -> None:
         """Disconnect with some messages in flight, after all commands before have been carried out."""
         self.link.send(b"CLS\n")
-        left = []
+        left: list[Delivery] = []
         deadline_s = time.monotonic() + WAIT_S
         is_over = False
         while not is_over:
             assert time.monotonic() < deadline_s, "no answer to CLS"
-            for kind, data in self.frames():
+            for kind, data in self.link.frames(POLL_S):
                 if kind == MESSAGE:
-                    left.append(self._delivery(data)[0])
+                    left.append(self.delivery(data))
+                    self._record(left[-1])
                 elif kind == ERROR:
-                    self._refused(data)
+                    self.on_error(data)
                 else:
                     is_over = data == b"CLOSE_WAIT"
         for delivery in left:
-            delivery.outcome, delivery.is_certain = "disconnected", True
-        for part in self._answered:
-            for delivery in part:
-                delivery.is_certain = True
-        while self._called_back:
-            self._call_back(self._called_back.popleft())
+            delivery.outcome = "disconnected"
+        for delivery in (*left, *(each for part in self.unanswered for each in part)):
+            delivery.is_certain = True
+        self._call_back()
+
+    def on_break(self) -> None:
+        self.record.broken.append((self.broker.http_address, self.link.address))
 
     def finish(self) -> None:
         """Note that the broker has nothing in flight any more: all is carried out, and held messages have timed out."""
-        for delivery in (*self._held, *(delivery for part in self._answered for delivery in part)):
+        for delivery in (*self._held, *(delivery for part in self.unanswered for delivery in part)):
             delivery.is_certain = True

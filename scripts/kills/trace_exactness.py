@@ -27,15 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from clients import Delivery
 from harness import Loop, Program, main, wait_until
 from trace_clients import (
     ATTEMPTS_MAX,
     CHANNELS,
     DEAD_TOPIC,
     TOPIC,
-    Consumer,
-    Delivery,
-    Publisher,
+    Counting,
+    Numbers,
+    Place,
     Record,
     body_of,
     number_of,
@@ -49,7 +50,6 @@ from tests.support.databases import Mariadb, Postgresql, running
 
 DATABASES = {"sqlite": None, "postgresql": Postgresql, "mariadb": Mariadb}
 BROKER_FLAGS = ("--trace-topic=*", "--trace-body-bytes=9", "--log-level=warn")
-POLL_S = 0.005
 # Share of kills while messages are being published; the others come later.
 KILLED_PUBLISHING = 0.6
 DRAIN_S = 300.0
@@ -59,8 +59,6 @@ PROBLEMS_SHOWN = 20
 FINAL = ("finished", "dead_lettered", "cancelled")
 # Outcomes of a delivery whose end the clients do not know.
 UNKNOWN_ENDS = frozenset(("disconnected", "timed_out"))
-
-Place = tuple[str, str, str]
 
 
 class Shipper(Program):
@@ -108,12 +106,11 @@ class TraceExactness(Loop):
         self._limit = 0 if self.given.count else self._count
         common = self.record, self._done
         self.publishers = [
-            Publisher(broker, *common, number, self._count, lambda: self._limit)
-            for number, broker in enumerate(self.brokers)
+            Numbers(broker, *common, number, lambda: self._limit) for number, broker in enumerate(self.brokers)
         ]
         places = product(self.brokers, CHANNELS, (False, True))
         self.consumers = [
-            Consumer(broker, *common, seed, channel, leaves) for seed, (broker, channel, leaves) in enumerate(places)
+            Counting(broker, *common, seed, channel, leaves) for seed, (broker, channel, leaves) in enumerate(places)
         ]
         for client in (*self.publishers, *self.consumers):
             self.work(client.run)
@@ -144,8 +141,8 @@ class TraceExactness(Loop):
 
     def finish(self) -> None:
         """Wait until no broker has a message left, and the tables are complete."""
-        for publisher in self.publishers:
-            self._wait(lambda publisher=publisher: publisher.is_over() and is_drained(publisher), "messages")
+        self._wait(lambda: all(each.confirmed >= self._count for each in self.publishers), "publishers")
+        self._wait(lambda: all(is_drained(broker, self.record) for broker in self.brokers), "messages")
         self._done.set()
         self.join()
         for consumer in self.consumers:
@@ -187,9 +184,8 @@ def set_up(broker: BrokerProcess) -> None:
         broker.request("POST", "/channel/limits", topic=TOPIC, channel=channel, **limits)
 
 
-def is_drained(publisher: Publisher) -> bool:
+def is_drained(broker: BrokerProcess, record: Record) -> bool:
     """Return whether a broker's channels are done. Cancels messages whose client was about to, or knew no id of."""
-    broker = publisher.broker
     is_empty = True
     for channel in CHANNELS:
         found = broker.topic_stats(TOPIC, channel)
@@ -200,7 +196,7 @@ def is_drained(publisher: Publisher) -> bool:
             listed = json.loads(broker.request("GET", "/channel/messages", **query))["messages"]
             for message in listed:
                 if message["due"] > time.time_ns() + SOON_NS:
-                    publisher.cancel(message["id"], channel=channel)
+                    record.cancel(broker, message["id"], channel=channel)
     return is_empty
 
 
@@ -224,7 +220,6 @@ class Comparison:
         database.close()
 
     def run(self) -> None:
-        """Compare all tables."""
         self.problems += [f"gap: {dict(row)}" for row in self.gaps]
         self._publications()
         self._letters()
@@ -269,7 +264,7 @@ class Comparison:
             self.outcomes[row["outcome"]] += 1
         deliveries: dict[Place, list[Delivery]] = defaultdict(list)
         for delivery in self.record.deliveries:
-            deliveries[delivery.nsqd, delivery.channel, delivery.message_id].append(delivery)
+            deliveries[delivery.key].append(delivery)
         broken, cancelled = set(self.record.broken), set(self.record.cancelled)
         places = {
             (row["nsqd"], channel, row["message_id"])
