@@ -3,7 +3,6 @@
 
     scripts/kills/client_kills.py                                   a million messages, blocking face
     scripts/kills/client_kills.py --face=asyncio
-    scripts/kills/client_kills.py --messages=100000 --nsqd=PATH     on Go's nsqd, which is stopped instead of killed
 
 Three brokers are killed (SIGKILL) and started again at random, and so are the consumers. The publisher publishes each
 number until a broker has acknowledged it: pipelined, in batches, and one by one. A consumer notes each number in a file
@@ -33,15 +32,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from harness import WAIT_S, Daemon, Loop, Program, main, messages_in, wait_until
+from harness import WAIT_S, Loop, Program, found_in, main, messages_in, wait_until
 
 from pyqd.client import ClientError, Consumer, Message, Producer, RetryPolicy, aio
 
 TOPIC, CHANNEL = "numbers", "ledger"
 DRAIN_S = 180.0
+BROKERS, CONSUMERS = 3, 2
 BROKER_SHARE = 0.6
 # A killed consumer's messages come again after the timeout, or at once if the broker notices the end of its connection.
-FLAGS = ("--msg-timeout=5s",)
+MSG_TIMEOUT = "--msg-timeout=5s"
 NUMBER: Final = struct.Struct(">Q")
 BODY_BYTES: Final = 100
 CHUNK: Final = 1000
@@ -62,24 +62,14 @@ class ClientKills(Loop):
     OPTIONS = (
         ("--messages", {"type": int, "default": 1_000_000}),
         ("--face", {"choices": ("blocking", "asyncio"), "default": "blocking"}),
-        ("--brokers", {"type": int, "default": 3}),
-        ("--consumers", {"type": int, "default": 2}),
-        ("--nsqd", {"metavar": "PATH", "help": "use this nsqd instead of pyqd"}),
     )
 
     def start(self) -> None:
         self.ledgers: list[Path] = []
         self.broker_kills = self.consumer_kills = 0
-        self.brokers: list[Any] = []
-        for number in range(self.given.brokers):
-            home = self.directory / f"broker-{number}"
-            home.mkdir()
-            flags = (*FLAGS, "-mem-queue-size=0") if self.given.nsqd else FLAGS
-            self.brokers.append(Daemon(self.given.nsqd, home, flags))
-            self.stack.callback(self.brokers[-1].close)
-            self.brokers[-1].start()
+        self.brokers = [self.broker(f"broker-{number}", MSG_TIMEOUT) for number in range(BROKERS)]
         self.addresses = [broker.tcp_address for broker in self.brokers]
-        self.consumers = [Program(self.directory / f"consumer-{n}.log", __file__) for n in range(self.given.consumers)]
+        self.consumers = [Program(self.directory / f"consumer-{n}.log", __file__) for n in range(CONSUMERS)]
         self.publisher = Program(self.directory / "publisher.log", __file__)
         for program in (*self.consumers, self.publisher):
             self.stack.callback(program.kill)
@@ -100,8 +90,7 @@ class ClientKills(Loop):
     def fault(self, _number: int) -> None:
         if self.rng.random() < BROKER_SHARE:
             broker = self.rng.choice(self.brokers)
-            # nsqd keeps messages in flight in memory.
-            broker.stop() if self.given.nsqd else broker.kill()
+            broker.kill()
             self.pause(0.5)
             broker.start()
             self.broker_kills += 1
@@ -125,19 +114,16 @@ class ClientKills(Loop):
         self.exit_codes = [consumer.stop() for consumer in self.consumers]
 
     def check(self) -> dict[str, Any]:
-        counts = counts_in(self.ledgers, self.given.messages)
-        lost = [number for number, count in enumerate(counts) if not count]
+        found = found_in(counts_in(self.ledgers, self.given.messages))
         return {
             "face": self.given.face,
             "messages": self.given.messages,
-            "lost": len(lost),
-            "first_lost": lost[:10],
-            "duplicates": sum(counts) - (self.given.messages - len(lost)),
+            **found,
             "broker_kills": self.broker_kills,
             "consumer_kills": self.consumer_kills,
             **self.published,
             "exit_codes_of_consumers": self.exit_codes,
-            "ok": not lost and self.published["acknowledged"] == self.given.messages,
+            "ok": not found["lost"] and self.published["acknowledged"] == self.given.messages,
         }
 
     def _consume(self, program: Program) -> None:

@@ -58,7 +58,8 @@ ATTEMPTS_MAX = 6
 DELAY_MS_MAX = 1500
 # Small batches are stored through the mapping, large ones written.
 BATCHES_MAX = (16, 16, 16, 150)
-START_KILL_S = 0.06
+TOPICS, PUBLISHERS = 6, 3
+START_KILL_SHARE, START_KILL_S = 0.15, 0.06
 DRAIN_S = 60.0
 NOTES_MAX = 40
 # A FIN_SENT may have come after a kill. A message that is FINISHED must not come again.
@@ -310,16 +311,13 @@ class CrashLoop(Loop):
     SECONDS = 0.3
     OPTIONS = (
         ("--messages", {"type": int, "default": 20_000, "help": "most messages to publish in a round (%(default)s)"}),
-        ("--topics", {"type": int, "default": 6, "help": "how many topics (%(default)s)"}),
-        ("--publishers", {"type": int, "default": 3, "help": "how many connections publish (%(default)s)"}),
-        ("--start-kills", {"type": float, "default": 0.15, "help": "share of starts that are killed (%(default)s)"}),
         ("--nsqd", {"metavar": "PATH", "help": "run this nsqd instead of this checkout's daemon"}),
         ("--flag", {"action": "append", "default": [], "help": "another flag of the daemon"}),
     )
 
     def __init__(self, given: argparse.Namespace, directory: Path) -> None:
         super().__init__(given, directory)
-        self.books = Books(given.topics)
+        self.books = Books(TOPICS)
         self.daemon = Daemon(given.nsqd, directory, (*FLAGS, *given.flag))
         self.done = threading.Event()
 
@@ -341,7 +339,7 @@ class CrashLoop(Loop):
     def fault(self, number: int) -> None:
         books, totals = self.books, self.books.totals
         books.life, books.left = number, self.given.messages
-        for _ in range(self.given.publishers):
+        for _ in range(PUBLISHERS):
             publisher = Numbers(self.daemon.tcp_port, self.done, random.Random(self.rng.random()))
             publisher.books, publisher.window = books, self.rng.choice((1, 4, 64))
             self.work(publisher.connect_once)
@@ -352,7 +350,7 @@ class CrashLoop(Loop):
         self.daemon.kill()
         totals["kills"] += 1
         self.join()
-        if self.rng.random() < self.given.start_kills:
+        if self.rng.random() < START_KILL_SHARE:
             self.daemon.kill_while_starting(self.rng.random() * START_KILL_S)
             totals["kills_while_starting"] += 1
         self.daemon.start()

@@ -45,29 +45,17 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S,
     raise RuntimeError(f"{what}: not within {seconds:g} s")
 
 
-def asked(port: int, method: str, path: str) -> Any:
-    """Return the JSON of an answer of loopback; None if it is refused or has none. Raises: OSError, HTTPException."""
-    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=WAIT_S)) as connection:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        body = answer.read()
-        return json.loads(body) if answer.status == 200 and body[:1] in (b"{", b"[") else None
-
-
-def free_port() -> int:
-    """Return a port below those of outgoing connections: none of these takes it between a kill and the next start."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_768)
-        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
-            return port
-
-
 def messages_in(stats: dict[str, Any] | None) -> int:
-    """Return the number of messages that a topic of /stats and its channels (a list, or by name) have not finished."""
+    """Return the number of messages that a topic of /stats and its channels have not finished."""
     channels = stats["channels"] or () if stats else ()
-    channels = channels.values() if isinstance(channels, dict) else channels
     names = ("depth", "in_flight_count", "deferred_count")
     return sum((each[name] for each in channels for name in names), stats["depth"] if stats else 0)
+
+
+def found_in(counts: Sequence[int]) -> dict[str, Any]:
+    """Return the figures of numbered messages that were found so many times each."""
+    lost = [number for number, count in enumerate(counts) if not count]
+    return {"lost": len(lost), "first_lost": lost[:10], "duplicates": sum(counts) - (len(counts) - len(lost))}
 
 
 class Program:
@@ -164,45 +152,6 @@ class Daemon(BrokerProcess):
         super().close()
 
 
-class RestartedBroker:
-    """A broker that hands its sockets over to a new process. pid: of the process that serves."""
-
-    def __init__(self, directory: Path, *flags: str) -> None:
-        directory.mkdir()
-        self.tcp_port, self.http_port = free_port(), free_port()
-        self._program = Program(
-            directory.parent / f"{directory.name}.log",
-            *("-m", "pyqd.apps.daemon", f"--data-path={directory}", f"--tcp-address={HOST}:{self.tcp_port}"),
-            *(f"--http-address={HOST}:{self.http_port}", f"--broadcast-address={HOST}", *flags),
-        )
-        self.pid = self._program.start().pid
-        self._wait_for(self.pid)
-
-    def _wait_for(self, pid: int) -> None:
-        wait_until(lambda: (asked(self.http_port, "GET", "/restart") or {}).get("pid") == pid, f"broker {pid}")
-
-    def restart(self) -> None:
-        """Hand over to a new process. Raises: RuntimeError."""
-        answer = asked(self.http_port, "POST", "/restart")
-        if answer is None:
-            raise RuntimeError(f"a restart was refused: {self._program.log_tail()}")
-        self._wait_for(answer["pid"])
-        self.pid = answer["pid"]
-        assert self._program.process is not None
-        self._program.process.poll()
-
-    def stop(self) -> None:
-        """Stop the process that serves, and wait until its port is closed."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
-
-        def refuses() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex((HOST, self.http_port)) != 0
-
-        wait_until(refuses, "the end of the broker")
-
-
 class Loop(ABC):
     """One run of a loop. given: its options; stack: closes its programs in the end.
 
@@ -274,7 +223,6 @@ class Loop(ABC):
         return thread
 
     def join(self) -> None:
-        """Wait for the threads."""
         while self._threads:
             self._threads.pop().join(WAIT_S)
 
@@ -306,19 +254,13 @@ def parse(kind: type[Loop], arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--interval", type=float, default=kind.SECONDS, help="mean seconds until one (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="decides everything but the timing (%(default)s)")
     parser.add_argument("--directory", type=Path, help="keep data and logs there, instead of in a temporary one")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     for flag, options in kind.OPTIONS:
         parser.add_argument(flag, **options)
     return parser.parse_args(arguments)
 
 
-def separator(value: object) -> str:
-    """Return what separates the parts of a value: texts stand in lines of their own."""
-    return "\n  " if isinstance(value, list) and value and isinstance(value[0], str) else " "
-
-
 def main(kind: type[Loop]) -> int:
-    """Run a loop, and print its report. Returns: 0 if all is as it must be, else 1."""
+    """Run a loop, and print its report as JSON. Returns: 0 if all is as it must be, else 1."""
     given = parse(kind, sys.argv[1:])
     started_s = time.monotonic()
     # Ends the programs too.
@@ -335,10 +277,5 @@ def main(kind: type[Loop]) -> int:
         else:
             print(f"data and logs are in {directory}", file=sys.stderr)
     report["seconds"] = round(time.monotonic() - started_s, 1)
-    if given.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            shown = f"{value:,}" if type(value) is int else value
-            print(f"{name.replace('_', ' ')}:", *(shown if isinstance(shown, list) else [shown]), sep=separator(shown))
+    print(json.dumps(report, indent=1))
     return 0 if report["ok"] else 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import cramjam
-from harness import POLL_S, Loop, Program, main, messages_in, wait_until
+from harness import POLL_S, Loop, Program, found_in, main, messages_in, wait_until
 
 from pyqd.client import Producer
 
@@ -155,7 +155,6 @@ class ToFileKills(Loop):
         return f"{self.busy} of them had synced files"
 
     def finish(self) -> None:
-        """Write the rest."""
         self._is_done.set()
         self._load.join()
         self._start_tool()
@@ -163,22 +162,18 @@ class ToFileKills(Loop):
         self.exit_code = self.tool.stop()
 
     def check(self) -> dict[str, Any]:
-        counts = counts_in([self.out, self.work_path], self.published)
-        lost = [number for number, count in enumerate(counts) if not count]
+        found = found_in(counts_in([self.out, self.work_path], self.published))
         return {
             "kills": self.given.count,
             "kills_after_a_sync": self.busy,
             "messages": self.published,
-            "lost": len(lost),
-            "first_lost": lost[:10],
-            "duplicates": sum(counts) - (self.published - len(lost)),
+            **found,
             "last_exit_code": self.exit_code,
             "starts": self.starts,
-            "ok": not lost and self.exit_code == 0,
+            "ok": not found["lost"] and self.exit_code == 0,
         }
 
     def _publish(self) -> None:
-        """Keep messages in the channel."""
         with Producer(self.server.tcp_address) as producer:
             while not self._is_done.is_set():
                 if messages_in(self.server.topic_stats(TOPIC)) < DEPTH_MAX:
@@ -194,7 +189,6 @@ class ToFileKills(Loop):
         self.tool.start(*(flag.format(work=self.work_path) for flag in ENCODINGS[encoding]))
 
     def _sync_count(self) -> int:
-        """Return the number of syncs of all instances so far."""
         return self.tool.log_path.read_bytes().count(b" syncing ") if self.tool.log_path.exists() else 0
 
 

@@ -15,7 +15,7 @@ WAIT_S = 100
 
 def run_loop(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run a loop. Returns: its exit code and its report."""
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--json", *arguments]
+    command = [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
