@@ -90,8 +90,7 @@ class Client(ABC):
         """Work until the connection ends."""
         try:
             self.link = Link(self.port, self.hello())
-        except OSError as error:
-            self.on_refused(error)
+        except OSError:
             return
         with self.link.socket:
             try:
@@ -110,9 +109,6 @@ class Client(ABC):
     @abstractmethod
     def serve(self) -> None:
         """Work until the connection breaks. Raises: OSError."""
-
-    def on_refused(self, error: OSError) -> None:  # noqa: B027
-        """Note that the broker takes no connection."""
 
     @abstractmethod
     def on_break(self) -> None:

@@ -59,7 +59,8 @@ DELAY_MS_MAX = 1500
 # Small batches are stored through the mapping, large ones written.
 BATCHES_MAX = (16, 16, 16, 150)
 TOPICS, PUBLISHERS = 6, 3
-START_KILL_SHARE, START_KILL_S = 0.15, 0.06
+# A start takes about half of that, most of it imports.
+START_KILL_SHARE, START_KILL_S = 0.2, 0.5
 DRAIN_S = 60.0
 NOTES_MAX = 40
 # A FIN_SENT may have come after a kill. A message that is FINISHED must not come again.

@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import random
 import shutil
 import signal
@@ -29,19 +28,18 @@ from pyqd.testing import BrokerProcess
 HOST = "127.0.0.1"
 WAIT_S = 30.0
 POLL_S = 0.02
-START_POLL_S = 0.003
 LOG_BYTES_SHOWN = 2000
 Option = tuple[str, dict[str, Any]]
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S, poll_s: float = POLL_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S) -> Any:
     """Return the first true result of a condition; an error of the network is none. Raises: RuntimeError."""
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             if result := condition():
                 return result
-        time.sleep(poll_s)
+        time.sleep(POLL_S)
     raise RuntimeError(f"{what}: not within {seconds:g} s")
 
 
@@ -87,57 +85,27 @@ class Program:
         return self.log_path.read_text(errors="replace")[-LOG_BYTES_SHOWN:]
 
 
-# The next daemon imports its code while this one is under load, and starts on a signal of this process.
-PREPARED = """
-import runpy, sys
-import pyqd.apps.daemon
-del sys.modules["pyqd.apps.daemon"]
-if sys.stdin.readline():
-    runpy.run_module("pyqd.apps.daemon", run_name="__main__", alter_sys=True)
-"""
-
-
 class Daemon(BrokerProcess):
-    """The daemon of this checkout, of which the next process is prepared, or another program."""
+    """The daemon of this checkout, or another program with its flags."""
 
     def __init__(self, program: str | None, directory: Path, flags: Sequence[str]) -> None:
-        super().__init__(directory, flags)
+        super().__init__(directory, flags if program else (*flags, "--retention-time=0"))
         self._program = program
-        self._prepared: subprocess.Popen[bytes] | None = None
-
-    def _launch(self) -> "subprocess.Popen[bytes]":
-        command = [self._program] if self._program else [sys.executable, "-c", PREPARED]
-        command += [f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
-        paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-        with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                [*command, f"-data-path={self.data_path}", *self.flags],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-                env=os.environ | {"PYTHONPATH": paths},
-            )
 
     def _spawned(self) -> "subprocess.Popen[bytes]":
-        process, self._prepared = self._prepared or self._launch(), None
-        assert process.stdin is not None
-        if not self._program:
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-        return process
+        if self._program is None:
+            return super()._spawned()
+        command = [self._program, f"-tcp-address={self.tcp_address}", f"-http-address={self.http_address}"]
+        command += [f"-data-path={self.data_path}", *self.flags]
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     def _wait_ready(self) -> None:
-        def connects() -> bool:
-            if not self.is_running:
-                raise RuntimeError(f"the daemon has ended: {self.log_tail()}")
-            socket.create_connection((HOST, self.http_port), WAIT_S).close()
-            return True
-
-        # The HTTP listener comes last.
-        wait_until(connects, "the daemon", poll_s=START_POLL_S)
-        if not self._program:
-            self._prepared = self._launch()
+        if self._program is None:
+            super()._wait_ready()
+        else:
+            # The HTTP listener comes last.
+            wait_until(lambda: not socket.create_connection((HOST, self.http_port), WAIT_S).close(), self._program)
 
     def kill_while_starting(self, seconds: float) -> None:
         self._process = self._spawned()
@@ -145,9 +113,6 @@ class Daemon(BrokerProcess):
         self.kill()
 
     def close(self) -> None:
-        if self._prepared is not None:
-            self._prepared.kill()
-            self._prepared.communicate()
         self.kill()
         super().close()
 

@@ -325,7 +325,7 @@ class TraceExactness(Loop):
         return ", ".join(f"{name} {times}" for name, times in sorted(self.killed.items()))
 
     def _wait(self, condition: Any, what: str) -> None:
-        wait_until(lambda: self.error is not None or condition(), what, DRAIN_S, 0.005)
+        wait_until(lambda: self.error is not None or condition(), what, DRAIN_S)
         self.raise_error()
 
     def finish(self) -> None:
