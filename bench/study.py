@@ -67,7 +67,6 @@ FIGURES: dict[str, Figure] = {
     "rss_bytes": Figure("RSS, B each"),
     "cpu_percent": Figure("CPU, % of a core", 2, better="less"),
     "flushes_per_message": Figure("flushes/message", 4, better="less"),
-    "traced_oks": Figure("OKs traced", 0),
     "client_cpu_us": Figure("CPU of the client, us/message", 1, better="less"),
     "max_ms": Figure("longest, ms"),
     "p999_ms": Figure("p99.9, ms"),
