@@ -53,10 +53,10 @@ class Bench:
         """Wait for work that the server does afterwards."""
         time.sleep(seconds * self.scale)
 
-    def ask(self, path: str, method: str = "GET", body: bytes = b"") -> bytes:
+    def ask(self, path: str, method: str = "GET") -> bytes:
         """Send a request over a connection of its own. Raises: RunError for any other status than 200."""
         with self.server.http() as client:
-            reply = client.request(method, path, None, body, retry=False)
+            reply = client.request(method, path, retry=False)
         if reply.status != 200:
             raise RunError(f"{method} {path}: {reply.status}")
         return reply.body
@@ -123,12 +123,12 @@ class Bench:
     def defer(self, count: int) -> None:
         self.publish(count, command="DMPUB {topic} {delay}")
 
-    def consumers(self, count: int, **identify: int) -> "Consumers":
+    def consumers(self, count: int, **identify: int) -> Connections:
         """Subscribe clients that receive nothing yet."""
         handshake = Handshake(topic=TOPIC, channel="c0", identify=identify)
         made = Connections.open(self.server.tcp_address, count, handshake, timeout_s=TIMEOUT_S)
         self.stack.callback(made.close)
-        return Consumers(made.sockets)
+        return made
 
     def restart(self) -> None:
         """Stop the server, drop its data from memory, and start it again."""
@@ -142,30 +142,18 @@ class Bench:
         wait_until_listening(self.server, START_WITHIN_S)
 
 
-@dataclass
-class Consumers:
-    """Subscribed clients that read and forget."""
-
-    sockets: Sequence[socket.socket]
-
-    def take(self, count: int) -> None:
-        """Send RDY, and read until nothing has come for QUIET_S."""
-        with selectors.DefaultSelector() as selector:
-            for each in self.sockets:
-                each.send(b"RDY %d\n" % count)
-                selector.register(each, selectors.EVENT_READ)
-            while ready := selector.select(QUIET_S):
-                for key, _ in ready:
-                    connection = key.fileobj
-                    assert isinstance(connection, socket.socket)
-                    if not connection.recv(RECEIVED_BYTES):
-                        selector.unregister(connection)
-
-    def leave(self) -> None:
-        """End the connections. The prober's process has copies of the sockets, so closing them would not do it."""
-        for each in self.sockets:
-            each.shutdown(socket.SHUT_RDWR)
-            each.close()
+def take(consumers: Connections, count: int) -> None:
+    """Send RDY of subscribed clients, and read until nothing has come for QUIET_S."""
+    with selectors.DefaultSelector() as selector:
+        for each in consumers.sockets:
+            each.send(b"RDY %d\n" % count)
+            selector.register(each, selectors.EVENT_READ)
+        while ready := selector.select(QUIET_S):
+            for key, _ in ready:
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if not connection.recv(RECEIVED_BYTES):
+                    selector.unregister(connection)
 
 
 SetUp = Callable[[Bench], Any]
@@ -208,24 +196,19 @@ def deferred(count: int) -> SetUp:
     return set_up
 
 
-def in_flight(timeout_ms: int = 0) -> Callable[[Bench], Consumers]:
+def in_flight(timeout_ms: int = 0) -> Callable[[Bench], Connections]:
     """Return a set-up with 1,000,000 messages in flight, RDY at each consumer. timeout_ms: of them, to scale."""
 
-    def set_up(bench: Bench) -> Consumers:
+    def set_up(bench: Bench) -> Connections:
         count = bench.count(1_000_000)
         ready(1_000_000)(bench)
         identify = {"msg_timeout": int(timeout_ms * bench.scale) + 1000} if timeout_ms else {}
         consumers = bench.consumers(max(1, count // RDY), **identify)
-        consumers.take(RDY)
-        consumers.take(0)
+        take(consumers, RDY)
+        take(consumers, 0)
         return consumers
 
     return set_up
-
-
-def from_disk(bench: Bench) -> None:
-    ready(1_000_000, 1000)(bench)
-    bench.restart()
 
 
 def acts(*paths: str, until: str = "") -> Callable[[Bench, Any], None]:
@@ -240,25 +223,8 @@ def acts(*paths: str, until: str = "") -> Callable[[Bench, Any], None]:
     return act
 
 
-def asks(*paths: str) -> Callable[[Bench, Any], None]:
-    def act(bench: Bench, _found: Any) -> None:
-        for path in paths:
-            bench.ask(path)
-
-    return act
-
-
-def publishes(count: int, body_bytes: int = 1) -> Callable[[Bench, Any], None]:
+def publishes(count: int, body_bytes: int) -> Callable[[Bench, Any], None]:
     return lambda bench, _found: bench.publish(bench.count(count), body=b"x" * body_bytes)
-
-
-def defers(count: int) -> Callable[[Bench, Any], None]:
-    def act(bench: Bench, _found: Any) -> None:
-        bench.defer(bench.count(count) if count > 1 else 1)
-        bench.until("depth")
-        bench.rest()
-
-    return act
 
 
 def dpubs_at_once(bench: Bench, _found: Any) -> None:
@@ -284,12 +250,6 @@ def positions(bench: Bench, _found: Any) -> None:
         bench.ask(f"/topic/log?topic={TOPIC}&from={start}&to={end}&max_bytes={READ_BYTES_MAX}")
 
 
-def leave(bench: Bench, consumers: Consumers) -> None:
-    consumers.leave()
-    bench.until("client_count")
-    bench.rest()
-
-
 def by_id(bench: Bench, _found: Any) -> None:
     page = json.loads(bench.ask(f"/channel/messages?topic={TOPIC}&channel=c0&state=deferred&limit=100"))
     for index, each in enumerate(page["messages"]):
@@ -306,7 +266,7 @@ def connects(bench: Bench, _found: Any) -> None:
 def full_house(bench: Bench) -> None:
     bench.make_topics()
     bench.make_channels(1)
-    bench.consumers(bench.count(400)).take(RDY)
+    take(bench.consumers(bench.count(400)), RDY)
     bench.publish(bench.count(500_000))
 
 
@@ -322,35 +282,18 @@ def nothing(_bench: Bench) -> None:
 
 @dataclass(frozen=True)
 class Situation:
-    """One row. act: the measured part. flags: of the daemon. ends: the daemon ends during it."""
+    """One row. act: the measured part. ends: the daemon ends during it."""
 
     what: str
     set_up: SetUp
     act: Callable[[Bench, Any], None]
-    flags: tuple[str, ...] = ()
     ends: bool = False
 
 
-ALL_SERIES = ("--metrics-max-series=10000000",)
-TRACED = ("--trace-topic=*",)
-MAKE_TOPICS: SetUp = Bench.make_topics
-
 SITUATIONS = {
     "idle": Situation("nothing", nothing, lambda bench, _found: bench.rest(3)),
-    "mpub": Situation("MPUB of 1,000,000 messages of a byte", channels(1), publishes(1_000_000)),
-    "mpub-http": Situation(
-        "`/mpub` of 2,600,000 lines of a byte",
-        channels(1),
-        lambda bench, _found: bench.server.post("/mpub", b"x\n" * bench.count(2_600_000), topic=TOPIC),
-    ),
-    "dmpub": Situation("DMPUB of 1,000,000 messages of a byte, 10 channels", channels(10), defers(1_000_000)),
-    "first-dpub": Situation("the first deferred message of a topic with 1,000 channels", channels(1000), defers(1)),
     "dpubs": Situation("10,000 DPUBs at once to a topic with 1,000 channels", channels(1000), dpubs_at_once),
     "new-topics": Situation("5,000 PUBs at once, each to a new topic", nothing, pubs_to_new_topics),
-    "delete-topic": Situation(
-        "a topic with 1,000 channels is deleted", ready(100_000, channel_count=1000), acts("/topic/delete")
-    ),
-    "delete-large": Situation("a topic with 1 GB is deleted", ready(1_000_000, 1000), acts("/topic/delete")),
     "delete-wide": Situation(
         "a topic with 10,000 channels is deleted", ready(10, channel_count=10_000), acts("/topic/delete")
     ),
@@ -367,17 +310,11 @@ SITUATIONS = {
     "rdy": Situation(
         "400 consumers with RDY 2500 on 1 GB of messages",
         steps(ready(1_000_000, 1000), clients(400)),
-        lambda _bench, consumers: consumers.take(RDY),
+        lambda _bench, consumers: take(consumers, RDY),
     ),
-    "read-disk": Situation(
-        "1 GB of messages is read from the disk",
-        from_disk,
-        lambda bench, _found: bench.consumers(10).take(bench.count(100_000)),
-        ("-max-rdy-count=100000",),
+    "positions": Situation(
+        "1 GB of messages is read by position from the disk", steps(ready(1_000_000, 1000), Bench.restart), positions
     ),
-    "positions": Situation("1 GB of messages is read by position from the disk", from_disk, positions),
-    "leave": Situation("400 consumers with 2500 messages in flight each leave", in_flight(), leave),
-    "leave-traced": Situation("the same, with traced messages", in_flight(), leave, TRACED),
     "timeouts": Situation(
         "1,000,000 messages of 400 consumers time out",
         in_flight(timeout_ms=10_000),
@@ -393,13 +330,6 @@ SITUATIONS = {
         deferred(2_000_000),
         acts("/channel/create?channel=late&start=earliest", until="depth"),
     ),
-    "empty": Situation("a channel with 1 GB of messages is emptied", ready(1_000_000, 1000), acts("/channel/empty")),
-    "empty-deferred": Situation(
-        "a channel with 3,000,000 deferred messages is emptied", deferred(3_000_000), acts("/channel/empty")
-    ),
-    "empty-in-flight": Situation(
-        "a channel with 1,000,000 messages in flight is emptied", in_flight(), acts("/channel/empty")
-    ),
     "delete-deferred": Situation(
         "a channel with 3,000,000 deferred messages is deleted", deferred(3_000_000), acts("/channel/delete")
     ),
@@ -414,13 +344,6 @@ SITUATIONS = {
     "by-id": Situation(
         "100 messages of 3,000,000 deferred ones are cancelled or rescheduled by id", deferred(3_000_000), by_id
     ),
-    "stats": Situation("`/stats` of 1,000 topics with 10 channels", MAKE_TOPICS, asks("/stats?format=json", "/stats")),
-    "stats-consumers": Situation(
-        "`/stats` with 5,000 consumers of one channel",
-        steps(channels(1), clients(5000)),
-        asks("/stats?format=json", "/stats"),
-    ),
-    "metrics": Situation("`/metrics` of 1,000 topics with 10 channels", MAKE_TOPICS, asks("/metrics"), ALL_SERIES),
     "connects": Situation("500 connections with IDENTIFY", nothing, connects),
     "rolls": Situation("2 GB of large messages fill segment after segment", channels(1), publishes(2_000, 1_000_000)),
     "make-topics": Situation(
@@ -439,9 +362,8 @@ def run(situation: Situation, setting: Setting, scale: float) -> Figures:
     """Run one situation once on a fresh daemon."""
     found: Figures = {}
     target = Target.parse("pyqd")
-    flags = (*situation.flags, *setting.flags)
     with (
-        running(target, cores=setting.cores.of(target), data_root=setting.data_root, flags=flags) as server,
+        running(target, cores=setting.cores.of(target), data_root=setting.data_root, flags=setting.flags) as server,
         ExitStack() as stack,
     ):
         bench = Bench(server, scale, stack)
