@@ -45,13 +45,12 @@ def body(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class ToolRun:
-    """One run of a tool. command: the beginning of its command line. core: its only one; None for any."""
+    """One run of a tool. command: the beginning of its command line."""
 
     tool: str
     command: tuple[str, ...]
     server: Server
     messages: int
-    core: int | None
     directory: Path
     topic: str = "bench"
     copy: str = "bench-copy"
@@ -59,11 +58,6 @@ class ToolRun:
     @contextmanager
     def process(self, *arguments: str, stdin: str = os.devnull) -> Iterator["subprocess.Popen[bytes]"]:
         """Run the tool for a block. Raises: RunError if it fails."""
-
-        def pin() -> None:
-            if self.core is not None:
-                os.sched_setaffinity(0, {self.core})
-
         with (self.directory / "log").open("w+b") as log, open(stdin, "rb") as source:
             process = subprocess.Popen(
                 [*self.command, *arguments],
@@ -72,7 +66,6 @@ class ToolRun:
                 stderr=log,
                 cwd=REPOSITORY,
                 env=os.environ | {"GOMAXPROCS": "1"},
-                preexec_fn=pin,
             )
             try:
                 yield process
@@ -142,7 +135,7 @@ def run(target: Target, tool: str, command: tuple[str, ...], setting: Setting, s
         running(target, cores=setting.cores.of(target), data_root=setting.data_root) as server,
     ):
         server.post("/topic/create", topic="bench")
-        made = ToolRun(tool, command, server, messages, setting.cores.generator, Path(directory))
+        made = ToolRun(tool, command, server, messages, Path(directory))
         return {"rate_per_s": messages / (made.publish_lines() if tool == "to_pyq" else made.pass_on())}
 
 

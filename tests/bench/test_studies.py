@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
-from bench import client_loads, clients, lookup, tools, topics, trace_ship
+from bench import clients, lookup, tools, topics, trace_ship
 from bench.server import RunError, Target, running
 from bench.setting import Cores, Setting
 
@@ -25,16 +25,16 @@ def test_every_client_runs_every_row_against_one_broker(monkeypatch: pytest.Monk
         for _, client in study.turns(row, 1):
             assert study.run(row, client)["rate_per_s"] > 0
     # The bare socket does not consume.
-    assert not study.can("consume", client_loads.BARE)
+    assert not study.can("consume", clients.BARE)
 
 
 def test_a_client_load_stops_after_its_time_and_does_not_count_its_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 10.5, 11.0, 11.0])
-    monkeypatch.setattr(client_loads, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    clock = client_loads.Clock(limit_s=1.0)
-    assert [clock.more(client_loads.WARM_UP), clock.more(5), clock.more(5)] == [True, True, False]
+    monkeypatch.setattr(clients, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    clock = clients.Clock(limit_s=1.0)
+    assert [clock.more(clients.WARM_UP), clock.more(5), clock.more(5)] == [True, True, False]
     assert (clock.result()["messages"], clock.result()["seconds"]) == (10, 1.0)
-    assert clock.result()["published"] == client_loads.WARM_UP + 10
+    assert clock.result()["published"] == clients.WARM_UP + 10
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_a_tool_is_measured_against_a_broker(tool: str) -> None:
 @pytest.mark.slow
 def test_a_tool_that_fails_is_an_error(tmp_path: Path) -> None:
     with running(Target.parse("sink")) as server:
-        run = tools.ToolRun("to_pyq", ("false",), server, 1, None, tmp_path)
+        run = tools.ToolRun("to_pyq", ("false",), server, 1, tmp_path)
         with pytest.raises(RunError, match="ended with 1"):
             run.publish_lines()
 
