@@ -46,9 +46,10 @@ def study(_setting: Setting, scale: float) -> Study:
         name: stack.enter_context(running(Target(name, command, program="admin", slowness=3.0, options=options)))
         for name, command in commands.items()
     }
-    browser = stack.enter_context(sync_playwright()).chromium.launch(
-        executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-    )
+    program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if program is None:
+        raise ValueError("no chromium here: apt-get install chromium")
+    browser = stack.enter_context(sync_playwright()).chromium.launch(executable_path=program, args=["--no-sandbox"])
     stack.callback(browser.close)
 
     def run(_row: str, name: str) -> Figures:
