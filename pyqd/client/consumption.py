@@ -208,7 +208,7 @@ class Consumption:
                 del in_flight[message.key]
                 in_flight[message.key] = message
         self.received_count += len(messages)
-        self.apply(self.flow.received(link, len(messages), now_s))
+        self.flow.received(link, len(messages), now_s)
         if replaced_count:
             self._drop_ready()
             self.apply(self.flow.released(link, replaced_count, now_s))
