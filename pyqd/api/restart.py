@@ -67,7 +67,7 @@ class DrainRoutes:
         ]
 
     def show(self, _request: Request) -> Response:
-        return json_response(self.drain.progress().as_dict())
+        return json_response(self.drain.progress())
 
     def begin(self, request: Request) -> Response:
         """Begin to drain, or change the deadline of a drain that has begun. The daemon stops when it is complete."""
@@ -81,4 +81,4 @@ class DrainRoutes:
             if timeout_ns < 0:
                 raise HttpError(400, "INVALID_TIMEOUT")
         self.drain.begin(timeout_ns)
-        return json_response(self.drain.progress().as_dict())
+        return json_response(self.drain.progress())

@@ -19,32 +19,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from pyqd.client.codecs import CodecOption, codec_of
+from pyqd.client import errors
 from pyqd.client.connecting import BrokerPool
 from pyqd.client.consumer import CLOSE_S, CLOSED, DRAIN_S, ConsumerBase, check_concurrency, check_count
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine.engine import Engine
 from pyqd.client.engine.loop_driver import AsyncioDriver
-from pyqd.client.errors import (
-    AnsweredError,
-    AuthenticationError,
-    BufferFullError,
-    ClientError,
-    ClosedError,
-    CodecError,
-    InvalidNameError,
-    LookupFailedError,
-    NotConnectedError,
-    NotFoundError,
-    ProtocolError,
-    QuotaError,
-    RefusedError,
-    SettingError,
-    TimedOutError,
-    TlsError,
-    TooBigError,
-    UnansweredError,
-)
+from pyqd.client.errors import *  # noqa: F403 - its __all__ is the list
+from pyqd.client.errors import ClientError, ClosedError, SettingError
 from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
 from pyqd.client.outgoing import Delay, Outgoing, Time, published_id, published_ids
@@ -54,33 +36,8 @@ from pyqd.client.settings import Settings
 from pyqd.client.stop_signals import STOP_SIGNALS
 
 # The names of pyqd.client.
-__all__ = [
-    "AnsweredError",
-    "AuthenticationError",
-    "BufferFullError",
-    "ClientError",
-    "ClosedError",
-    "CodecError",
-    "Consumer",
-    "InvalidNameError",
-    "LookupFailedError",
-    "Message",
-    "NotConnectedError",
-    "NotFoundError",
-    "Outgoing",
-    "Producer",
-    "ProtocolError",
-    "QuotaError",
-    "RefusedError",
-    "Requeue",
-    "RetryPolicy",
-    "SettingError",
-    "Settings",
-    "TimedOutError",
-    "TlsError",
-    "TooBigError",
-    "UnansweredError",
-]
+__all__ = ["Consumer", "Message", "Outgoing", "Producer", "Requeue", "RetryPolicy", "Settings"]
+__all__ += errors.__all__
 
 # Messages that an iteration yields before it lets other tasks run.
 YIELD_COUNT = 64
@@ -106,25 +63,7 @@ async def connect(driver: AsyncioDriver, engine: Engine, begin: Callable[[], Bro
 class Producer(ProducerBase):
     """Publishes messages to any of several brokers; many tasks share one. Parameters: as pyqd.client.Producer."""
 
-    def __init__(
-        self,
-        *nsqd: str | Iterable[str],
-        lookupd: str | Iterable[str] | None = None,
-        timeout: float | None = None,
-        codec: CodecOption = None,
-        max_pending_bytes: int = 64 << 20,
-        retry_unanswered: bool = True,
-        **settings: Any,
-    ) -> None:
-        super().__init__(nsqd, lookupd, timeout, codec_of(codec), max_pending_bytes, retry_unanswered, settings)
-        self._drive_by_loop()
-
-    def _after_fork(self) -> None:
-        """Begin without connections, in the child of a fork."""
-        super()._after_fork()
-        self._drive_by_loop()
-
-    def _drive_by_loop(self) -> None:
+    def _begin_driving(self) -> None:
         self._driver = driver = AsyncioDriver(self._engine)
         # These refer to the driver alone: neither the pool nor a publication must keep its producer alive.
         self._publishing.pool.on_change = partial(driver.call_in_loop, driver.wake_watchers)
@@ -242,11 +181,11 @@ class Producer(ProducerBase):
         if self._engine.is_closed:
             return
         await self.flush(5.0 if timeout is None else timeout)
-        with self._engine.lock:
-            self._close_links()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         self._driver.detach()
-        self._engine.run_outside()
-        self._engine.join()
+        super()._disconnect()
 
 
 def settle(driver: AsyncioDriver, publication: Publication) -> None:
@@ -290,25 +229,6 @@ def is_cancelled() -> bool:
 class Consumer(ConsumerBase):
     """Receives the messages of a channel from all brokers that have the topic. Parameters: as pyqd.client.Consumer."""
 
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        nsqd: str | Iterable[str] | None = None,
-        *,
-        lookupd: str | Iterable[str] | None = None,
-        max_in_flight: int = 1,
-        codec: CodecOption = None,
-        retry: RetryPolicy | None = None,
-        auto_touch: bool = True,
-        backoff: float = 120.0,
-        **settings: Any,
-    ) -> None:
-        made = codec_of(codec)
-        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
-        self._drive_by_loop()
-        self._tasks: list[WorkerTask] = []
-
     def __del__(self) -> None:
         driver = getattr(self, "_driver", None)
         if driver is not None:
@@ -321,12 +241,7 @@ class Consumer(ConsumerBase):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _after_fork(self) -> None:
-        """Refuse to go on, in the child of a fork."""
-        super()._after_fork()
-        self._drive_by_loop()
-
-    def _drive_by_loop(self) -> None:
+    def _begin_driving(self) -> None:
         # The callback refers to the driver alone: the consumption must not keep its consumer alive.
         self._driver = driver = AsyncioDriver(self._engine)
         self._consumption.on_ready = lambda: driver.call_in_loop(driver.wake_watchers)
@@ -403,9 +318,9 @@ class Consumer(ConsumerBase):
             raise SettingError("no handler: decorate a coroutine function with @consumer.handler()")
         if self._engine.is_closed:
             raise ClosedError(CLOSED)
-        if not self._tasks:
+        if not self._workers:
             loop = self._driver.loop
-            self._tasks = [WorkerTask(self._work(self._handler), loop=loop) for _ in range(self._concurrency)]
+            self._workers = [WorkerTask(self._work(self._handler), loop=loop) for _ in range(self._concurrency)]
 
     async def _work(self, handler: Callable[[Message], Awaitable[Any]]) -> None:
         """Task of a handler."""
@@ -474,8 +389,8 @@ class Consumer(ConsumerBase):
         is_drained = self._consumption.is_drained
         self._disconnect()
         # A handler may call this.
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        self._tasks.clear()
+        tasks = [task for task in self._workers if task is not asyncio.current_task()]
+        self._workers.clear()
         if tasks:
             _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S if is_drained else 0)
             for task in unfinished:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from pyqd.client.codecs import Codec, CodecOption, codec_of
+from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import BrokerPool, Connector, Lookup
 from pyqd.client.consumption import Consumption, RetryPolicy, check_max_in_flight
-from pyqd.client.core.flow import FlowSettings
+from pyqd.client.core.flow import FlowSettings, SetRdy
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
@@ -75,15 +75,17 @@ class ConsumerBase(OneFaceIterable):
         self,
         topic: str,
         channel: str,
-        nsqd: str | Iterable[str] | None,
-        lookupd: str | Iterable[str] | None,
-        max_in_flight: int,
-        codec: Codec | None,
-        retry: RetryPolicy | None,
-        auto_touch: bool,
-        backoff: float,
-        settings: dict[str, Any],
+        nsqd: str | Iterable[str] | None = None,
+        *,
+        lookupd: str | Iterable[str] | None = None,
+        max_in_flight: int = 1,
+        codec: CodecOption = None,
+        retry: RetryPolicy | None = None,
+        auto_touch: bool = True,
+        backoff: float = 120.0,
+        **settings: Any,
     ) -> None:
+        made = codec_of(codec)
         flow = {name: settings[name] for name in FLOW_NAMES if name in settings}
         settings = {name: value for name, value in settings.items() if name not in flow}
         check_names(settings)
@@ -93,6 +95,8 @@ class ConsumerBase(OneFaceIterable):
         self.channel = channel
         self._handler: Callable[[Message], Any] | None = None
         self._concurrency = 1
+        # Threads or tasks of the handler.
+        self._workers: list[Any] = []
         self._engine = engine = Engine(f"pyqd consumer of {topic}/{channel}", self)
         try:
             lookup = Lookup(engine, targets.lookupd, self.settings, topic) if targets.lookupd else None
@@ -103,7 +107,7 @@ class ConsumerBase(OneFaceIterable):
                 topic,
                 channel,
                 max_in_flight=max_in_flight,
-                codec=codec,
+                codec=made,
                 retry=retry or RetryPolicy(),
                 auto_touch=auto_touch,
                 flow=FlowSettings(backoff_max_s=backoff, **flow),
@@ -113,10 +117,15 @@ class ConsumerBase(OneFaceIterable):
             engine.close()
             engine.join()
             raise
+        self._begin_driving()
+
+    def _begin_driving(self) -> None:
+        """Prepare to drive a new engine, or that of the child of a fork. Blocking threads need nothing."""
 
     def _after_fork(self) -> None:
         """Refuse to go on, in the child of a fork: the parent has the messages and consumes on."""
         self._consumption.forget_links()
+        self._begin_driving()
 
     def _at_exit(self) -> None:
         """Close, because the interpreter ends."""
@@ -184,20 +193,19 @@ class ConsumerBase(OneFaceIterable):
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         check_max_in_flight(count)
-        with self._engine.lock:
-            self._consumption.set_max_in_flight(count)
-            self._engine.flush()
+        self._change_flow(partial(self._consumption.flow.set_max_in_flight, count))
 
     def pause(self) -> None:
         """Take no more messages until resume(). Those in flight may be answered."""
-        with self._engine.lock:
-            self._consumption.pause()
-            self._engine.flush()
+        self._change_flow(self._consumption.flow.pause)
 
     def resume(self) -> None:
         """End pause()."""
+        self._change_flow(self._consumption.flow.resume)
+
+    def _change_flow(self, change: Callable[[float], list[SetRdy]]) -> None:
         with self._engine.lock:
-            self._consumption.resume()
+            self._consumption.apply(change(time.monotonic()))
             self._engine.flush()
 
     def is_starved(self) -> bool:
@@ -234,24 +242,6 @@ class Consumer(ConsumerBase):
 
     Raises: SettingError.
     """
-
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        nsqd: str | Iterable[str] | None = None,
-        *,
-        lookupd: str | Iterable[str] | None = None,
-        max_in_flight: int = 1,
-        codec: CodecOption = None,
-        retry: RetryPolicy | None = None,
-        auto_touch: bool = True,
-        backoff: float = 120.0,
-        **settings: Any,
-    ) -> None:
-        made = codec_of(codec)
-        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
-        self._workers: list[threading.Thread] = []
 
     def __enter__(self) -> Consumer:
         return self

@@ -182,7 +182,7 @@ class Consumption:
         self._subscriptions[link] = subscription
         if self._auto_touch:
             self._touch_later(link, subscription)
-        self._apply(self.flow.connected(link, int(info.get("max_rdy_count") or 2500), time.monotonic()))
+        self.apply(self.flow.connected(link, int(info.get("max_rdy_count") or 2500), time.monotonic()))
 
     def _confirmed(self, link: Link) -> None:
         """Note that the broker has answered SUB. Before that a refusal counts as one more failure to connect."""
@@ -208,10 +208,10 @@ class Consumption:
                 del in_flight[message.key]
                 in_flight[message.key] = message
         self.received_count += len(messages)
-        self._apply(self.flow.received(link, len(messages), now_s))
+        self.flow.received(link, len(messages), now_s)
         if replaced_count:
             self._drop_ready()
-            self._apply(self.flow.released(link, replaced_count, now_s))
+            self.apply(self.flow.released(link, replaced_count, now_s))
             # A copy may have come twice in one batch, or the connection may be lost now.
             messages = [message for message in messages if not message.is_lost]
         if self.is_stopping:
@@ -257,7 +257,7 @@ class Consumption:
             self._lose(subscription)
             self._drop_ready()
         self.pool.lost(link, error)
-        self._apply(self.flow.disconnected(link, time.monotonic()))
+        self.apply(self.flow.disconnected(link, time.monotonic()))
         if self._is_hopeless(link, error):
             self.error = self.pool.lasting_error()
         if self.is_stopping or self.error is not None:
@@ -316,7 +316,7 @@ class Consumption:
         now_s = time.monotonic()
         changes = self.flow.finished(link, now_s) if is_success else self.flow.released(link, 1, now_s)
         if changes:
-            self._apply(changes)
+            self.apply(changes)
         link.send(commands.fin(message.key))
         self.finished_count += 1
         self._after_answer(link)
@@ -331,7 +331,7 @@ class Consumption:
         if not self._answer(message):
             return
         link: Link = message.link
-        self._apply(self.flow.requeued(link, time.monotonic(), backoff))
+        self.apply(self.flow.requeued(link, time.monotonic(), backoff))
         command = commands.req(message.key, min(REQUEUE_MS_MAX, round(delay_s * 1000)))
         # The RDY command may have found the connection broken.
         subscription = self._subscriptions.get(link)
@@ -392,7 +392,7 @@ class Consumption:
                 self._requeue(message, 0.0, False)
             elif self.retry.max_attempts and message.attempts >= self.retry.max_attempts:
                 if not message.is_lost:
-                    self._apply(self.flow.failed(message.link, time.monotonic()))
+                    self.apply(self.flow.failed(message.link, time.monotonic()))
                 self._publish_dead_letter(message)
             else:
                 self._requeue(message, self.retry.delay_after(message.attempts), True)
@@ -433,7 +433,7 @@ class Consumption:
 
     # Time.
 
-    def _apply(self, changes: list[SetRdy]) -> None:
+    def apply(self, changes: list[SetRdy]) -> None:
         """Send the RDY commands that the flow control asks for."""
         for link, count in changes:
             if isinstance(link, Link) and link.is_open:
@@ -451,7 +451,7 @@ class Consumption:
 
     def _tick_flow(self) -> None:
         self._flow_timer = None
-        self._apply(self.flow.tick(time.monotonic()))
+        self.apply(self.flow.tick(time.monotonic()))
 
     def _touch_later(self, link: Link, subscription: Subscription) -> None:
         """Touch the messages in flight of a link before they time out, as long as it is open."""
@@ -497,21 +497,12 @@ class Consumption:
             self.topic, self.channel, self.flow.in_flight, self.flow.max_in_flight,
         )  # fmt: skip
 
-    def pause(self) -> None:
-        self._apply(self.flow.pause(time.monotonic()))
-
-    def resume(self) -> None:
-        self._apply(self.flow.resume(time.monotonic()))
-
-    def set_max_in_flight(self, count: int) -> None:
-        self._apply(self.flow.set_max_in_flight(count, time.monotonic()))
-
     def stop(self) -> None:
         """Take no more messages, and give back those that no user has seen. May be repeated."""
         if self.is_stopping:
             return
         self.is_stopping = True
-        self._apply(self.flow.stop(time.monotonic()))
+        self.apply(self.flow.stop(time.monotonic()))
         # A copy: CLS may find the connection broken, which ends the subscription.
         for link in list(self._subscriptions):
             link.send(commands.CLS, soon=True)

@@ -25,10 +25,10 @@ from dramatiq.message import Message as DramatiqMessage
 from pyqd.client import Consumer, Producer
 from pyqd.client import Message as ClientMessage
 from pyqd.client.ecosystem.deferral import DeferringProducer, now_ms, requeue_delay_s
-from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.ecosystem.inbox import finish, give_back
 from pyqd.client.ecosystem.names import nsq_name
 from pyqd.client.errors import ClientError
+from pyqd.client.http_group import HttpGroup
 from pyqd.client.settings import parse_targets
 
 DEAD_LETTERS: Final = ".XQ"
@@ -78,7 +78,7 @@ class PyqdBroker(Broker):
         self._targets = parse_targets(nsqd, lookupd)
         producer = Producer(*nsqd, lookupd=lookupd, timeout=timeout, **settings)
         self._producer = DeferringProducer(producer)
-        self._http = GroupHttp(self._targets, producer.settings, producer.timeout)
+        self._http = HttpGroup(self._targets, producer.settings, producer.timeout)
 
     def topic_of(self, queue_name: str) -> str:
         """Return the topic of a queue."""

@@ -9,6 +9,28 @@ from __future__ import annotations
 import re
 from typing import Final
 
+# The errors that users catch; pyqd.client and pyqd.client.aio have them too.
+__all__ = [
+    "AnsweredError",
+    "AuthenticationError",
+    "BufferFullError",
+    "ClientError",
+    "ClosedError",
+    "CodecError",
+    "InvalidNameError",
+    "LookupFailedError",
+    "NotConnectedError",
+    "NotFoundError",
+    "ProtocolError",
+    "QuotaError",
+    "RefusedError",
+    "SettingError",
+    "TimedOutError",
+    "TlsError",
+    "TooBigError",
+    "UnansweredError",
+]
+
 
 class ClientError(Exception):
     """Base class of all errors of the client."""

@@ -23,10 +23,10 @@ import pyqd.client.ecosystem.kombu_alias  # noqa: F401 - registers the scheme
 from pyqd import __version__
 from pyqd.client import Consumer, Producer
 from pyqd.client.ecosystem.deferral import DeferringProducer
-from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.ecosystem.inbox import Inbox, Owner
 from pyqd.client.ecosystem.kombu_channel import Binding, KombuChannel
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError
+from pyqd.client.http_group import HttpGroup
 from pyqd.client.settings import TCP_PORT, check_timeout, make_settings, parse_targets
 from pyqd.primitives.addresses import Address, UnixAddress, check_host
 
@@ -67,7 +67,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         timeout = self._targets.timeout if self._timeout is None else self._timeout
         if timeout is not None:
             check_timeout(timeout)
-        self.http = GroupHttp(self._targets, self._settings, timeout)
+        self.http = HttpGroup(self._targets, self._settings, timeout)
         self._producer: DeferringProducer | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()

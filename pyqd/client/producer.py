@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from pyqd.client.codecs import Codec, CodecOption, codec_of
+from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import BrokerPool, Connector, Lookup
 from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
@@ -48,14 +48,15 @@ class ProducerBase(OneFace):
 
     def __init__(
         self,
-        nsqd: tuple[str | Iterable[str], ...],
-        lookupd: str | Iterable[str] | None,
-        timeout: float | None,
-        codec: Codec | None,
-        max_pending_bytes: int,
-        retry_unanswered: bool,
-        settings: dict[str, Any],
+        *nsqd: str | Iterable[str],
+        lookupd: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+        codec: CodecOption = None,
+        max_pending_bytes: int = 64 << 20,
+        retry_unanswered: bool = True,
+        **settings: Any,
     ) -> None:
+        self.codec = codec_of(codec)
         check_range("max_pending_bytes", max_pending_bytes, 1, 1e15)
         check_names(settings)
         self._targets = targets = parse_targets(nsqd, lookupd)
@@ -64,7 +65,6 @@ class ProducerBase(OneFace):
         check_timeout(timeout)
         self.settings = make_settings({**targets.settings, **settings})
         self.timeout = timeout
-        self.codec = codec
         self.max_pending_bytes = max_pending_bytes
         self._engine = engine = Engine("pyqd producer", self)
         try:
@@ -75,19 +75,22 @@ class ProducerBase(OneFace):
             engine.close()
             engine.join()
             raise
+        self._begin_driving()
+
+    def _begin_driving(self) -> None:
+        """Prepare to drive a new engine, or that of the child of a fork. Blocking threads need nothing."""
 
     def _after_fork(self) -> None:
         """Begin without connections, in the child of a fork: the parent publishes the messages submitted before."""
         self._publishing.forget_links()
+        self._begin_driving()
 
     def _at_exit(self) -> None:
         """Close, because the interpreter ends: submitted messages get little time more."""
         engine = self._engine
         with engine.lock:
             engine.wait(lambda: self._publishing.pending_count == 0, time.monotonic() + EXIT_S)
-            self._close_links()
-        engine.run_outside()
-        engine.join()
+        self._disconnect()
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
@@ -127,9 +130,11 @@ class ProducerBase(OneFace):
             f"{self._publishing.pending_bytes} bytes wait to be published; max_pending_bytes={self.max_pending_bytes}"
         )
 
-    def _close_links(self) -> None:
-        """Close everything. The caller holds the lock."""
-        close_links(self._publishing, self._engine)
+    def _disconnect(self) -> None:
+        with self._engine.lock:
+            close_links(self._publishing, self._engine)
+        self._engine.run_outside()
+        self._engine.join()
 
     def _http(self) -> HttpGroup:
         """Return the HTTP API of the brokers, by a connection per call: such calls are rare."""
@@ -152,18 +157,6 @@ class Producer(ProducerBase):
 
     Raises: SettingError.
     """
-
-    def __init__(
-        self,
-        *nsqd: str | Iterable[str],
-        lookupd: str | Iterable[str] | None = None,
-        timeout: float | None = None,
-        codec: CodecOption = None,
-        max_pending_bytes: int = 64 << 20,
-        retry_unanswered: bool = True,
-        **settings: Any,
-    ) -> None:
-        super().__init__(nsqd, lookupd, timeout, codec_of(codec), max_pending_bytes, retry_unanswered, settings)
 
     def __enter__(self) -> Producer:
         return self
@@ -276,10 +269,7 @@ class Producer(ProducerBase):
         if self._engine.is_closed:
             return
         self.flush(CLOSE_S if timeout is None else timeout)
-        with self._engine.lock:
-            self._close_links()
-        self._engine.run_outside()
-        self._engine.join()
+        self._disconnect()
 
 
 def close_links(publishing: Publishing, engine: Engine) -> None:

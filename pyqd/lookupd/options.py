@@ -13,7 +13,7 @@ from pyqd.config.program_options import ProgramOptions, declare_http_allow_host,
 from pyqd.config.settings import Program
 from pyqd.primitives.addresses import require_host
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
+from pyqd.primitives.goflags import DURATION, STRING, declare_field, declared_flags
 
 PROGRAM: Final = "pyqlookupd"
 SYNOPSIS: Final = """\
@@ -27,59 +27,41 @@ pyqlookupd --help                           this text
 class LookupOptions(ProgramOptions):
     """Settings of the lookup daemon."""
 
-    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqlookupd's keys", key=None)
-    log_prefix: str = declare("log-prefix", STRING, "[pyqlookupd] ", "text before each log line")
-    tcp_address: str = declare("tcp-address", STRING, "0.0.0.0:4160", "<addr>:<port> for brokers")
-    http_address: str = declare(
-        "http-address", STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients; empty for none"
-    )
-    https_address: str = declare(
-        "https-address", STRING, "0.0.0.0:4162", "<addr>:<port> for HTTPS, if TLS is set up; empty for none"
-    )
+    config: str = declare_field("", "path of a configuration file, TOML with nsqlookupd's keys", key=None)
+    log_prefix: str = declare_field("[pyqlookupd] ", "text before each log line")
+    tcp_address: str = declare_field("0.0.0.0:4160", "<addr>:<port> for brokers")
+    http_address: str = declare_field("0.0.0.0:4161", "<addr>:<port> for HTTP clients; empty for none")
+    https_address: str = declare_field("0.0.0.0:4162", "<addr>:<port> for HTTPS, if TLS is set up; empty for none")
     http_allow_host: tuple[str, ...] = declare_http_allow_host()
     http_allow_origin: tuple[str, ...] = declare_http_allow_origin()
-    broadcast_address: str = declare(
-        "broadcast-address",
-        STRING,
+    broadcast_address: str = declare_field(
         socket.gethostname,
         "address of this lookup daemon in its answers to brokers, without a port",
+        kind=STRING,
         default_text="the host name",
         require=require_host,
     )
-    tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate for HTTPS, with its chain")
-    tls_key: str = declare("tls-key", STRING, "", "path of the TLS key")
-    tls_client_auth_policy: str = declare(
-        "tls-client-auth-policy",
-        STRING,
-        "",
-        "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required",
+    tls_cert: str = declare_field("", "path of the TLS certificate for HTTPS, with its chain")
+    tls_key: str = declare_field("", "path of the TLS key")
+    tls_client_auth_policy: str = declare_field(
+        "", "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required"
     )
-    tls_root_ca_file: str = declare(
-        "tls-root-ca-file", STRING, "", "path of the certificates of authorities that check client certificates"
+    tls_root_ca_file: str = declare_field("", "path of the certificates of authorities that check client certificates")
+    tls_required: bool = declare_field(False, "refuse HTTP clients without TLS; brokers have none")
+    tls_min_version: int = declare_field(
+        TLS_VERSIONS["tls1.2"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3", kind=TLS_VERSION
     )
-    tls_required: bool = declare("tls-required", BOOL, False, "refuse HTTP clients without TLS; brokers have none")
-    tls_min_version: int = declare(
-        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.2"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
+    http_auth_token_file: str = declare_field("", "path of the file of tokens for the HTTP API")
+    inactive_producer_timeout_ns: int = declare_field(
+        5 * MINUTE_NS, "time after the last PING of a broker until lookups omit it", kind=DURATION, minimum=1
     )
-    http_auth_token_file: str = declare(
-        "http-auth-token-file", STRING, "", "path of the file of tokens for the HTTP API"
+    tombstone_lifetime_ns: int = declare_field(
+        45 * SECOND_NS, "time for which a tombstone hides a broker", kind=DURATION, minimum=1
     )
-    inactive_producer_timeout_ns: int = declare(
-        "inactive-producer-timeout",
-        DURATION,
-        5 * MINUTE_NS,
-        "time after the last PING of a broker until lookups omit it",
-        minimum=1,
+    max_connections: int = declare_field(
+        0, "maximum number of brokers; 0 is what the limit of open files allows", minimum=0
     )
-    tombstone_lifetime_ns: int = declare(
-        "tombstone-lifetime", DURATION, 45 * SECOND_NS, "time for which a tombstone hides a broker", minimum=1
-    )
-    max_connections: int = declare(
-        "max-connections", INT, 0, "maximum number of brokers; 0 is what the limit of open files allows", minimum=0
-    )
-    max_http_connections: int = declare(
-        "max-http-connections", INT, 1000, "maximum number of HTTP connections; 0 is no limit", minimum=0
-    )
+    max_http_connections: int = declare_field(1000, "maximum number of HTTP connections; 0 is no limit", minimum=0)
 
 
 # Keyed by the first flag of the group.

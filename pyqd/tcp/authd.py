@@ -34,10 +34,6 @@ class AuthError(Exception):
     """No auth server gave a valid answer. str() gives the reasons, which are logged and not sent to the client."""
 
 
-class _QueryTimedOut(Exception):  # noqa: N818 - an outcome, not an error
-    pass
-
-
 class AuthServers:
     """Auth servers given by the flags. Raises: StartupError if --auth-http-request-method is invalid."""
 
@@ -73,21 +69,20 @@ class AuthServers:
             try:
                 url = address if "://" in address else f"http://{address}/auth"
                 return decode_permissions(self._query(url, values, secret))
-            except (OSError, http.client.HTTPException, BadAnswer, _QueryTimedOut, ValueError) as error:
+            except (OSError, http.client.HTTPException, BadAnswer, ValueError) as error:
                 failures.append(f"failed to auth against {address} - {reason_of(error)}")
         raise AuthError("; ".join(failures))
 
     def _query(self, url: str, values: Mapping[str, str], secret: bytes) -> bytes:
         """Return the answer of one server, by HTTPS if the server refuses plain HTTP and names its HTTPS port."""
-        text = urlencode(sorted([*values.items(), ("secret", secret)]))
-        body = None
+        body, headers = None, HEADERS
         if self.uses_post:
             fields = {**values, "secret": secret.decode("utf-8", "replace")}
             body = json.dumps({key: [value] for key, value in sorted(fields.items())}, separators=(",", ":")).encode()
+            headers = {**HEADERS, "Content-Type": "application/json"}
         else:
-            url = f"{url}?{text}"
-        headers = HEADERS if body is None else {**HEADERS, "Content-Type": "application/json"}
-        with gevent.Timeout(self.request_s, _QueryTimedOut("the request timed out")):
+            url = f"{url}?{urlencode(sorted([*values.items(), ('secret', secret)]))}"
+        with gevent.Timeout(self.request_s, BadAnswer("the request timed out")):
             reply = fetch(
                 url,
                 body,

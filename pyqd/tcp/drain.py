@@ -10,7 +10,6 @@ error, so that they fail no longer than the daemon is gone.
 Source: docs/http.md, "Drain".
 """
 
-import dataclasses
 import logging
 import os
 import time
@@ -22,7 +21,7 @@ import gevent
 from pyqd.broker.broker import Broker
 from pyqd.net.greenlets import spawn
 from pyqd.net.loop_driver import yield_to_loop
-from pyqd.primitives.durations import SECOND_NS, format_duration
+from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS, format_duration
 from pyqd.tcp.connection import Connection
 
 POLL_S = 0.05
@@ -31,28 +30,6 @@ SETTLED_S = 0.1
 CONNECTIONS_PER_SLICE = 256
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DrainProgress:
-    """State of a drain. remaining_ns: until the deadline. in_flight: messages of the connected consumers."""
-
-    draining: bool
-    complete: bool
-    remaining_ns: int
-    in_flight: int
-    consumers: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the answer of GET /drain; times in ms, and the process id of the daemon."""
-        return {
-            "draining": self.draining,
-            "complete": self.complete,
-            "remaining_ms": self.remaining_ns // 1_000_000,
-            "in_flight": self.in_flight,
-            "consumers": self.consumers,
-            "pid": os.getpid(),
-        }
 
 
 class Drain:
@@ -96,16 +73,22 @@ class Drain:
             function()
         self._greenlet = spawn(self._run)
 
-    def progress(self) -> DrainProgress:
-        """Return the progress of the drain."""
-        consumers = self._consumers()
-        return DrainProgress(
-            draining=self.began,
-            complete=self.complete,
-            remaining_ns=max(self._deadline_ns - time.monotonic_ns(), 0) if self.began else 0,
-            in_flight=sum(each.output.in_flight for each in consumers),
-            consumers=len(consumers),
-        )
+    def progress(self) -> dict[str, Any]:
+        """Return the answer of GET /drain; times in ms, and the process id of the daemon."""
+        return {
+            "draining": self.began,
+            "complete": self.complete,
+            "remaining_ms": self._remaining_ns() // MILLISECOND_NS if self.began else 0,
+            "in_flight": self._in_flight(),
+            "consumers": len(self._consumers()),
+            "pid": os.getpid(),
+        }
+
+    def _remaining_ns(self) -> int:
+        return max(self._deadline_ns - time.monotonic_ns(), 0)
+
+    def _in_flight(self) -> int:
+        return sum(each.output.in_flight for each in self._consumers())
 
     def stop(self) -> None:
         """Stop waiting for consumers."""
@@ -121,18 +104,18 @@ class Drain:
             if index % CONNECTIONS_PER_SLICE == CONNECTIONS_PER_SLICE - 1:
                 yield_to_loop()
             connection.stop_deliveries()
-        while (left := self.progress()).in_flight and left.remaining_ns:
-            gevent.sleep(min(POLL_S, left.remaining_ns / SECOND_NS))
+        while (in_flight := self._in_flight()) and (remaining_ns := self._remaining_ns()):
+            gevent.sleep(min(POLL_S, remaining_ns / SECOND_NS))
         logger.info("NSQ: publishes are refused")
         self._broker.refuse_publishes()
         gevent.sleep(SETTLED_S)
-        while self._syncing() and (remaining_ns := self.progress().remaining_ns):
+        while self._syncing() and (remaining_ns := self._remaining_ns()):
             gevent.sleep(min(POLL_S, remaining_ns / SECOND_NS))
         self.complete = True
-        if left.in_flight:
+        if in_flight:
             logger.warning(
                 "NSQ: drained: %d messages are in flight at the deadline; they are redelivered after the next start",
-                left.in_flight,
+                in_flight,
             )
         else:
             logger.info("NSQ: drained: no message is in flight")

@@ -13,6 +13,7 @@ from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 from pyqd.primitives.peer_json import json_text
+from pyqd.tcp.permissions import JsonMembers
 
 # Decoding JSON holds the loop: a quarter of a MiB takes some milliseconds, and clients send some hundred bytes.
 IDENTITY_BYTES_MAX = 256 << 10
@@ -64,10 +65,6 @@ class ClientIdentity:
     deflate_level: int = 0
 
 
-class _Fields(list[tuple[str, Any]]):
-    """The members of a JSON object in order, repeated ones too: the last one wins whatever its case."""
-
-
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
@@ -94,10 +91,10 @@ def decode_identity(body: bytes) -> ClientIdentity:
     known = {*_STRINGS, *_BOOLS, *_INTS}
 
     try:
-        decoded = json.loads(json_text(body), object_pairs_hook=_Fields, parse_constant=_refuse_constant)
+        decoded = json.loads(json_text(body), object_pairs_hook=JsonMembers, parse_constant=_refuse_constant)
         if decoded is None:
             return identity
-        if not isinstance(decoded, _Fields):
+        if not isinstance(decoded, JsonMembers):
             raise ValueError("not an object")
         for key, value in decoded:
             field = key.lower()
@@ -119,40 +116,20 @@ class Granted:
     msg_timeout_ns: int
 
 
-def _invalid(noun: str, value: int) -> ClientError:
-    return ClientError("E_BAD_BODY", f"IDENTIFY {noun} ({value}) is invalid")
+def _granted(
+    noun: str, value: int, current: int, least: int, most: int, *, unit: int = MILLISECOND_NS, off: int | None = 0
+) -> int:
+    """Return a requested value times its unit, between least and most. 0: the current one. -1: `off`, if there is one.
 
-
-def _heartbeat_ns(value: int, options: Options, current: Granted) -> int:
-    if value in (0, -1):
-        return current.heartbeat_ns if value == 0 else 0
-    if HEARTBEAT_NS_MIN <= value * MILLISECOND_NS <= options.max_heartbeat_interval_ns:
-        return value * MILLISECOND_NS
-    raise _invalid("heartbeat interval", value)
-
-
-def _buffer_timeout_ns(value: int, options: Options, current: Granted) -> int:
-    if value in (0, -1):
-        return current.output_buffer_timeout_ns if value == 0 else 0
-    if options.min_output_buffer_timeout_ns <= value * MILLISECOND_NS <= options.max_output_buffer_timeout_ns:
-        return value * MILLISECOND_NS
-    raise _invalid("output buffer timeout", value)
-
-
-def _buffer_size(value: int, options: Options, current: Granted) -> int:
-    if value in (0, -1):
-        return current.output_buffer_size if value == 0 else 1
-    if OUTPUT_BUFFER_BYTES_MIN <= value <= options.max_output_buffer_size:
-        return value
-    raise _invalid("output buffer size", value)
-
-
-def _msg_timeout_ns(value: int, options: Options, current: Granted) -> int:
+    Raises: ClientError.
+    """
     if value == 0:
-        return current.msg_timeout_ns
-    if MSG_TIMEOUT_NS_MIN <= value * MILLISECOND_NS <= options.max_msg_timeout_ns:
-        return value * MILLISECOND_NS
-    raise _invalid("msg timeout", value)
+        return current
+    if value == -1 and off is not None:
+        return off
+    if least <= value * unit <= most:
+        return value * unit
+    raise ClientError("E_BAD_BODY", f"IDENTIFY {noun} ({value}) is invalid")
 
 
 def defaults(options: Options) -> Granted:
@@ -171,20 +148,40 @@ def grant(identity: ClientIdentity, options: Options, current: Granted) -> Grant
 
     Raises: ClientError.
     """
-    heartbeat_ns = _heartbeat_ns(identity.heartbeat_interval, options, current)
-    buffer_timeout_ns = _buffer_timeout_ns(identity.output_buffer_timeout, options, current)
-    buffer_size = _buffer_size(identity.output_buffer_size, options, current)
-    if identity.output_buffer_size == -1:
-        buffer_timeout_ns = 0
-    if not 0 <= identity.sample_rate <= SAMPLE_RATE_MAX:
-        raise _invalid("sample rate", identity.sample_rate)
-    return Granted(
-        heartbeat_ns=heartbeat_ns,
-        output_buffer_timeout_ns=buffer_timeout_ns,
-        output_buffer_size=buffer_size,
-        sample_rate=identity.sample_rate,
-        msg_timeout_ns=_msg_timeout_ns(identity.msg_timeout, options, current),
+    heartbeat_ns = _granted(
+        "heartbeat interval",
+        identity.heartbeat_interval,
+        current.heartbeat_ns,
+        HEARTBEAT_NS_MIN,
+        options.max_heartbeat_interval_ns,
     )
+    timeout_ns = _granted(
+        "output buffer timeout",
+        identity.output_buffer_timeout,
+        current.output_buffer_timeout_ns,
+        options.min_output_buffer_timeout_ns,
+        options.max_output_buffer_timeout_ns,
+    )
+    size = _granted(
+        "output buffer size",
+        identity.output_buffer_size,
+        current.output_buffer_size,
+        OUTPUT_BUFFER_BYTES_MIN,
+        options.max_output_buffer_size,
+        unit=1,
+        off=1,
+    )
+    sample_rate = _granted("sample rate", identity.sample_rate, 0, 1, SAMPLE_RATE_MAX, unit=1, off=None)
+    msg_timeout_ns = _granted(
+        "msg timeout",
+        identity.msg_timeout,
+        current.msg_timeout_ns,
+        MSG_TIMEOUT_NS_MIN,
+        options.max_msg_timeout_ns,
+        off=None,
+    )
+    is_unbuffered = identity.output_buffer_size == -1
+    return Granted(heartbeat_ns, 0 if is_unbuffered else timeout_ns, size, sample_rate, msg_timeout_ns)
 
 
 def locality(identity: ClientIdentity, options: Options) -> int:

@@ -71,8 +71,8 @@ class Permissions:
         return self.expires_ns < time.monotonic_ns()
 
 
-class _Members(list[tuple[str, Any]]):
-    """The members of a JSON object in order."""
+class JsonMembers(list[tuple[str, Any]]):
+    """Members of a JSON object in order, repeated ones too: the last one wins whatever its case."""
 
 
 def covers(pattern: Any, name: str | None) -> bool:
@@ -84,7 +84,7 @@ def covers(pattern: Any, name: str | None) -> bool:
 def decode_permissions(body: bytes) -> Permissions:
     """Decode an auth server's answer as Go's decoder does, and check it as nsqd does. Raises: BadAnswer."""
     try:
-        decoded = json.loads(json_text(body), object_pairs_hook=_Members)
+        decoded = json.loads(json_text(body), object_pairs_hook=JsonMembers)
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is not JSON: {error}") from error
     fields = _fields(decoded, "the answer")
@@ -135,14 +135,14 @@ def _fields(value: Any, noun: str) -> dict[str, Any]:
     """Return an object's members, keys in lower case; null is an empty object, and null members are absent."""
     if value is None:
         return {}
-    if not isinstance(value, _Members):
+    if not isinstance(value, JsonMembers):
         raise BadAnswer(f"{noun} is not an object")
     return {key.lower(): member for key, member in value if member is not None}
 
 
 def _items(fields: dict[str, Any], key: str) -> list[Any]:
     value = fields.get(key, [])
-    if not isinstance(value, list) or isinstance(value, _Members):
+    if not isinstance(value, list) or isinstance(value, JsonMembers):
         raise BadAnswer(f"{key} is not an array")
     return value
 

@@ -53,14 +53,13 @@ class BrokerAddress(NamedTuple):
 # Addresses of lookup daemons.
 
 
-def parse_lookup_addresses(values: str | Iterable[str]) -> tuple[str, ...]:
+def parse_lookup_addresses(values: Iterable[str]) -> tuple[str, ...]:
     """Return the URLs of lookup daemons, without duplicates, in order.
 
     values: host:port, or http and https URLs with a port. A URL without a path gets /lookup.
     Raises: SettingError.
     """
-    texts = [values] if isinstance(values, str) else list(values)
-    return tuple(dict.fromkeys(_lookup_base(text) for text in texts))
+    return tuple(dict.fromkeys(_lookup_base(text) for text in values))
 
 
 def _lookup_base(text: str) -> str:
@@ -87,8 +86,11 @@ def _lookup_base(text: str) -> str:
 
 
 def lookup_url(address: str, topic: str | None) -> str:
-    """Return the URL of a query for the brokers of a topic; for all brokers if it is None. Raises: SettingError."""
-    parts = urlsplit(_lookup_base(address))
+    """Return the URL of a query for the brokers of a topic; for all brokers if it is None.
+
+    address: as parse_lookup_addresses() returns it.
+    """
+    parts = urlsplit(address)
     if topic is None:
         return parts._replace(path=f"{parts.path.rpartition('/')[0]}/{NODES}").geturl()
     query = f"topic={quote(topic, safe='')}"

@@ -158,23 +158,18 @@ class ConsumerFlow:
 
     # Messages.
 
-    def received(self, key: Hashable, count: int, now: float) -> list[SetRdy]:
-        """Count messages that came in. Returns an empty list."""
+    def received(self, key: Hashable, count: int, now: float) -> None:
+        """Count messages that came in."""
         connection = self._connections.get(key)
         if connection is not None:
             connection.in_flight += count
             connection.last_message_at = now
             self.in_flight += count
-        return []
 
     def finished(self, key: Hashable, now: float, count: int = 1) -> list[SetRdy]:
         """Count messages that were handled. A batch is one success for the back-off."""
-        connection = self._connections.get(key)
-        if connection is None:
+        if not self._release(key, count):
             return []
-        count = min(count, connection.in_flight)
-        connection.in_flight -= count
-        self.in_flight -= count
         if not self.backoff_level:
             self._recent = self._recent << 1 & RECENT_MASK
         elif self._wait_ends_at is None:

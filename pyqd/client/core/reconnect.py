@@ -1,7 +1,7 @@
 """Health of one broker: delays between attempts to connect, and a circuit breaker.
 
 After a failure the next attempt waits; each further failure doubles the wait, up to a maximum, with jitter so that the
-clients of a broker that restarts do not connect all at once. After failures_open failures in succession the breaker
+clients of a broker that restarts do not connect all at once. After FAILURES_OPEN failures in succession the breaker
 opens: callers that can use another broker do so, until open_s is over. Then one attempt is allowed (half-open), which
 closes the breaker or opens it again, for twice the time.
 
@@ -21,6 +21,7 @@ import random
 from pyqd.primitives.backoff import Backoff
 
 STABLE_S = 10.0
+FAILURES_OPEN = 5
 # A broker is used within half a second of its return.
 HASTE_S = 0.4
 
@@ -36,20 +37,12 @@ class BreakerState(enum.Enum):
 class BrokerHealth:
     """Decides when to try a broker. first_s, max_s: first and longest wait; open_s: first time of an open breaker."""
 
-    def __init__(
-        self,
-        first_s: float = 0.1,
-        max_s: float = 15.0,
-        failures_open: int = 5,
-        open_s: float = 5.0,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, first_s: float, max_s: float, open_s: float, rng: random.Random) -> None:
         self.state = BreakerState.CLOSED
         self.failure_count = 0
         self._first_s = first_s
-        self._failures_open = failures_open
         self._open_s = open_s
-        self._rng = rng if rng is not None else random.Random()
+        self._rng = rng
         self._delays = Backoff(min(first_s, max_s), max_s, rng=self._rng)
         self._open_delays = Backoff(open_s, max(max_s, open_s), rng=self._rng)
         self._connected_at: float | None = None
@@ -69,7 +62,7 @@ class BrokerHealth:
             self._open_delays.reset()
         self._connected_at = None
         self.failure_count += 1
-        if self.failure_count >= self._failures_open:
+        if self.failure_count >= FAILURES_OPEN:
             self.state = BreakerState.OPEN
             wait_s = self._open_delays.next_s()
         else:

@@ -15,8 +15,10 @@ Invariants, all under `lock`:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -24,12 +26,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pyqd.client.core.connection import ConnectionCore
 from pyqd.client.engine.link import Link, LinkHandler
 from pyqd.client.engine.poller import SocketPoller
-from pyqd.client.engine.processes import ENGINES, Owner
 from pyqd.client.engine.role import Awaited, DriverRole
 from pyqd.client.engine.stand_in import StandIn
 from pyqd.client.engine.timers import Timer, Timers
@@ -39,6 +40,16 @@ from pyqd.primitives.addresses import Address, UnixAddress
 SLEEP_S_MAX: Final = 5.0
 
 logger = logging.getLogger("pyqd.client")
+
+
+class Owner(Protocol):
+    """Producer or consumer that an engine belongs to."""
+
+    def _after_fork(self) -> None:
+        """Begin without connections, in the child of a fork."""
+
+    def _at_exit(self) -> None:
+        """Close, because the interpreter ends."""
 
 
 class Engine:
@@ -407,3 +418,23 @@ class Engine:
         owner = self.owner()
         if owner is not None:
             owner._after_fork()
+
+
+ENGINES: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for engine in list(ENGINES):
+        engine.after_fork()
+
+
+def _close_all() -> None:
+    """Close the producers and consumers that the program has left open, before the interpreter stops the stand-ins."""
+    for engine in list(ENGINES):
+        owner = None if engine.is_closed else engine.owner()
+        if owner is not None:
+            owner._at_exit()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_close_all)

@@ -136,7 +136,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
         message = Message(self, LINK, LINK, frame, self._now_s)
         self._in_flight[stored.id] = message
         self._counts["received"] += 1
-        self._apply(self._flow.received(LINK, 1, self._now_s))
+        self._flow.received(LINK, 1, self._now_s)
         return message
 
     def finish(self, message: Message) -> None:

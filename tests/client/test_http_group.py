@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pyqd.client import LookupFailedError, NotConnectedError, Producer, http_group
-from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.http_group import HttpGroup
 from pyqd.client.settings import make_settings, parse_targets
 from tests.support.http_stub import Answer, http_stub, json_answer, lookup_answers
@@ -32,9 +31,9 @@ def pair(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield daemons
 
 
-def group(*daemons: Daemon) -> GroupHttp:
+def group(*daemons: Daemon) -> HttpGroup:
     targets = parse_targets(url_of(*daemons), None)
-    return GroupHttp(targets, make_settings(targets.settings))
+    return HttpGroup(targets, make_settings(targets.settings))
 
 
 def test_the_size_is_that_of_all_brokers(pair: list[Daemon]) -> None:
@@ -69,7 +68,7 @@ def test_a_broker_without_http_is_named_in_the_error() -> None:
     port = free_port()
     targets = parse_targets(f"pyqd://127.0.0.1?http=127.0.0.1:{port}", None)
     with pytest.raises(NotConnectedError, match=f"127.0.0.1:{port}"):
-        GroupHttp(targets, make_settings(targets.settings)).size("work", "all")
+        HttpGroup(targets, make_settings(targets.settings)).size("work", "all")
 
 
 @pytest.mark.parametrize("form", ["{}", "http://{}", "http://{}/"])
@@ -81,7 +80,7 @@ def test_a_broker_that_the_settings_and_a_lookup_daemon_name_counts_once(form: s
 
     with http_stub(answer) as stub:
         targets = parse_targets(None, stub.address)
-        api = GroupHttp(targets, make_settings({"http": form.format(stub.address)}))
+        api = HttpGroup(targets, make_settings({"http": form.format(stub.address)}))
         assert api.size("work", "all") == 3
 
 
@@ -100,7 +99,7 @@ class TestWithoutLookupDaemons:
         return []
 
     @pytest.fixture
-    def api(self, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupHttp]:
+    def api(self, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpGroup]:
         monkeypatch.setattr(http_group, "RETRY_S", 0.0)
 
         def answer(path: str, query: dict[str, str]) -> Answer:
@@ -113,18 +112,18 @@ class TestWithoutLookupDaemons:
 
         with http_stub(answer) as stub:
             targets = parse_targets(None, f"127.0.0.1:{free_port()}")
-            yield GroupHttp(targets, make_settings({"http": stub.address}))
+            yield HttpGroup(targets, make_settings({"http": stub.address}))
 
-    def test_a_broker_that_is_given_changes_its_message(self, api: GroupHttp) -> None:
+    def test_a_broker_that_is_given_changes_its_message(self, api: HttpGroup) -> None:
         (result,) = api.cancel("work", "0000000000000001")
         assert result.status == "done"
         assert api.has_topic("work")
 
-    def test_a_message_that_a_given_broker_lacks_may_be_at_another_broker(self, api: GroupHttp) -> None:
+    def test_a_message_that_a_given_broker_lacks_may_be_at_another_broker(self, api: HttpGroup) -> None:
         with pytest.raises(NotConnectedError, match="/nodes"):
             api.cancel("work", "0000000000000002")
 
-    def test_a_call_to_all_brokers_is_not_made_in_part(self, api: GroupHttp, calls: list[str]) -> None:
+    def test_a_call_to_all_brokers_is_not_made_in_part(self, api: HttpGroup, calls: list[str]) -> None:
         with pytest.raises(NotConnectedError):
             api.delete_topic("work")
         assert calls == []
@@ -136,7 +135,7 @@ class TestLookup:
         """Return the HTTP addresses of brokers in the answer of a lookup daemon."""
         with http_stub(lambda path, query: (200, {}, answer)) as stub:
             targets = parse_targets(None, stub.address)
-            return list(GroupHttp(targets, make_settings({}))._named_by_lookupd("/nodes"))
+            return list(HttpGroup(targets, make_settings({}))._named_by_lookupd("/nodes"))
 
     @pytest.mark.parametrize("host", ["a/b", "a@b", "[", "a?b"])
     def test_a_broker_whose_address_can_be_none_is_left_out_with_a_warning(
