@@ -21,8 +21,7 @@ from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, SetAside, set_aside
-from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, no_preparation
-from pyqd.diskqueue.files_ahead import FilesAhead
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, FilesAhead, no_preparation
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.redo import JournaledTopic, Redo

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pyqd.broker.capacity import Capacity
-from pyqd.broker.dead_letters import NamedTopic
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import SetAside
 from pyqd.diskqueue.files import Files
@@ -22,6 +21,13 @@ from pyqd.hot.broker.trace import TracePlace
 from pyqd.hot.diskqueue.log import Log, Position
 from pyqd.hot.diskqueue.mapping import Mapping as FileMapping
 from pyqd.hot.primitives.schedule import Scheduler
+
+
+class NamedTopic(Protocol):
+    """Topic that may take dead letters."""
+
+    name: str
+    exiting: bool
 
 
 class MessageReader(Protocol):

@@ -365,11 +365,6 @@ class Topic(TopicCore):
         self.settle_dead_letters()
         return False
 
-    @property
-    def is_dropping_channels(self) -> bool:
-        """True while a deleted topic still drops channels in its runs."""
-        return self.on_drop_wanted is not None
-
     def refuse_queued(self) -> None:
         """Refuse the publishes that are stored in slices, or wait for these."""
         if self.intake is not None:
@@ -407,7 +402,7 @@ class Topic(TopicCore):
             pass
 
     def hold_files_in_steps(self) -> Iterator[None]:
-        """Do as `hold_files`, and yield between the channels, for a caller that lets the event loop go on.
+        """Like `hold_files`, and yield between the channels, for a caller that lets the event loop go on.
 
         If no file has been replaced and no channel made since it ended, it has nothing to do. Raises: StorageError.
         """

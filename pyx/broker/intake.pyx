@@ -174,7 +174,7 @@ cdef class Intake(Scheduled):
         return 0
 
     cdef int add_slice(self, MessageBatch* batch) except -1:
-        """Add messages of a batch, one at least, as far as the work budget of this pass goes. Raises: StorageError."""
+        """Add messages of a batch, one at least, until the work budget of this pass is used up. Raises: StorageError."""
         cdef uint64_t left_bytes = SLICE_BYTES_MAX
         cdef uint64_t span
         assert batch.done < batch.count, "the batch is complete"

@@ -23,7 +23,6 @@ from libc.stdint cimport INT64_MAX
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.reset cimport start_over
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
@@ -229,7 +228,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
         # All that may fail comes before the first change.
         ledger.reach(ledger.header.floor + reached - target)
     assert channel.readable.log.first.first_ordinal <= target <= channel.readable.end
-    start_over(channel, channel.readable.log.locate(target) if place is None else place.position)
+    channel.start_over(channel.readable.log.locate(target) if place is None else place.position)
     if place is not None:
         channel.parking.lag_counted(place.position, place.count)
     for ordinal in left_out:

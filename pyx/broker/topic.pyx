@@ -9,8 +9,8 @@ id, and `held_from`, the ordinal of the first held message. `held_from` moves as
 over, and the kernel may write the page before the channel has a durable name. So after a power failure the start
 lowers `held_from` to `given_below`, which moves when a sync of the names is complete.
 
-Each channel parks messages with a due time, at once as far as the work budget of this pass of the loop goes. Beyond
-that the channels lag, and catch up in runs of their own (pyx/broker/parking.pyx). A publish is refused if there is no
+Each channel parks messages with a due time, at once until the work budget of this pass of the loop is used up.
+Then the channels lag, and catch up in runs of their own (pyx/broker/parking.pyx). A publish is refused if there is no
 space for the parked copies.
 
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
@@ -58,7 +58,6 @@ cdef enum:
     DROP_WORK = 125000                   # in units of work: dropping some channels of a deleted topic
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
-JOURNALED_SIZE = sizeof(JournaledState)
 
 assert sizeof(TopicState) <= TOPIC_STATE_BYTES
 
@@ -654,23 +653,11 @@ cdef class TopicCore(Scheduled):
         self.publish(body, <uint32_t> len(body), now_ns, due_ns)
         return self.guids.last_id
 
-    def publish_bodies(self, list bodies not None, int64_t now_ns, int64_t due_ns=0):
-        """Accept messages, one or more, from Python (HTTP), all or none.
-
-        Returns: the first one's id, from which those of the others follow. Raises: ValueError, StorageError.
-        """
-        cdef uint64_t words = 0
-        parts = []
-        for body in bodies:
-            if not body:
-                raise ValueError("a message has at least one byte")
-            words += (<uint64_t> len(body) + 7) >> 3
-            parts.append(len(body).to_bytes(4, "big"))
-            parts.append(body)
-        return self.publish_frames(Frames(b"".join(parts), 0, <uint32_t> len(bodies), words), now_ns, due_ns)
-
     def publish_frames(self, Frames frames not None, int64_t now_ns, int64_t due_ns=0):
-        """Accept messages, one or more, framed and checked, all or none. Returns, raises: as publish_bodies."""
+        """Accept messages, one or more, framed and checked, all or none. due_ns: of all, Unix; 0 for at once.
+
+        Returns: the id of the first. Raises: ValueError, StorageError.
+        """
         cdef const char* at = PyBytes_AS_STRING(frames.data) + frames.start
         if frames.count == 0:
             raise ValueError("there is no message")

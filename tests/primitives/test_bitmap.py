@@ -42,7 +42,7 @@ def test_single_bits_are_set_and_cleared_alone(capacity_bits, start):
         assert ones(ring, start, end) == [position]
         assert ring.next_one(start, end) == position
         assert ring.count(start, end) == 1
-        ring.clear(position)
+        ring.clear_range(position, position + 1)
     assert ring.count(start, end) == 0
 
 
@@ -51,8 +51,8 @@ def test_setting_and_clearing_twice_is_the_same_as_once():
     ring.set(3)
     ring.set(3)
     assert ones(ring, 0, 64) == [3]
-    ring.clear(3)
-    ring.clear(3)
+    ring.clear_range(3, 4)
+    ring.clear_range(3, 4)
     assert ones(ring, 0, 64) == []
 
 
@@ -87,7 +87,7 @@ def test_a_full_ring_is_one_run_as_long_as_the_ring(start):
     ring.set_range(0, 128)
     assert ring.run_of_ones(start, start + 128) == 128
     assert ring.next_zero(start, start + 128) == start + 128
-    ring.clear(start + 127)
+    ring.clear_range(start + 127, start + 128)
     assert ring.run_of_ones(start, start + 128) == 127
     assert ring.next_zero(start, start + 128) == start + 127
 
@@ -96,7 +96,7 @@ def test_a_full_ring_is_one_run_as_long_as_the_ring(start):
 def test_a_run_ends_at_the_first_zero(position):
     ring = Ring(128)
     ring.set_range(0, 128)
-    ring.clear(position)
+    ring.clear_range(position, position + 1)
     for start in range(128):
         expected = position - start if start <= position else 128 - start
         assert ring.run_of_ones(start, 128) == expected

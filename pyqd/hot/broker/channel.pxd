@@ -69,3 +69,5 @@ cdef class ChannelCore(Scheduled):
     cdef bint sort_rest(self) except -1
     cdef int publish_dead_letters(self) except -1
     cdef int note_dead_letters_finished(self, uint32_t count) except -1
+    cdef int forget_deliveries(self) except -1
+    cdef int start_over(self, Position position) except -1
