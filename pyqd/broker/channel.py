@@ -247,12 +247,6 @@ class Channel(ChannelCore):
         for ledger in self.ledgers():
             ledger.sync_target()[0].hold()
 
-    def files_moved(self, directory: str, moved: str) -> None:
-        """Set the path that the channel's directory has until it is removed."""
-        for log in self.logs():
-            if log.directory is not None:
-                log.files_moved(moved + log.directory.removeprefix(directory))
-
     @contextlib.contextmanager
     def prepared_reset(
         self, wait: Callable[[], object] | None, target: int | None = None, reached: int = 0

@@ -20,11 +20,11 @@ from pyqd.diskqueue.interchange import (
     METADATA_FILE,
     NsqdChannel,
     NsqdMessage,
+    NsqdQueueWriter,
     NsqdTopic,
     format_metadata,
     queue_name,
 )
-from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION

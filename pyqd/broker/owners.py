@@ -30,17 +30,11 @@ class NamedTopic(Protocol):
     exiting: bool
 
 
-class MessageReader(Protocol):
-    """Reads of messages in a thread."""
-
-    files: Files
-    read_and_wait: Callable[[Job], None]
-
-
-class OwningBroker(MessageReader, Protocol):
+class OwningBroker(Protocol):
     """The broker, as its topics and channels see it. The members are described there."""
 
     options: Options
+    files: Files
     capacity: Capacity
     scheduler: Scheduler
     syncs: ReliableSync
@@ -54,6 +48,7 @@ class OwningBroker(MessageReader, Protocol):
     node_name: str
     in_background: Callable[[Job, Done], None]
     read_in_background: Callable[[Job, Done], None]
+    read_and_wait: Callable[[Job], None]
     on_finished: Callable[[Any], object] | None
 
     @property
@@ -86,6 +81,9 @@ class OwningTopic(Protocol):
     names: Names
     exiting: bool
     dead_letter_sources: set[Any]
+    retention_bytes: int
+    retention_time_ns: int
+    own_limits: tuple[int | None, int | None, int | None]
 
     @property
     def broker(self) -> OwningBroker: ...
@@ -104,6 +102,8 @@ class OwningTopic(Protocol):
     def end_position(self) -> Position: ...
     def note_given(self, end: int) -> None: ...
     def note_set_aside(self, channel: str | None, reason: str) -> None: ...
+    def logs(self) -> list[Log]: ...
+    def trim_finished(self) -> None: ...
     def remove_spares(self) -> None: ...
     def settle_dead_letters(self) -> None: ...
     def delete_channel(self, name: str) -> bool: ...

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, TopicGone, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
-from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
+from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, in_flight_page, run_of, waiting_page
 from pyqd.hot.primitives.clock import wall
 
 READY: Final = "ready"
@@ -86,7 +86,7 @@ def page_of_channel(
     if state == DEFERRED:
         return deferred_page(topic, channel, cursor, count_max, body_bytes_max, pause)
     if state == DEAD_LETTER:
-        rows, number, at_end = dead_letter_page(channel, cursor.numbers[0], count_max, body_bytes_max)
+        rows, number, at_end = waiting_page(channel, True, cursor.numbers[0], count_max, body_bytes_max)
         return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"l{number}")
     run = run_of(channel)
     slot = cursor.numbers[0] if cursor.kind and cursor.numbers[1] == run else 0
@@ -100,7 +100,7 @@ def ready_page(
     """Return a page of waiting messages: first those delivered before, then the queue."""
     found: list[MessageRow] = []
     if cursor.kind != "q":
-        rows, number, at_end = returned_page(channel, cursor.numbers[0], count_max, body_bytes_max)
+        rows, number, at_end = waiting_page(channel, False, cursor.numbers[0], count_max, body_bytes_max)
         found = [MessageRow(*row) for row in rows]
         if not at_end:
             return MessagePage(found, f"r{number}")

@@ -42,6 +42,13 @@ CHANNELS_DROPPED_AT_ONCE = 25
 logger = logging.getLogger(__name__)
 
 
+def note_moved(logs: Sequence[Log], directory: str, moved: str) -> None:
+    """Set the paths that the logs in a directory have until it is removed. moved: its path now."""
+    for log in logs:
+        if log.directory is not None:
+            log.files_moved(moved + log.directory.removeprefix(directory))
+
+
 class TopicObserver(Protocol):
     """Receiver of the events of a broker. Every method returns at once and neither switches greenlets nor raises.
 
@@ -315,7 +322,7 @@ class Topic(TopicCore):
             assert self.directory is not None
             channel.hold_files()
             moved = self.broker.discard(directory)
-            channel.files_moved(directory, moved)
+            note_moved(channel.logs(), directory, moved)
             self.names.forget(directory)
             self.names.changed(self.directory)
         channel.trace_dropped(CHANNEL_DELETED)
@@ -415,13 +422,6 @@ class Topic(TopicCore):
                 channel.hold_files()
             yield
         self.held_version = version
-
-    def files_moved(self, directory: str, moved: str) -> None:
-        """Set the path that the topic's directory has until it is removed."""
-        logs = [channel.parked.log for channel in self.channels_by_name.values() if channel.parked is not None]
-        for log in (self.log, *logs):
-            if log.directory is not None:
-                log.files_moved(moved + log.directory.removeprefix(directory))
 
     def close(self) -> None:
         """Write the topic's state to its files and close them, as a clean stop does. Failures are logged."""

@@ -12,7 +12,7 @@ The channel keeps no messages. Its parts are:
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
     Dispatcher        takes the next message, and shares messages out among the consumers       (dispatcher.pyx)
     ChannelWaits      threads, disk space and tokens that the channel waits for                 (waits.pyx)
-    UnsyncedFins      FINs that wait for a sync                                                 (unsynced_fins.pyx)
+    UnsyncedFins      FINs that wait for a sync                                                 (consumer.pyx)
     ChannelTrace      events for the trace of messages; None without a trace                    (channel_trace.pyx)
 
 The parts never call the channel. A message goes:
@@ -59,7 +59,7 @@ from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, Slot
 from pyqd.hot.broker.trace cimport TracePlace
-from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
+from pyqd.hot.broker.consumer cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.presence cimport Presence
@@ -233,7 +233,6 @@ cdef class ChannelCore(Scheduled):
         return DONE
 
     cdef uint64_t unfinished_count(self) noexcept:
-        """Count the messages that the channel has not finished."""
         return (
             self.dispatcher.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
             + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
@@ -548,7 +547,6 @@ cdef class ChannelCore(Scheduled):
         return True
 
     cdef int publish_dead_letters(self) except -1:
-        """Publish a bounded number of pending dead letters."""
         cdef DeadLetterPolicy policy = self.dead_letters
         cdef int64_t now_ns = mono_ns()
         assert policy.pending.count != 0 and policy.is_sorted()

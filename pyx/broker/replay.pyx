@@ -37,7 +37,6 @@ cdef enum:
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
-    """Count the finished ordinals of `[start, end)`."""
     cdef uint64_t floor = ledger.header.floor
     cdef uint64_t limit = min(end, ledger.bits_end())
     cdef uint64_t count = 0
@@ -51,7 +50,6 @@ cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
 
 
 cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1:
-    """Count the ordinals of `[start, end)` that are in holes."""
     cdef uint64_t count = 0
     cdef uint64_t low, high
     assert start <= end
@@ -195,7 +193,6 @@ cdef uint64_t guid_before(LogCursor cursor) noexcept:
 
 
 cdef list marked_from(ChannelCore channel, uint64_t target):
-    """Return the ordinals of the cancelled messages that a seek leaves out."""
     return [] if channel.cancelled is None else channel.cancelled.marked(target, channel.readable.log.end)
 
 

@@ -223,7 +223,6 @@ cdef class TopicCore(Scheduled):
         return commit.add(self.log, name, &kept, sizeof(JournaledState))
 
     cdef uint64_t held_count(self) noexcept:
-        """Count the messages that no channel has been given."""
         debug_require(self.readable.end <= self.log.end)
         return self.log.end - self.readable.end
 
@@ -375,7 +374,6 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
-        """Return True if messages can be added to the open batch."""
         debug_require(count != 0)
         return self.log.batch.joins(batch_span(count, body_words))
 
@@ -404,7 +402,6 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int abort_batches(self) except -1:
-        """Drop the open batch, if there is one."""
         self.open_count = self.open_bytes = 0
         if self.log.batch.is_open:
             self.log.batch.discard()
@@ -513,14 +510,12 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int drop_messages(self, MessageBatch* batch) except -1:
-        """Drop a batch that is under way."""
         assert batch.done <= batch.count
         if batch.kept != 0 and self.log.batch.is_open:
             self.log.batch.discard()
         return 0
 
     cdef bint is_readable(self) noexcept:
-        """Return True if channels may read appended records at once."""
         return not self.state.paused and not self.awaits_channels and len(self.channels) != 0
 
     cdef int advance_end(self) except -1:
@@ -802,7 +797,6 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int note_released(self, uint64_t count) except -1:
-        """Add an event for each channel that gets the held messages."""
         cdef ChannelCore channel
         cdef int64_t now_ns = wall_ns()
         assert self.trace is not None

@@ -103,7 +103,6 @@ cdef class Tls(Codec):
         return <ssize_t> decoded
 
     cdef bytes end(self):
-        """Return the closing alert."""
         try:
             self.connection.shutdown()
         except SSL.Error:

@@ -172,7 +172,6 @@ cdef class Transport:
         return 1
 
     cdef int put_encoded(self, bytes piece) except -1:
-        """Queue a piece of encoded bytes."""
         if self.encoded_at == <uint64_t> len(self.encoded):
             self.encoded = piece
         elif piece:

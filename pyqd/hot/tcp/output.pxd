@@ -1,4 +1,3 @@
-# Output of a client's connection: queued frames, deliveries, heartbeats. Design notes: pyx/tcp/output.pyx.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
