@@ -3,6 +3,7 @@
 Its traffic is the compiled half's.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -178,7 +179,10 @@ class Topic(TopicCore):
                 mapping.require_readable()
                 check_state(mapping)
             except CorruptionError as error:
-                content = self.readable_state(path)
+                content = None
+                with contextlib.suppress(StorageError):
+                    content = self.files.read_range(path, 0, TOPIC_STATE_SIZE)
+                # Zeros only: the power failed before the topic was on stable storage.
                 self.state_lost = content is None or any(content)
                 aside = set_aside(self.files, path, error, "the topic is not paused, and its counters begin at 0")
                 if content is None or not is_half_made(content):
@@ -197,16 +201,6 @@ class Topic(TopicCore):
             return self.broker.placeholders.map(
                 path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path))
             )
-
-    def readable_state(self, path: str) -> bytes | None:
-        """Return the content of a state; None if it cannot be read.
-
-        Zeros only: the power failed before the topic was on stable storage.
-        """
-        try:
-            return self.files.read_range(path, 0, TOPIC_STATE_SIZE)
-        except StorageError:
-            return None
 
     def load_channels(self, entries: Sequence[str]) -> None:
         """Open the channels that an earlier run left. entries: the names in the topic's directory."""

@@ -39,7 +39,7 @@ from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.broker.slots cimport LOADED_AT_ONCE
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some
-from pyqd.hot.net.transport cimport Transport
+from pyqd.hot.net.transport cimport CodecTransport
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
 from pyqd.hot.primitives.guid cimport hex_to_id
 from pyqd.hot.tcp.output cimport ClientOutput
@@ -163,7 +163,7 @@ cdef class IoLoop:
 
     # Received bytes.
     cdef int fd
-    cdef Transport transport             # None: bytes come from the socket unchanged
+    cdef CodecTransport transport             # None: bytes come from the socket unchanged
     cdef char* partial                   # own buffer with an incomplete command; NULL: there is none
     cdef uint64_t partial_bytes
     cdef uint64_t partial_capacity
@@ -453,7 +453,7 @@ cdef class IoLoop:
             self.client.close_because(f"failed to read command - {error}")
             return RECEIVE_BROKEN
 
-    def upgrade(self, Transport transport not None):
+    def upgrade(self, CodecTransport transport not None):
         """Receive and send everything through a transport from now on."""
         self.output.upgrade(transport)
         self.transport = transport

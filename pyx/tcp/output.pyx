@@ -254,7 +254,7 @@ cdef class ClientOutput(Consumer):
         self.client.end_input()
         return 0
 
-    def upgrade(self, Transport transport not None):
+    def upgrade(self, CodecTransport transport not None):
         """Send everything through a transport from now on."""
         assert self.start == self.end and not self.blocked and not self.withholding
         self.transport = transport

@@ -22,13 +22,13 @@ def topic(tmp_path):
     broker.close()
 
 
-def page(topic: Any, state: str, after: str | None, limit: int) -> peek.MessagePage:
+def page(topic: Any, state: str, after: str | None, limit: int) -> peek.ListedPage:
     cursor = peek.Cursor() if after is None else peek.parse_cursor(after, state)
     return peek.page_of_channel(topic, topic.channel("c"), state, cursor, limit, 8, no_pause)
 
 
-def all_pages(topic: Any, state: str, limit: int, after: str | None = None) -> list[peek.MessageRow]:
-    rows: list[peek.MessageRow] = []
+def all_pages(topic: Any, state: str, limit: int, after: str | None = None) -> list[peek.ListedMessage]:
+    rows: list[peek.ListedMessage] = []
     while True:
         found = page(topic, state, after, limit)
         assert len(found.rows) <= limit
