@@ -156,7 +156,7 @@ class AdminRoutes:
 
 
 def make_room(topic: Topic, channel: Channel) -> None:
-    """Have a channel's ledger reach all that its topic holds, beside the loop: a ledger that grows is synced.
+    """Grow a channel's ledger in a thread until it reaches all that its topic holds: a ledger that grows is synced.
 
     Switches: yes. If the ledger cannot grow, whoever needs it gets the reason.
     """

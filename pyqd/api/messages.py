@@ -152,14 +152,14 @@ class MessageRoutes:
         return max(due_ns, now_ns)
 
 
-def append_rows(texts: list[bytes], rows: Iterable[peek.MessageRow], state: str, form: str) -> Iterator[None]:
+def append_rows(texts: list[bytes], rows: Iterable[peek.ListedMessage], state: str, form: str) -> Iterator[None]:
     """Append messages in JSON, one in each step."""
     for row in rows:
         texts.append(to_json(row_to_json(row, state, form)))
         yield
 
 
-def row_to_json(row: peek.MessageRow, state: str, form: str) -> dict[str, Any]:
+def row_to_json(row: peek.ListedMessage, state: str, form: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "id": f"{row.guid:016x}",
         "state": state,

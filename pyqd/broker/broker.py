@@ -7,7 +7,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -16,13 +15,12 @@ from sortedcontainers import SortedList, SortedSet
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import no_pause
-from pyqd.broker.topic import Topic, TopicObserver
+from pyqd.broker.topic import Topic, TopicObserver, note_moved
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, SetAside, set_aside
-from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, no_preparation
-from pyqd.diskqueue.files_ahead import FilesAhead
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, FilesAhead
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.redo import JournaledTopic, Redo
@@ -253,7 +251,9 @@ class Broker:
     def load_topics(self, directory: str) -> None:
         """Open every topic that an earlier run left. Raises: StorageError, CorruptionError."""
         names = {entry: topic_of_dir(entry) for entry in sorted(self.files.list_directory(directory))}
-        with self.load_ahead(directory, [entry for entry, name in names.items() if name is not None]) as begin_next:
+        # After a power failure the journal restores segments, and files seen before that would be out of date.
+        files = Files() if self.power_failed else self.files
+        with files.load_ahead(directory, [entry for entry, name in names.items() if name is not None]) as begin_next:
             for entry, name in names.items():
                 if name is not None:
                     begin_next()
@@ -265,11 +265,6 @@ class Broker:
                 topic = Topic(self, name, path, found=found)
                 self.add_topic(topic)
                 topic.load_channels(found)
-
-    def load_ahead(self, directory: str, entries: list[str]) -> AbstractContextManager[Callable[[], object]]:
-        """Prepare to load topics in this order, if nothing changes their files meanwhile."""
-        # After a power failure the journal restores segments, and files seen before that would be out of date.
-        return nullcontext(no_preparation) if self.power_failed else self.files.load_ahead(directory, entries)
 
     def empty_discarded(self) -> None:
         """Remove the leftovers of deletions in an earlier run, and keep the directory: so a deletion needs no space
@@ -568,7 +563,7 @@ class Broker:
         if directory is not None:
             topic.hold_files()
             moved = self.discard(directory)
-            topic.files_moved(directory, moved)
+            note_moved(topic.logs(), directory, moved)
         del self.topics[name]
         self.topic_names.remove(name)
         self.deleted_end += topic.log.end

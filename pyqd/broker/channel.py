@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from pyqd.broker.channel_files import (
     ATTEMPTS_ENTRY,
@@ -14,8 +14,7 @@ from pyqd.broker.channel_files import (
     ChannelFiles,
 )
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, apply_settings, decode_settings, encode_settings
-from pyqd.broker.dead_letters import DeadLetterTarget
-from pyqd.broker.owners import OwningTopic
+from pyqd.broker.owners import NamedTopic, OwningTopic
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.channel_check import check_channel
 from pyqd.hot.broker.recovery import (
@@ -28,14 +27,70 @@ from pyqd.hot.broker.recovery import (
     recover_parked,
     start_ledger,
 )
-from pyqd.hot.broker.reset import abandon, empty
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log, Position
 from pyqd.hot.primitives.clock import mono
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import is_ephemeral_str
 
 logger = logging.getLogger(__name__)
+
+
+class DeadLetterTarget:
+    """Dead-letter topic of one channel, looked up by name when it is needed.
+
+    topics: of the broker. topic_name: as the channel's settings say; "": none. error: the reason why dead letters wait;
+    None: they do not.
+    """
+
+    def __init__(self, topics: Mapping[str, NamedTopic], channel_name: str) -> None:
+        self.topics = topics
+        self.channel_name = channel_name
+        self.topic_name = ""
+        self.error: str | None = None
+        self.errno: int | None = None
+
+    def find(self) -> NamedTopic | None:
+        """Return the topic for dead letters, or None if it does not exist."""
+        topic = self.topics.get(self.topic_name)
+        return None if topic is None or topic.exiting else topic
+
+    def is_deleted(self, topic: NamedTopic) -> bool:
+        """Return True if a topic is no longer one of the broker's."""
+        return self.topics.get(topic.name) is not topic
+
+    def note_published(self, topic: NamedTopic, letters: list[tuple[int, int, int]], pending: int) -> None:
+        """Log which message became which dead letter: it is recorded nowhere else. pending: dead letters that wait."""
+        for guid, attempts, letter_guid in letters:
+            logger.info(
+                "CHANNEL(%s): message %s after %d attempts is %s of topic %s",
+                self.channel_name,
+                to_hex(guid).decode(),
+                attempts,
+                to_hex(letter_guid).decode(),
+                topic.name,
+            )
+        self.note_pending(pending)
+
+    def note_pending(self, pending: int) -> None:
+        """Set the number of dead letters that wait."""
+        if pending == 0:
+            self.error = None
+
+    def note_failed(self, error: StorageError | None, pending: int) -> None:
+        """Warn of dead letters that cannot be published, once for each cause. error: None: there is no such topic."""
+        reason = f"topic {self.topic_name} does not exist" if error is None else str(error)
+        # Compare the kind of error: its text may name another file each time.
+        kind = 0 if error is None else error.errno
+        if self.error is None or kind != self.errno:
+            logger.warning(
+                "CHANNEL(%s): cannot publish %d dead letters: %s; they wait and are retried every second",
+                self.channel_name,
+                pending,
+                reason,
+            )
+        self.error, self.errno = reason, kind
 
 
 class Channel(ChannelCore):
@@ -192,12 +247,6 @@ class Channel(ChannelCore):
         for ledger in self.ledgers():
             ledger.sync_target()[0].hold()
 
-    def files_moved(self, directory: str, moved: str) -> None:
-        """Set the path that the channel's directory has until it is removed."""
-        for log in self.logs():
-            if log.directory is not None:
-                log.files_moved(moved + log.directory.removeprefix(directory))
-
     @contextlib.contextmanager
     def prepared_reset(
         self, wait: Callable[[], object] | None, target: int | None = None, reached: int = 0
@@ -231,14 +280,6 @@ class Channel(ChannelCore):
             with contextlib.suppress(StorageError):
                 self.ledger.cancel_reset()
         self.waits.end_reset()
-
-    def empty(self) -> None:
-        """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
-        empty(self)
-
-    def abandon(self) -> None:
-        """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
-        abandon(self)
 
     def check(self) -> None:
         """Assert the invariants that relate the parts. Cost: O(messages held, and capacity of the ledgers)."""

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.offline_broker import OfflineBroker
-from pyqd.broker.peek import DEAD_LETTER, DEFERRED, READY, Cursor, MessageRow, page_of_channel, parse_cursor, queue_page
+from pyqd.broker.peek import (
+    DEAD_LETTER,
+    DEFERRED,
+    READY,
+    Cursor,
+    ListedMessage,
+    page_of_channel,
+    parse_cursor,
+    queue_page,
+)
 from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import Files
@@ -20,11 +29,11 @@ from pyqd.diskqueue.interchange import (
     METADATA_FILE,
     NsqdChannel,
     NsqdMessage,
+    NsqdQueueWriter,
     NsqdTopic,
     format_metadata,
     queue_name,
 )
-from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
@@ -133,7 +142,7 @@ class Exporter:
         for channel in topic.channels_by_name.values():
             self._write_queue(topic, channel, queued_messages(topic, channel))
 
-    def _write_queue(self, topic: Topic, channel: Channel | None, rows: Iterator[MessageRow]) -> None:
+    def _write_queue(self, topic: Topic, channel: Channel | None, rows: Iterator[ListedMessage]) -> None:
         name = None if channel is None else channel.name
         writer = NsqdQueueWriter(self.files, self.target, queue_name(topic.name, name), self.segment_bytes_max)
         deferred_count = 0
@@ -146,7 +155,7 @@ class Exporter:
         self.report.queues.append(ExportedQueue(topic.name, name, paused, writer.depth, deferred_count))
 
 
-def held_messages(topic: Topic) -> Iterator[MessageRow]:
+def held_messages(topic: Topic) -> Iterator[ListedMessage]:
     """Yield the messages that no channel has been given."""
     ordinal = topic.end
     while True:
@@ -157,7 +166,7 @@ def held_messages(topic: Topic) -> Iterator[MessageRow]:
         ordinal = topic.reader.ordinal_of(parse_cursor(page.after, READY).numbers[0])
 
 
-def queued_messages(topic: Topic, channel: Channel) -> Iterator[MessageRow]:
+def queued_messages(topic: Topic, channel: Channel) -> Iterator[ListedMessage]:
     """Yield the messages of a channel: those delivered before, the others, then the deferred ones by due time."""
     for state in (READY, DEAD_LETTER, DEFERRED):
         cursor = Cursor()

@@ -212,7 +212,6 @@ class TopicImport:
         self._store(guid, message, fingerprint)
 
     def _new_guid(self) -> int:
-        """Return an id that no message of the topic has."""
         while True:
             guid = self.fresh_guid()
             if self._ordinals.get(guid) < 0 and not any(guid in channel.parked_prints for channel in self.channels):

@@ -31,14 +31,15 @@ from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import (
     METADATA_FILE,
     NsqdChannel,
+    NsqdDirectory,
     NsqdMessage,
     NsqdMetadata,
+    NsqdQueue,
     NsqdTopic,
     parse_metadata,
     queue_name,
     split_queue,
 )
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.guid import GuidFactory
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
@@ -262,7 +263,6 @@ class Importer:
         return log
 
     def _settle(self, topic: TopicImport) -> None:
-        """Make a topic's logs and ledgers durable."""
         for log in topic.logs:
             ranges, _ = log.dirty_ranges()
             for segment, start, length in ranges:

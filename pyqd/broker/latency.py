@@ -83,19 +83,13 @@ def new_buffer(window_ns: int, now_ns: int) -> LatencyBuffer:
     return LatencyBuffer(window, window.add(bytearray(), now_ns))
 
 
-def sketches_of(buffer: LatencyBuffer, now_ns: int) -> Iterator[Any]:
-    """Yield the sketches that have values, with all latencies until now. now_ns: monotonic."""
-    buffer.flush(now_ns)
-    window: LatencyWindow = buffer.window
-    return window.sketches()
-
-
 def latency_of(buffers: Iterable[LatencyBuffer], quantiles: Sequence[float]) -> dict[str, Any]:
     """Return the percentiles of all buffers together, in nsqd's shape: nanoseconds, 0 if there are no values."""
     now_ns = mono()
     merged = new_sketch()
     for buffer in buffers:
-        for sketch in sketches_of(buffer, now_ns):
+        buffer.flush(now_ns)
+        for sketch in buffer.window.sketches():
             merged.merge(sketch)
     values = [0.0] * len(quantiles) if merged.is_empty() else merged.get_quantiles(quantiles, True)
     return {

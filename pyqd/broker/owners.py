@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pyqd.broker.capacity import Capacity
-from pyqd.broker.dead_letters import NamedTopic
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import SetAside
 from pyqd.diskqueue.files import Files
@@ -24,17 +23,18 @@ from pyqd.hot.diskqueue.mapping import Mapping as FileMapping
 from pyqd.hot.primitives.schedule import Scheduler
 
 
-class MessageReader(Protocol):
-    """Reads of messages in a thread."""
+class NamedTopic(Protocol):
+    """Topic that may take dead letters."""
 
-    files: Files
-    read_and_wait: Callable[[Job], None]
+    name: str
+    exiting: bool
 
 
-class OwningBroker(MessageReader, Protocol):
+class OwningBroker(Protocol):
     """The broker, as its topics and channels see it. The members are described there."""
 
     options: Options
+    files: Files
     capacity: Capacity
     scheduler: Scheduler
     syncs: ReliableSync
@@ -48,6 +48,7 @@ class OwningBroker(MessageReader, Protocol):
     node_name: str
     in_background: Callable[[Job, Done], None]
     read_in_background: Callable[[Job, Done], None]
+    read_and_wait: Callable[[Job], None]
     on_finished: Callable[[Any], object] | None
 
     @property
@@ -80,6 +81,9 @@ class OwningTopic(Protocol):
     names: Names
     exiting: bool
     dead_letter_sources: set[Any]
+    retention_bytes: int
+    retention_time_ns: int
+    own_limits: tuple[int | None, int | None, int | None]
 
     @property
     def broker(self) -> OwningBroker: ...
@@ -98,6 +102,8 @@ class OwningTopic(Protocol):
     def end_position(self) -> Position: ...
     def note_given(self, end: int) -> None: ...
     def note_set_aside(self, channel: str | None, reason: str) -> None: ...
+    def logs(self) -> list[Log]: ...
+    def trim_finished(self) -> None: ...
     def remove_spares(self) -> None: ...
     def settle_dead_letters(self) -> None: ...
     def delete_channel(self, name: str) -> bool: ...

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, TopicGone, prepare_in_steps, yield_or_read
 from pyqd.broker.topic import Topic
-from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
+from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, in_flight_page, run_of, waiting_page
 from pyqd.hot.primitives.clock import wall
 
 READY: Final = "ready"
@@ -29,7 +29,7 @@ _INT64_MAX = 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 
 
-class MessageRow(NamedTuple):
+class ListedMessage(NamedTuple):
     """One message, as it was seen. body: as much of it as was asked for. The last three: in flight only."""
 
     guid: int
@@ -44,10 +44,10 @@ class MessageRow(NamedTuple):
     deadline_ns: int = 0
 
 
-class MessagePage(NamedTuple):
+class ListedPage(NamedTuple):
     """Messages of one state. after: cursor of the next page; None: there is none."""
 
-    rows: list[MessageRow]
+    rows: list[ListedMessage]
     after: str | None
 
 
@@ -79,33 +79,33 @@ def parse_cursor(text: str, state: str) -> Cursor:
 
 def page_of_channel(
     topic: Topic, channel: Channel, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
-) -> MessagePage:
+) -> ListedPage:
     """Return a page of a channel's messages. Raises: TopicGone."""
     if state == READY:
         return ready_page(topic, channel, cursor, count_max, body_bytes_max, pause)
     if state == DEFERRED:
         return deferred_page(topic, channel, cursor, count_max, body_bytes_max, pause)
     if state == DEAD_LETTER:
-        rows, number, at_end = dead_letter_page(channel, cursor.numbers[0], count_max, body_bytes_max)
-        return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"l{number}")
+        rows, number, at_end = waiting_page(channel, True, cursor.numbers[0], count_max, body_bytes_max)
+        return ListedPage([ListedMessage(*row) for row in rows], None if at_end else f"l{number}")
     run = run_of(channel)
     slot = cursor.numbers[0] if cursor.kind and cursor.numbers[1] == run else 0
     rows, slot, at_end = in_flight_page(channel, slot, count_max, body_bytes_max)
-    return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"f{slot}.{run}")
+    return ListedPage([ListedMessage(*row) for row in rows], None if at_end else f"f{slot}.{run}")
 
 
 def ready_page(
     topic: Topic, channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
-) -> MessagePage:
+) -> ListedPage:
     """Return a page of waiting messages: first those delivered before, then the queue."""
-    found: list[MessageRow] = []
+    found: list[ListedMessage] = []
     if cursor.kind != "q":
-        rows, number, at_end = returned_page(channel, cursor.numbers[0], count_max, body_bytes_max)
-        found = [MessageRow(*row) for row in rows]
+        rows, number, at_end = waiting_page(channel, False, cursor.numbers[0], count_max, body_bytes_max)
+        found = [ListedMessage(*row) for row in rows]
         if not at_end:
-            return MessagePage(found, f"r{number}")
+            return ListedPage(found, f"r{number}")
         if len(found) == count_max:
-            return MessagePage(found, f"q{topic.reader.position_of(channel.ledger.cursor)}")
+            return ListedPage(found, f"q{topic.reader.position_of(channel.ledger.cursor)}")
         start = channel.ledger.cursor
     else:
         start = topic.reader.ordinal_of(cursor.numbers[0])
@@ -114,25 +114,25 @@ def ready_page(
 
 def page_of_topic(
     topic: Topic, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
-) -> MessagePage:
+) -> ListedPage:
     """Return a page of the messages that a topic without channels, or a paused one, holds. Raises: TopicGone."""
     if state in (IN_FLIGHT, DEAD_LETTER):
-        return MessagePage([], None)
+        return ListedPage([], None)
     start = topic.reader.ordinal_of(cursor.numbers[0]) if cursor.kind == "q" else topic.end
     page = queue_page(topic, None, start, [], count_max, body_bytes_max, pause)
     now_ns = wall()
-    return MessagePage([row for row in page.rows if (row.due_ns > now_ns) == (state == DEFERRED)], page.after)
+    return ListedPage([row for row in page.rows if (row.due_ns > now_ns) == (state == DEFERRED)], page.after)
 
 
 def queue_page(
     topic: Topic,
     channel: Channel | None,
     start: int,
-    before: list[MessageRow],
+    before: list[ListedMessage],
     count_max: int,
     body_bytes_max: int,
     pause: Pause,
-) -> MessagePage:
+) -> ListedPage:
     """Return a page that continues in the topic's log, from an ordinal on. before: rows that the page has already."""
     reader = topic.reader
     walk = QueueWalk(topic, channel, start)
@@ -144,13 +144,13 @@ def queue_page(
             raise TopicGone
         if walk.walk(reader, count_max - len(before), body_bytes_max):
             break
-    rows = before + [MessageRow(*row) for row in walk.rows]
-    return MessagePage(rows, None if walk.at_end else f"q{reader.position_of(walk.ordinal)}")
+    rows = before + [ListedMessage(*row) for row in walk.rows]
+    return ListedPage(rows, None if walk.at_end else f"q{reader.position_of(walk.ordinal)}")
 
 
 def deferred_page(
     topic: Topic, channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
-) -> MessagePage:
+) -> ListedPage:
     """Return a page of deferred messages, earliest first."""
     run = run_of(channel)
     after = (-_INT64_MAX, -1)
@@ -164,4 +164,4 @@ def deferred_page(
         if channel.is_closed():
             raise TopicGone
     rows, (due_ns, slot), at_end = search.page(body_bytes_max)
-    return MessagePage([MessageRow(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")
+    return ListedPage([ListedMessage(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")

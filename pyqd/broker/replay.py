@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.owners import MessageReader
+from pyqd.broker.owners import OwningBroker
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_reach, seek_target
 from pyqd.hot.diskqueue.presence import Presence
@@ -141,7 +141,7 @@ def prepare_in_steps(topic: Topic, prepare: Callable[[], bool], pause: Pause) ->
     raise TopicGone
 
 
-def yield_or_read(broker: MessageReader, presence: Presence, pause: Pause) -> None:
+def yield_or_read(broker: OwningBroker, presence: Presence, pause: Pause) -> None:
     """Yield to the event loop between two steps; after one that found pages absent, until a thread has read them."""
     segment = presence.absent
     if segment is None:

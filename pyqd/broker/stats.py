@@ -15,6 +15,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import NO_LIMITS, limits_to_dict
 from pyqd.broker.owners import OwningBroker
+from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
 from pyqd.hot.broker.latency import LatencyBuffer
@@ -28,10 +29,6 @@ STEPS_PER_PAUSE = 64
 Step = Callable[[], None]
 
 
-def no_step() -> None:
-    """Continue at once."""
-
-
 class Steps:
     """Step function of a long walk. pause: called in every STEPS_PER_PAUSE-th step; yields to the event loop."""
 
@@ -40,7 +37,6 @@ class Steps:
         self._count = 0
 
     def __call__(self) -> None:
-        """Count a step, and pause if it is time."""
         self._count += 1
         if self._count == STEPS_PER_PAUSE:
             self._count = 0
@@ -64,7 +60,7 @@ def topics_shown(broker: Broker, selection: Selection) -> Iterable[Topic] | None
     return broker.topics_by_name()
 
 
-def topic_stats(topic: Topic, selection: Selection, step: Step = no_step) -> StatsDict | None:
+def topic_stats(topic: Topic, selection: Selection, step: Step = no_pause) -> StatsDict | None:
     """Return a topic's counters and those of its channels; None if it lacks the requested channel."""
     if selection.channel:
         if selection.channel not in topic.channels_by_name:
@@ -92,7 +88,7 @@ def topic_stats(topic: Topic, selection: Selection, step: Step = no_step) -> Sta
     return stats
 
 
-def channel_stats(channel: Channel, selection: Selection, step: Step = no_step) -> StatsDict | None:
+def channel_stats(channel: Channel, selection: Selection, step: Step = no_pause) -> StatsDict | None:
     """Return a channel's counters and, if requested, those of its clients; None if it is deleted meanwhile."""
     clients = None
     if selection.include_clients:
@@ -145,7 +141,7 @@ def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
     return {**stats, "damage": damage.as_dict()} if damage.found_count else stats
 
 
-def latency_stats(broker: OwningBroker, channels: Sequence[Channel], step: Step = no_step) -> StatsDict:
+def latency_stats(broker: OwningBroker, channels: Sequence[Channel], step: Step = no_pause) -> StatsDict:
     """Return the percentiles of the end-to-end latency of the channels together; none if they are not measured."""
     if all(channel.latency is None for channel in channels):
         return {"count": 0, "percentiles": None}
@@ -176,7 +172,7 @@ def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
 
 
 def shown_producers(
-    producers: Iterable[StatsDict], selection: Selection, step: Step = no_step
+    producers: Iterable[StatsDict], selection: Selection, step: Step = no_pause
 ) -> list[StatsDict] | None:
     """Return the clients that have published, in nsqd's form; None if there are none."""
     shown = []

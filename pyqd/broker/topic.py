@@ -3,6 +3,7 @@
 Its traffic is the compiled half's.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,13 @@ CHANNEL_DELETED = REASONS.index("channel_deleted")
 CHANNELS_DROPPED_AT_ONCE = 25
 
 logger = logging.getLogger(__name__)
+
+
+def note_moved(logs: Sequence[Log], directory: str, moved: str) -> None:
+    """Set the paths that the logs in a directory have until it is removed. moved: its path now."""
+    for log in logs:
+        if log.directory is not None:
+            log.files_moved(moved + log.directory.removeprefix(directory))
 
 
 class TopicObserver(Protocol):
@@ -171,7 +179,10 @@ class Topic(TopicCore):
                 mapping.require_readable()
                 check_state(mapping)
             except CorruptionError as error:
-                content = self.readable_state(path)
+                content = None
+                with contextlib.suppress(StorageError):
+                    content = self.files.read_range(path, 0, TOPIC_STATE_SIZE)
+                # Zeros only: the power failed before the topic was on stable storage.
                 self.state_lost = content is None or any(content)
                 aside = set_aside(self.files, path, error, "the topic is not paused, and its counters begin at 0")
                 if content is None or not is_half_made(content):
@@ -190,16 +201,6 @@ class Topic(TopicCore):
             return self.broker.placeholders.map(
                 path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path))
             )
-
-    def readable_state(self, path: str) -> bytes | None:
-        """Return the content of a state; None if it cannot be read.
-
-        Zeros only: the power failed before the topic was on stable storage.
-        """
-        try:
-            return self.files.read_range(path, 0, TOPIC_STATE_SIZE)
-        except StorageError:
-            return None
 
     def load_channels(self, entries: Sequence[str]) -> None:
         """Open the channels that an earlier run left. entries: the names in the topic's directory."""
@@ -315,7 +316,7 @@ class Topic(TopicCore):
             assert self.directory is not None
             channel.hold_files()
             moved = self.broker.discard(directory)
-            channel.files_moved(directory, moved)
+            note_moved(channel.logs(), directory, moved)
             self.names.forget(directory)
             self.names.changed(self.directory)
         channel.trace_dropped(CHANNEL_DELETED)
@@ -365,11 +366,6 @@ class Topic(TopicCore):
         self.settle_dead_letters()
         return False
 
-    @property
-    def is_dropping_channels(self) -> bool:
-        """True while a deleted topic still drops channels in its runs."""
-        return self.on_drop_wanted is not None
-
     def refuse_queued(self) -> None:
         """Refuse the publishes that are stored in slices, or wait for these."""
         if self.intake is not None:
@@ -407,7 +403,7 @@ class Topic(TopicCore):
             pass
 
     def hold_files_in_steps(self) -> Iterator[None]:
-        """Do as `hold_files`, and yield between the channels, for a caller that lets the event loop go on.
+        """Like `hold_files`, and yield between the channels, for a caller that lets the event loop go on.
 
         If no file has been replaced and no channel made since it ended, it has nothing to do. Raises: StorageError.
         """
@@ -420,13 +416,6 @@ class Topic(TopicCore):
                 channel.hold_files()
             yield
         self.held_version = version
-
-    def files_moved(self, directory: str, moved: str) -> None:
-        """Set the path that the topic's directory has until it is removed."""
-        logs = [channel.parked.log for channel in self.channels_by_name.values() if channel.parked is not None]
-        for log in (self.log, *logs):
-            if log.directory is not None:
-                log.files_moved(moved + log.directory.removeprefix(directory))
 
     def close(self) -> None:
         """Write the topic's state to its files and close them, as a clean stop does. Failures are logged."""

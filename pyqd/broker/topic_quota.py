@@ -13,33 +13,15 @@ import errno
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from pyqd.broker.owners import OwningBroker
+from pyqd.broker.owners import OwningTopic
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, SpaceLimit
-from pyqd.hot.diskqueue.log import Log
 from pyqd.primitives.errors import DiskFull, StorageError
 
 SEGMENTS_PER_QUOTA = 4
 # Stays free whatever --min-free-bytes says: ledgers grow, and a drained topic begins a new segment before the old goes.
 RESERVE_BYTES = 256 << 10
-
-
-class LimitedTopic(Protocol):
-    """The topic, as its quota sees it."""
-
-    name: str
-    directory: str | None
-    retention_bytes: int
-    retention_time_ns: int
-    own_limits: tuple[int | None, int | None, int | None]
-
-    @property
-    def broker(self) -> OwningBroker: ...
-    @property
-    def log(self) -> Log: ...
-    def logs(self) -> list[Log]: ...
-    def trim_finished(self) -> None: ...
 
 
 class TopicQuota(SpaceLimit):
@@ -48,9 +30,9 @@ class TopicQuota(SpaceLimit):
     refusal: reason why the last publish that needed space was refused, while that lasts; None if there is space.
     """
 
-    def __init__(self, topic: LimitedTopic) -> None:
+    def __init__(self, topic: OwningTopic) -> None:
         # No cycle: a deleted topic must go without a full collection.
-        self.topic: LimitedTopic = weakref.proxy(topic)
+        self.topic: OwningTopic = weakref.proxy(topic)
         self.refusal: str | None = None
         self._lifted = False
         self.apply()

@@ -6,10 +6,12 @@ be opened, no topic is traced, and the broker serves: a trace is never a reason 
 Source: docs/trace.md.
 """
 
+import errno
 import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple, Protocol
 
@@ -18,11 +20,11 @@ from pyqd.broker.message_lookup import FINISHED, UNKNOWN, change_on_channel
 from pyqd.broker.owners import OwningBroker
 from pyqd.broker.replay import Pause, no_pause, yield_or_read
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
-from pyqd.broker.trace_space import TraceSpace
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.diskqueue.segment_jobs import SegmentJobs
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve, SpaceLimit
 from pyqd.fallback.records import ORDINAL_MASK
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
@@ -30,7 +32,7 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives.clock import wall
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, StorageError
 
 TRACE_DIRECTORY: Final = "trace"
 OPEN_FILE: Final = "open"
@@ -39,6 +41,10 @@ FORMAT: Final = 1
 EVENT_BYTES: Final = 16
 # Of a page, as their headers are read on the loop. A reader that has caught up seals a small block with each poll.
 BLOCKS_MAX: Final = 1000
+SEGMENT_BYTES_MAX: Final = 8 << 20
+SEGMENTS_MIN: Final = 16
+# Beside the segments with events: one under way to be reused, and one that is made meanwhile.
+SEGMENTS_SPARE: Final = 2
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
 
@@ -68,6 +74,58 @@ class BlockPage(NamedTuple):
     first: int
     next: int
     oldest: int
+
+
+class TraceSpace(SpaceLimit):
+    """Limit on the space of the log of events. bytes_max: returns the limit that counts now.
+
+    Events must not take the space that messages need. So no segment is made for them while less than twice the floor of
+    the disk reserve would stay free; the events are lost instead, and publishing goes on until the floor is reached.
+    """
+
+    def __init__(self, reserve: DiskReserve, bytes_max: Callable[[], int]) -> None:
+        self._reserve = reserve
+        self._bytes_max = bytes_max
+        self.log: Log | None = None
+
+    def segment_bytes(self) -> int:
+        """Return the size of a segment, so that there are many: they are overwritten one by one."""
+        return max(SEGMENT_BYTES_MIN, min(self._bytes_max() // SEGMENTS_MIN, SEGMENT_BYTES_MAX))
+
+    def chain_bytes_max(self) -> int:
+        """Return the bytes that segments with events may take."""
+        return max(self._bytes_max() - SEGMENTS_SPARE * self.segment_bytes(), SEGMENT_BYTES_MIN)
+
+    def chain_bytes(self) -> int:
+        """Return the bytes that segments with events take."""
+        return 0 if self.log is None else self.log.size_bytes() - self.log.pool.spare_bytes()
+
+    def used_bytes(self) -> int:
+        """Return the bytes that all segments take."""
+        return 0 if self.log is None else self.log.size_bytes() + self.log.pool.retiring_bytes
+
+    def is_short(self, need_bytes: int) -> bool:
+        """Return whether the disk has too little space for a segment."""
+        return self._reserve.available_bytes() < need_bytes + self._reserve.floor_bytes
+
+    @contextmanager
+    def claim(self, need_bytes: int, want_bytes: int, on_disk: bool = True) -> Iterator[int]:
+        """Keep space for a segment until it is made. Yields: its size. Raises: DiskFull, StorageError."""
+        if on_disk and self.is_short(need_bytes):
+            least_bytes = 2 * self._reserve.floor_bytes
+            raise DiskFull(
+                "reserve", "trace events", errno.ENOSPC, f"less than {least_bytes} bytes would be left free on the disk"
+            )
+        with self._reserve.claim(need_bytes, want_bytes, on_disk) as size_bytes:
+            yield size_bytes
+
+    def spare_bytes(self, want_bytes: int) -> int:
+        """Return the size that a spare segment may be made with now; 0 for none."""
+        return 0 if self.is_short(want_bytes) or self.used_bytes() + want_bytes > self._bytes_max() else want_bytes
+
+    def allows_spare(self, size_bytes: int) -> bool:
+        """Return whether a segment that was made or drained may be kept as a spare."""
+        return self.used_bytes() + size_bytes <= self._bytes_max()
 
 
 class TracedBroker(OwningBroker, Protocol):

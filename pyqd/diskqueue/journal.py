@@ -232,7 +232,6 @@ class Journal:
         return True
 
     def _want_file(self) -> None:
-        """Make another file in a thread if none is free."""
         if not self._started or self._making or self._free or self._useless or self._file_count >= FILES_MAX:
             return
         self._making = True

@@ -311,7 +311,6 @@ class Redo:
         self._read(directory)
 
     def _read(self, directory: str) -> None:
-        """Find and read the files of the journal."""
         found: list[Content] = []
         for name in self.files.list_directory(directory) if self.files.exists(directory) else []:
             path = os.path.join(directory, name)

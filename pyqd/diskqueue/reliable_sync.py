@@ -141,7 +141,6 @@ class ReliableSync:
 
     @contextmanager
     def _exclusively(self, mapping: Mapping) -> Iterator[None]:
-        """Exclude other syncs of a mapping."""
         with self._changed:
             while mapping in self._busy:
                 self._changed.wait()

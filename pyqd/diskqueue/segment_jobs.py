@@ -30,11 +30,6 @@ Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
 
 
-def never(_at_bytes: int) -> bool:
-    """Say that no page is urgent: the log does not use the segment yet."""
-    return False
-
-
 class SegmentJobs:
     """Work on segment files, on the spot. prepares_ahead: whether spares and pages are made ahead of need."""
 
@@ -104,7 +99,8 @@ class BackgroundJobs(SegmentJobs):
         if pool.populates:
             # The pool asks for more as the log comes to it.
             segment.prepared = min(PAGES_FIRST_BYTES, segment.mapping.size_bytes)
-            self.populate_resting(segment, 0, segment.prepared, never)
+            # No page is urgent: the log does not use the segment yet.
+            self.populate_resting(segment, 0, segment.prepared, lambda _at_bytes: False)
         return segment
 
     def populate_resting(

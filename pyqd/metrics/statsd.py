@@ -19,7 +19,8 @@ from gevent import socket
 from gevent.event import Event
 
 from pyqd.broker.broker import Broker
-from pyqd.broker.stats import Selection, StatsDict, Steps, no_step, topic_stats
+from pyqd.broker.replay import no_pause
+from pyqd.broker.stats import Selection, StatsDict, Steps, topic_stats
 from pyqd.config.options import Options
 from pyqd.metrics.identity import Identity
 from pyqd.net.greenlets import spawn
@@ -204,7 +205,7 @@ class StatsdPusher:
         """Yield all keys and values. pause: yield to the loop in between."""
         options = self._broker.options
         exclude = options.statsd_exclude_ephemeral
-        step = Steps(yield_to_loop) if pause else no_step
+        step = Steps(yield_to_loop) if pause else no_pause
         for index, topic in enumerate(self._broker.topics_by_name(), 1):
             if not topic.exiting and not (exclude and is_ephemeral_str(topic.name)):
                 stats = topic_stats(topic, NOTHING_OF_CLIENTS, step)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyqd.hot.net.tls import Tls
-from pyqd.hot.net.transport import Transport
+from pyqd.hot.net.transport import CodecTransport
 from pyqd.hot.tcp.deflate import Deflate
 from pyqd.hot.tcp.ioloop import IoLoop
 from pyqd.hot.tcp.output import ClientOutput
@@ -56,7 +56,7 @@ def upgrade(connection: UpgradedClient, upgrades: Upgrades, tls: TlsServer, hub:
     connection.ioloop.drain()
     if connection.gone:
         return
-    transport: Transport | None = None
+    transport: CodecTransport | None = None
     early = connection.ioloop.take_partial()
     if upgrades.tls:
         logger.info("PROTOCOL(V2): [%s] upgrading connection to TLS", connection.remote_address)
@@ -65,14 +65,16 @@ def upgrade(connection: UpgradedClient, upgrades: Upgrades, tls: TlsServer, hub:
         confirm(connection, transport)
     if upgrades.snappy:
         logger.info("PROTOCOL(V2): [%s] upgrading connection to snappy", connection.remote_address)
-        confirm(connection, Transport(connection.socket.fileno(), Snappy(), below=transport, early=early))
+        confirm(connection, CodecTransport(connection.socket.fileno(), Snappy(), below=transport, early=early))
     if upgrades.deflate:
         level = upgrades.deflate_level
         logger.info("PROTOCOL(V2): [%s] upgrading connection to deflate (level %d)", connection.remote_address, level)
-        confirm(connection, Transport(connection.socket.fileno(), Deflate(level), below=transport, early=early))
+        confirm(connection, CodecTransport(connection.socket.fileno(), Deflate(level), below=transport, early=early))
 
 
-def start_tls(connection: UpgradedClient, new_tls: Callable[[], SSL.Connection], hub: Any, early: bytes) -> Transport:
+def start_tls(
+    connection: UpgradedClient, new_tls: Callable[[], SSL.Connection], hub: Any, early: bytes
+) -> CodecTransport:
     """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
     connection.output.withhold(True)
     try:
@@ -85,10 +87,10 @@ def start_tls(connection: UpgradedClient, new_tls: Callable[[], SSL.Connection],
         connection.output.withhold(False)
     connection.ioloop.tls_needed = False
     connection.tls = connection.authorizer.tls = secured
-    return Transport(connection.socket.fileno(), Tls(secured))
+    return CodecTransport(connection.socket.fileno(), Tls(secured))
 
 
-def confirm(connection: UpgradedClient, transport: Transport) -> None:
+def confirm(connection: UpgradedClient, transport: CodecTransport) -> None:
     """Put a transport in place and send an OK through it. Switches: if the socket is full."""
     if connection.gone:
         return

@@ -12,7 +12,7 @@ The channel keeps no messages. Its parts are:
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
     Dispatcher        takes the next message, and shares messages out among the consumers       (dispatcher.pyx)
     ChannelWaits      threads, disk space and tokens that the channel waits for                 (waits.pyx)
-    UnsyncedFins      FINs that wait for a sync                                                 (unsynced_fins.pyx)
+    UnsyncedFins      FINs that wait for a sync                                                 (consumer.pyx)
     ChannelTrace      events for the trace of messages; None without a trace                    (channel_trace.pyx)
 
 The parts never call the channel. A message goes:
@@ -25,7 +25,8 @@ The parts never call the channel. A message goes:
 
 The Python half (pyqd/broker/channel.py) adds the name and the life cycle. From Python the core needs two objects:
 `files` (ChannelFiles), which opens logs and ledgers, and the DeadLetterTarget of the policy. Messages of an earlier run
-are resumed by pyx/broker/recovery.pyx; pyx/broker/reset.pyx empties and moves a channel.
+are resumed by pyx/broker/recovery.pyx. Emptying a channel is a reset to the end of the readable part; a seek is a reset
+to any place (pyx/broker/replay.pyx).
 
 Invariants, beside those of the parts:
 1. A record below the cursor and not finished is in exactly one of: slots, returned messages, dead letters, (parked
@@ -58,14 +59,14 @@ from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, Slot
 from pyqd.hot.broker.trace cimport TracePlace
-from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
+from pyqd.hot.broker.consumer cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
-from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EPHEMERAL, TOUCHED
+from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EMPTIED, REASON_EPHEMERAL, TOUCHED
 
 from pyqd.primitives.errors import StorageError
 
@@ -133,7 +134,7 @@ cdef class ChannelCore(Scheduled):
             published_ns = record.timestamp_ns
         if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
             return BEYOND_LEDGER
-        assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
+        debug_require(consumer.in_flight > 0)
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.
             self.trace.note(FINISHED, consumer, held)
@@ -232,7 +233,6 @@ cdef class ChannelCore(Scheduled):
         return DONE
 
     cdef uint64_t unfinished_count(self) noexcept:
-        """Count the messages that the channel has not finished."""
         return (
             self.dispatcher.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
             + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
@@ -547,7 +547,6 @@ cdef class ChannelCore(Scheduled):
         return True
 
     cdef int publish_dead_letters(self) except -1:
-        """Publish a bounded number of pending dead letters."""
         cdef DeadLetterPolicy policy = self.dead_letters
         cdef int64_t now_ns = mono_ns()
         assert policy.pending.count != 0 and policy.is_sorted()
@@ -572,6 +571,62 @@ cdef class ChannelCore(Scheduled):
             # Otherwise a power failure could create a second dead letter when the first may be finished already.
             self.on_finished(self)
         return 0
+
+    cdef int forget_deliveries(self) except -1:
+        """Forget messages in flight and waiting for redelivery; the ledger is about to be reset."""
+        self.slots.clear()
+        self.ready.clear()
+        self.dead_letters.clear()
+        assert self.slots.count() == 0 and self.ready.count == 0
+        return 0
+
+    cdef int start_over(self, Position position) except -1:
+        """Resume at a place of the log: messages before it are finished, delivered or parked ones are forgotten.
+
+        Raises: StorageError, at most before anything is changed.
+        """
+        cdef Consumer consumer
+        self.ledger.reset(position.ordinal, self.parking.parked_end())
+        self.forget_deliveries()
+        for consumer in self.dispatcher.consumers:
+            consumer.in_flight = 0
+        self.cursor.move_to(position.segment, position.offset)
+        self.cursor.save_place()
+        self.parking.drop_all()
+        self.note_parking()
+        # Nothing waits for space any more, and `empty` drops the timer that would retry.
+        self.waits.retry_ns = INT64_MAX
+        self.readable.request_trim()
+        self.readable.scheduler.request_wake(self)
+        assert self.ledger.header.cursor == position.ordinal and self.parking.unsettled_ahead == 0
+        return 0
+
+    def empty(self):
+        """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
+        cdef uint64_t count = 0 if self.trace is None else self.unfinished_count()
+        self.start_over(self.readable.end_position())
+        if self.trace is not None:
+            self.trace.dropped_many(REASON_EMPTIED, count)
+        # Nothing times out and nothing is due any more.
+        self.readable.scheduler.drop_timer(self)
+        assert self.dispatcher.available() == 0, "messages are queued yet"
+
+    def abandon(self):
+        """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
+        cdef Position position = self.readable.log.end_position()
+        assert len(self.dispatcher.consumers) == 0
+        self.cursor.move_to(position.segment, position.offset)
+        self.forget_deliveries()
+        self.parking.abandon()
+        self.waits.end()
+        # The sync of a larger file may still run. Its path is free for the next channel of this name.
+        self.ledger.forget_growth()
+        if self.cancelled is not None:
+            self.cancelled.forget_growth()
+        # No sync covers the parked messages any more.
+        self.in_parking = False
+        self.readable.parking.discard(self)
+        self.readable.scheduler.drop_timer(self)
 
     def limit_rate(self, RateLimit rate_limit):
         """Deliver at most the messages that a token bucket allows, from now on; None: without limit."""

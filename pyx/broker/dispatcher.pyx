@@ -208,7 +208,6 @@ cdef class Dispatcher:
         return 1
 
     cdef int note_delivered(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1:
-        """Count and trace a message that was handed to a consumer."""
         cdef const Record* record
         debug_require(self.slots.find_record(entry.record) >= 0)
         if entry.source == FROM_PARKED:
@@ -269,7 +268,6 @@ cdef class Dispatcher:
         return 0
 
     cdef list remove_all(self):
-        """Remove all consumers. Returns: the removed consumers."""
         assert len(self.consumers) == len(self.by_number)
         consumers, self.consumers = self.consumers, []
         self.by_number = {}

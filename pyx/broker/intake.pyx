@@ -50,7 +50,6 @@ def set_limits_for_tests(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
 
 
 cdef bint is_large(uint32_t count, uint64_t body_words) noexcept:
-    """Return True if a batch is to be stored in slices."""
     return batch_span(count, body_words) > SLICED_BYTES_MIN
 
 
@@ -174,7 +173,7 @@ cdef class Intake(Scheduled):
         return 0
 
     cdef int add_slice(self, MessageBatch* batch) except -1:
-        """Add messages of a batch, one at least, as far as the work budget of this pass goes. Raises: StorageError."""
+        """Add messages of a batch, one or more, until the work budget of this pass is used up. Raises: StorageError."""
         cdef uint64_t left_bytes = SLICE_BYTES_MAX
         cdef uint64_t span
         assert batch.done < batch.count, "the batch is complete"

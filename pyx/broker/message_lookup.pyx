@@ -152,7 +152,6 @@ cdef class MessageLookup:
         return False
 
     cdef uint64_t slots_end(self) noexcept:
-        """Return the number of slots to search."""
         return 0 if self.channel.parking.parked is None else self.channel.parking.parked.capacity
 
     cdef bint step_in_parked(self, Presence presence) except -1:
@@ -221,7 +220,6 @@ cdef class MessageLookup:
         return 0
 
     cdef uint8_t source(self) except *:
-        """Return which log the record of the message is from."""
         cdef ReadyRing ring = self.ring()
         assert self.record != NULL
         if ring is not None:

@@ -7,7 +7,7 @@ A deferred record is parked: it is copied to the channel's parked log under its 
 origin, to be finished when that is safe (see pyx/broker/parked_log.pyx). A requeue with a delay parks as well, whether
 the record came from the topic's log or from the parked one.
 
-Deferred messages are parked when they are published, as far as the work budget of a pass of the loop goes. Beyond that
+Deferred messages are parked when they are published, until the work budget of a pass of the loop is used up. Then
 a channel *lags*: it goes on parking in order from the place it has reached, a slice in each of its runs, until it has
 caught up. Lagging messages count as deferred, and `step_over` parks those that the cursor meets. A kill in between
 leaves `parked_below` at the place that parking has reached; a start goes on there.

@@ -76,17 +76,14 @@ def run_of(ChannelCore channel not None):
     return channel.ready.run
 
 
-def returned_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
-    """Return (rows, number to resume with, at the end?) of the messages that wait for redelivery."""
-    return ring_page(channel.ready, number, count_max, body_bytes_max)
+def waiting_page(
+    ChannelCore channel not None, bint are_dead_letters, uint64_t number, uint64_t count_max, uint64_t body_bytes_max,
+):
+    """Return (rows, number to resume with, at the end?) of the messages that wait for redelivery.
 
-
-def dead_letter_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
-    """Return (rows, number to resume with, at the end?) of the dead letters that wait to be published."""
-    return ring_page(channel.dead_letters.pending, number, count_max, body_bytes_max)
-
-
-cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+    are_dead_letters: of the dead letters that wait to be published instead.
+    """
+    cdef ReadyRing ring = channel.dead_letters.pending if are_dead_letters else channel.ready
     cdef uint64_t end = ring.end()
     cdef const ReadyEntry* entry
     cdef uint64_t free_bytes = LISTING_BYTES_MAX
@@ -101,7 +98,6 @@ cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64
 
 
 cdef object client_of(ChannelCore channel, uint64_t number):
-    """Return the client of a subscribed consumer, or None."""
     cdef Consumer consumer = channel.dispatcher.by_number.get(number)
     return None if consumer is None else consumer.client
 
@@ -298,7 +294,6 @@ cdef class QueueWalk:
         return window_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 
     cdef bint skips(self, const Record* record) except -1:
-        """Return True if a record is not part of the queue."""
         debug_require(record.size_bytes != 0)
         if record.flags & RECORD_LOST:
             return True

@@ -26,14 +26,12 @@ cdef class ReadableLog:
         self.parking = set()
 
     cdef int request_trim(self) except -1:
-        """Schedule a run of the topic, which trims its log."""
         if self.topic is None:
             return 0
         self.trim_wanted = True
         return self.scheduler.request_wake(self.topic)
 
     cdef int advance_end(self) except -1:
-        """Let the channels read all that the log has."""
         assert self.end <= self.log.end, "channels were given records that the log does not have"
         self.end = self.log.end
         return 0

@@ -23,7 +23,6 @@ from libc.stdint cimport INT64_MAX
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.reset cimport start_over
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
@@ -38,7 +37,6 @@ cdef enum:
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
-    """Count the finished ordinals of `[start, end)`."""
     cdef uint64_t floor = ledger.header.floor
     cdef uint64_t limit = min(end, ledger.bits_end())
     cdef uint64_t count = 0
@@ -52,7 +50,6 @@ cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
 
 
 cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1:
-    """Count the ordinals of `[start, end)` that are in holes."""
     cdef uint64_t count = 0
     cdef uint64_t low, high
     assert start <= end
@@ -196,7 +193,6 @@ cdef uint64_t guid_before(LogCursor cursor) noexcept:
 
 
 cdef list marked_from(ChannelCore channel, uint64_t target):
-    """Return the ordinals of the cancelled messages that a seek leaves out."""
     return [] if channel.cancelled is None else channel.cancelled.marked(target, channel.readable.log.end)
 
 
@@ -229,7 +225,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
         # All that may fail comes before the first change.
         ledger.reach(ledger.header.floor + reached - target)
     assert channel.readable.log.first.first_ordinal <= target <= channel.readable.end
-    start_over(channel, channel.readable.log.locate(target) if place is None else place.position)
+    channel.start_over(channel.readable.log.locate(target) if place is None else place.position)
     if place is not None:
         channel.parking.lag_counted(place.position, place.count)
     for ordinal in left_out:

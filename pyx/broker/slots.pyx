@@ -95,7 +95,6 @@ cdef class SlotTable:
         return 1
 
     cdef int remove(self, uint32_t slot) except -1:
-        """Forget a slot that is in use."""
         cdef int64_t found
         debug_require(slot < self.capacity)
         debug_require(self.deadlines.contains(slot))
@@ -107,7 +106,6 @@ cdef class SlotTable:
         return 0
 
     cdef int clear(self) except -1:
-        """Forget all messages in flight and free the memory."""
         self.ids.clear()
         self.deadlines.clear()
         array_release_later(&self.slots_memory)
@@ -179,7 +177,6 @@ cdef class ReadyRing:
         return 0
 
     cdef int release(self) noexcept:
-        """Free the memory of an empty ring."""
         array_release_later(&self.memory)
         self.entries = NULL
         self.capacity = 0

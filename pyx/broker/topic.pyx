@@ -9,8 +9,8 @@ id, and `held_from`, the ordinal of the first held message. `held_from` moves as
 over, and the kernel may write the page before the channel has a durable name. So after a power failure the start
 lowers `held_from` to `given_below`, which moves when a sync of the names is complete.
 
-Each channel parks messages with a due time, at once as far as the work budget of this pass of the loop goes. Beyond
-that the channels lag, and catch up in runs of their own (pyx/broker/parking.pyx). A publish is refused if there is no
+Each channel parks messages with a due time, at once until the work budget of this pass of the loop is used up.
+Then the channels lag, and catch up in runs of their own (pyx/broker/parking.pyx). A publish is refused if there is no
 space for the parked copies.
 
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
@@ -58,7 +58,6 @@ cdef enum:
     DROP_WORK = 125000                   # in units of work: dropping some channels of a deleted topic
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
-JOURNALED_SIZE = sizeof(JournaledState)
 
 assert sizeof(TopicState) <= TOPIC_STATE_BYTES
 
@@ -224,7 +223,6 @@ cdef class TopicCore(Scheduled):
         return commit.add(self.log, name, &kept, sizeof(JournaledState))
 
     cdef uint64_t held_count(self) noexcept:
-        """Count the messages that no channel has been given."""
         debug_require(self.readable.end <= self.log.end)
         return self.log.end - self.readable.end
 
@@ -376,7 +374,6 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
-        """Return True if messages can be added to the open batch."""
         debug_require(count != 0)
         return self.log.batch.joins(batch_span(count, body_words))
 
@@ -405,7 +402,6 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int abort_batches(self) except -1:
-        """Drop the open batch, if there is one."""
         self.open_count = self.open_bytes = 0
         if self.log.batch.is_open:
             self.log.batch.discard()
@@ -514,14 +510,12 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int drop_messages(self, MessageBatch* batch) except -1:
-        """Drop a batch that is under way."""
         assert batch.done <= batch.count
         if batch.kept != 0 and self.log.batch.is_open:
             self.log.batch.discard()
         return 0
 
     cdef bint is_readable(self) noexcept:
-        """Return True if channels may read appended records at once."""
         return not self.state.paused and not self.awaits_channels and len(self.channels) != 0
 
     cdef int advance_end(self) except -1:
@@ -654,23 +648,11 @@ cdef class TopicCore(Scheduled):
         self.publish(body, <uint32_t> len(body), now_ns, due_ns)
         return self.guids.last_id
 
-    def publish_bodies(self, list bodies not None, int64_t now_ns, int64_t due_ns=0):
-        """Accept messages, one or more, from Python (HTTP), all or none.
-
-        Returns: the first one's id, from which those of the others follow. Raises: ValueError, StorageError.
-        """
-        cdef uint64_t words = 0
-        parts = []
-        for body in bodies:
-            if not body:
-                raise ValueError("a message has at least one byte")
-            words += (<uint64_t> len(body) + 7) >> 3
-            parts.append(len(body).to_bytes(4, "big"))
-            parts.append(body)
-        return self.publish_frames(Frames(b"".join(parts), 0, <uint32_t> len(bodies), words), now_ns, due_ns)
-
     def publish_frames(self, Frames frames not None, int64_t now_ns, int64_t due_ns=0):
-        """Accept messages, one or more, framed and checked, all or none. Returns, raises: as publish_bodies."""
+        """Accept messages, one or more, framed and checked, all or none. due_ns: of all, Unix; 0 for at once.
+
+        Returns: the id of the first. Raises: ValueError, StorageError.
+        """
         cdef const char* at = PyBytes_AS_STRING(frames.data) + frames.start
         if frames.count == 0:
             raise ValueError("there is no message")
@@ -815,7 +797,6 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int note_released(self, uint64_t count) except -1:
-        """Add an event for each channel that gets the held messages."""
         cdef ChannelCore channel
         cdef int64_t now_ns = wall_ns()
         assert self.trace is not None

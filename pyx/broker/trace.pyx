@@ -254,7 +254,6 @@ cdef class TracePlace:
         self.note(CANCELLED, guid, 0, 0, None, wall_ns())
 
     cdef int set_members(self, list members) except -1:
-        """Set the channels that get published messages."""
         self.members = members if len(members) <= SET_CHANNELS_MAX else []
         self.set_key = 0
         assert len(self.members) <= SET_CHANNELS_MAX
@@ -262,7 +261,6 @@ cdef class TracePlace:
 
 
 cdef inline void put_number(Event* event, int64_t number) noexcept:
-    """Store a number in the entry after an event."""
     cdef int64_t* at = <int64_t*> (event + 1)
     at[0] = number
     at[1] = 0
@@ -311,7 +309,6 @@ cdef int put_run(TraceLog log, TracePlace place, const FramedMessages* framed, b
 
 
 cdef int put_published(TraceLog log, TracePlace place, const Record* record, bint is_stored) noexcept:
-    """Add the event of a published message."""
     cdef Event* event
     cdef char* body
     cdef uint32_t span = EVENT_BYTES
@@ -450,7 +447,6 @@ cdef class TraceLog:
         return 0
 
     cdef int begin_block(self, int64_t first_position) noexcept:
-        """Begin an empty block."""
         debug_require(first_position > 0)
         if self.header.publishing == 1 and self.last_published != 0:
             # Messages up to there have their events, in the block that is sealed.
@@ -552,7 +548,6 @@ cdef class TraceLog:
         return 0
 
     cdef int define_set(self, TracePlace place) noexcept:
-        """Define the channels that a topic's messages go to."""
         cdef TracePlace member
         cdef Channels* entry
         cdef uint16_t* numbers
@@ -618,7 +613,6 @@ cdef class TraceLog:
         return 0
 
     cdef int tell(self, TracePlace place) noexcept:
-        """Name the topic and the client of a publish in the header."""
         cdef OpenHeader* header = self.header
         cdef TraceClient client = place.publisher
         debug_require(place.log is self)

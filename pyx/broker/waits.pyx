@@ -32,7 +32,6 @@ cdef class ChannelWaits:
         return 0
 
     cdef int wake_channel(self) except -1:
-        """Schedule a run of the channel, unless it is deleted."""
         return 0 if self.channel is None else self.scheduler.request_wake(self.channel)
 
     cdef int retry_soon(self) except -1:

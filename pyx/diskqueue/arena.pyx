@@ -59,7 +59,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strdup, strlen
 
 from pyqd.hot.primitives.releases cimport PAGE_BYTES, Release, close_later, run_later, whole_pages
-from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
+from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, ArenaSlots
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
@@ -165,7 +165,7 @@ cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
 cdef int lock_word = 0
 cdef bint tried = False
 cdef char* arena = NULL
-cdef SlotTable slot_table                # of extents
+cdef ArenaSlots slot_table                # of extents
 cdef ExtentList present
 cdef ExtentList guarded
 cdef uint64_t extents = 0

@@ -162,5 +162,4 @@ cdef Staging shared = Staging()
 
 
 cdef Staging shared_staging():
-    """Return the object that all logs share."""
     return shared

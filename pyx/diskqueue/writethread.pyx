@@ -91,7 +91,6 @@ cdef void wake(int event_fd) noexcept nogil:
 
 
 cdef void* run(void* argument) noexcept nogil:
-    """Run in the thread."""
     cdef Request* request = <Request*> argument
     cdef uint64_t count
     while True:

@@ -12,7 +12,7 @@ from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport uint64_t
 
-from pyqd.hot.net.transport cimport Codec
+from pyqd.hot.net.transport cimport StreamCodec
 
 from pyqd.hot.net.transport import TransportError
 from pyqd.primitives.openssl import SSL
@@ -33,7 +33,7 @@ def reason_of(error):
 
 
 @cython.final
-cdef class Tls(Codec):
+cdef class Tls(StreamCodec):
     """TLS. connection: an OpenSSL.SSL.Connection without a socket, its handshake done."""
 
     cdef readonly object connection      # OpenSSL.SSL.Connection with memory buffers
@@ -103,7 +103,6 @@ cdef class Tls(Codec):
         return <ssize_t> decoded
 
     cdef bytes end(self):
-        """Return the closing alert."""
         try:
             self.connection.shutdown()
         except SSL.Error:

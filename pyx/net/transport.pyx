@@ -1,10 +1,10 @@
-"""Transport: layer between a connection's buffers and its socket that encrypts or compresses.
+"""CodecTransport: layer between a connection's buffers and its socket that encrypts or compresses.
 
-A plain connection has none and uses its socket directly. An upgraded one has one Transport, or two stacked:
+A plain connection has none and uses its socket directly. An upgraded one has one CodecTransport, or two stacked:
 
-    ClientOutput, IoLoop  ->  Transport of Snappy or Deflate  ->  Transport of Tls  ->  socket
+    ClientOutput, IoLoop  ->  CodecTransport of Snappy or Deflate  ->  CodecTransport of Tls  ->  socket
 
-A Transport holds the buffers and handles full sockets. Its codec is a pure transformation of two byte streams.
+A CodecTransport holds the buffers and handles full sockets. Its codec is a pure transformation of two byte streams.
 
 Sending: `send` accepts bytes while less than WAITING_BYTES of encoded bytes wait. `flush` completes the encoding so
 far, so that the peer can decode all of it, and passes it down. Both return 0 if the socket is full; the caller repeats
@@ -43,7 +43,7 @@ class TransportError(Exception):
     """The peer's bytes cannot be decoded; the connection cannot go on. str() of it is the reason."""
 
 
-cdef class Codec:
+cdef class StreamCodec:
     """Encryption or compression of a connection's two byte streams: the interface of Tls, Snappy and Deflate."""
 
     cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
@@ -62,13 +62,13 @@ cdef class Codec:
         return self.finish_encoding()
 
 
-cdef class Transport:
+cdef class CodecTransport:
     """One layer. fd: of the socket, whose owner closes it. codec: of this layer alone.
 
     early: bytes received before this layer was installed.
     """
 
-    def __init__(self, int fd, Codec codec not None, *, Transport below=None, bytes early=b""):
+    def __init__(self, int fd, StreamCodec codec not None, *, CodecTransport below=None, bytes early=b""):
         self.fd = fd
         self.codec = codec
         self.below = below
@@ -172,7 +172,6 @@ cdef class Transport:
         return 1
 
     cdef int put_encoded(self, bytes piece) except -1:
-        """Queue a piece of encoded bytes."""
         if self.encoded_at == <uint64_t> len(self.encoded):
             self.encoded = piece
         elif piece:

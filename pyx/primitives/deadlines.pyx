@@ -118,7 +118,6 @@ cdef class DeadlineQueue:
         return 0
 
     cdef int clear(self) noexcept:
-        """Remove all slots."""
         self.heap.clear()
         memset(self.index_of, 0xff, self.slot_count_max * sizeof(uint32_t))
         self.head = self.used = self.kept = 0

@@ -145,13 +145,11 @@ cdef bint enqueue(Release* release, bint closes) noexcept nogil:
 
 
 cdef void run_later(Release* release) noexcept nogil:
-    """Run a release in the thread, or on the spot."""
     if not enqueue(release, False):
         release.run(release)
 
 
 cdef void close_later(int fd) noexcept nogil:
-    """Close a descriptor."""
     cdef FileRelease* made = new_release(NULL, 0, fd)
     if made == NULL:
         close(fd)
@@ -207,7 +205,6 @@ cdef FileRelease* new_release(void* base, size_t size_bytes, int fd) noexcept no
 
 
 cdef void drop(Release* release) noexcept nogil:
-    """Unmap or close, and free the release."""
     cdef FileRelease* dropped = <FileRelease*> release
     if dropped.base != NULL:
         munmap(dropped.base, dropped.size_bytes)

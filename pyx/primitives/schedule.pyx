@@ -67,7 +67,6 @@ cdef class Scheduler:
         self.begin_pass()
 
     cdef int begin_pass(self) noexcept:
-        """Reset the budget of work for a pass."""
         self.work_left = WORK_PORTION
         self.work_behind = WORK_PER_PASS - WORK_PORTION
         self.end_ns = INT64_MAX if self.time_max_ns == 0 else mono_ns() + self.time_max_ns
@@ -185,7 +184,6 @@ cdef class Scheduler:
         return slot
 
     cdef int drop_timer(self, Scheduled item) except -1:
-        """Remove the item's timer."""
         cdef uint32_t slot = item.timer
         if slot != <uint32_t> ABSENT:
             self.deadlines.remove(slot)

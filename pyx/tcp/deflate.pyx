@@ -10,7 +10,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from pyqd.hot.net.transport cimport Codec
+from pyqd.hot.net.transport cimport StreamCodec
 
 from isal import isal_zlib
 
@@ -27,7 +27,7 @@ DECOMPRESSOR_BYTES = 88_000
 
 
 @cython.final
-cdef class Deflate(Codec):
+cdef class Deflate(StreamCodec):
     """Deflate. level: 1 to 9, as nsqd counts."""
 
     cdef object compressor

@@ -39,7 +39,7 @@ from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.broker.slots cimport LOADED_AT_ONCE
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some
-from pyqd.hot.net.transport cimport Transport
+from pyqd.hot.net.transport cimport CodecTransport
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
 from pyqd.hot.primitives.guid cimport hex_to_id
 from pyqd.hot.tcp.output cimport ClientOutput
@@ -141,7 +141,6 @@ def set_pass_limit_for_tests(int64_t pass_ns_max):
 
 
 cdef int require_id(const Text* text) except -1:
-    """Raise unless the text has the length of a message id."""
     if text.size_bytes != ID_BYTES:
         raise ClientError("E_INVALID", "invalid message ID")
     return 0
@@ -164,7 +163,7 @@ cdef class IoLoop:
 
     # Received bytes.
     cdef int fd
-    cdef Transport transport             # None: bytes come from the socket unchanged
+    cdef CodecTransport transport             # None: bytes come from the socket unchanged
     cdef char* partial                   # own buffer with an incomplete command; NULL: there is none
     cdef uint64_t partial_bytes
     cdef uint64_t partial_capacity
@@ -272,7 +271,6 @@ cdef class IoLoop:
             or self.pending != PENDING_NOTHING)
 
     cdef bint is_served(self) noexcept:
-        """Return whether commands that have come are still executed."""
         return not self.output.gone and self.input != INPUT_REFUSED
 
     cdef int serve_once(self) except -1:
@@ -455,7 +453,7 @@ cdef class IoLoop:
             self.client.close_because(f"failed to read command - {error}")
             return RECEIVE_BROKEN
 
-    def upgrade(self, Transport transport not None):
+    def upgrade(self, CodecTransport transport not None):
         """Receive and send everything through a transport from now on."""
         self.output.upgrade(transport)
         self.transport = transport
@@ -740,13 +738,12 @@ cdef class IoLoop:
         return 0
 
     cdef int finish_refused(self, uint64_t guid, message_id, int answer) except -1:
-        """Refuse a FIN that the channel has not executed, or execute it with a larger ledger."""
-        if answer == BEYOND_LEDGER:
-            return self.finish_with_growth(guid, message_id)
-        return self.refuse_answer("FIN", message_id, answer)
+        """Refuse a FIN that the channel has not executed, or execute it with a larger ledger.
 
-    cdef int finish_with_growth(self, uint64_t guid, message_id) except -1:
-        """FIN of a message for which the ledger has to grow; if it cannot grow, the message stays in flight."""
+        If the ledger cannot grow, the message stays in flight.
+        """
+        if answer != BEYOND_LEDGER:
+            return self.refuse_answer("FIN", message_id, answer)
         try:
             self.output.channel.make_finishable(guid)
         except StorageError as error:
@@ -809,7 +806,6 @@ cdef class IoLoop:
         return 0
 
     cdef int require_subscribed(self, name) except -1:
-        """Raise unless the client is subscribed or closing."""
         if self.state != CLIENT_SUBSCRIBED and self.state != CLIENT_CLOSING:
             raise ClientError("E_INVALID", f"cannot {name} in current state")
         assert self.output.channel is not None

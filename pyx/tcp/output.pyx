@@ -95,7 +95,6 @@ cdef class ClientOutput(Consumer):
         return self.base + self.end
 
     cdef int put(self, FrameType frame_type, const char* data, uint32_t size_bytes) except -1:
-        """Queue a frame."""
         put_frame(self.reserve(FRAME_HEADER_BYTES + size_bytes), frame_type, data, size_bytes)
         self.end += FRAME_HEADER_BYTES + size_bytes
         return 0
@@ -150,7 +149,6 @@ cdef class ClientOutput(Consumer):
         return 0
 
     cdef int discard(self) except -1:
-        """Drop all queued bytes."""
         self.start = self.end
         return self.release()
 
@@ -256,7 +254,7 @@ cdef class ClientOutput(Consumer):
         self.client.end_input()
         return 0
 
-    def upgrade(self, Transport transport not None):
+    def upgrade(self, CodecTransport transport not None):
         """Send everything through a transport from now on."""
         assert self.start == self.end and not self.blocked and not self.withholding
         self.transport = transport

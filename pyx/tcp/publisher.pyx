@@ -369,7 +369,6 @@ cdef class Publisher:
         return self.accepted(topic, topic.guids.last_id, self.open_messages, self.open_commands, are_batches)
 
     cdef int drop_batches(self) except -1:
-        """Discard the open PUBs or MPUBs, if there are any."""
         cdef TopicCore topic = self.open_topic
         if topic is not None:
             self.open_topic = None
@@ -600,5 +599,4 @@ cdef class Publisher:
         return 0
 
     cdef int64_t latest_due_ms(self) noexcept:
-        """Return the latest allowed due time, Unix ms."""
         return (self.wall_now_ns + self.limits.max_defer_ns) // NS_PER_MS

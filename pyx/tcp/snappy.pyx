@@ -19,7 +19,7 @@ from libc.string cimport memcmp, memcpy
 from cramjam import DecompressionError, snappy as blocks
 
 from pyqd.hot.net.transport import TransportError
-from pyqd.hot.net.transport cimport Codec
+from pyqd.hot.net.transport cimport StreamCodec
 from pyqd.hot.primitives.crc32c cimport crc32c
 
 cdef enum:
@@ -82,7 +82,7 @@ cdef int block_size(const char* at, uint64_t size_bytes) noexcept nogil:
 
 
 @cython.final
-cdef class Snappy(Codec):
+cdef class Snappy(StreamCodec):
     """Snappy."""
 
     cdef bint begun                      # this side has sent its stream identifier

@@ -366,7 +366,6 @@ cdef class Load:
         return copy_of(&self.traffic.behind)
 
     cdef int refuse(self) except -1:
-        """Raise the failure of the load."""
         raise LoadError((<bytes>self.traffic.error_text).decode("utf-8", "replace"))
 
     cdef int keep_sending_times(self) except -1:

@@ -347,7 +347,6 @@ cdef class _Filler:
         self.point()
 
     cdef int point(self) except -1:
-        """Point at the buffers."""
         cdef TraceColumns columns = self.columns
         cdef Buffers* to = &self.to
         memset(to, 0, sizeof(Buffers))

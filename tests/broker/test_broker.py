@@ -15,7 +15,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StartupError, StorageError
-from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on, frames_of
 
 
 def test_a_new_data_directory_has_no_topics(tmp_path):
@@ -205,7 +205,7 @@ def test_a_log_takes_a_segment_after_a_power_failure_when_a_record_comes_and_not
 
 def test_a_start_that_ends_while_an_empty_segment_begins_again_keeps_the_place_in_the_log(tmp_path):
     topic = broker_on(tmp_path).topic("t")
-    topic.publish_bodies([b"x"] * 10, wall())
+    topic.publish_frames(frames_of([b"x"] * 10), wall())
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     for _ in range(10):

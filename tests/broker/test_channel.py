@@ -23,6 +23,7 @@ from tests.support.storage import (
     body_of,
     broker_on,
     consumer_on,
+    frames_of,
     number_in,
     publish,
     run_all_wakes,
@@ -352,7 +353,7 @@ def test_on_a_full_disk_a_message_stays_in_flight_if_it_cannot_be_parked(kept):
 def test_on_a_full_disk_a_message_stays_in_flight_if_finishing_it_needs_space(kept, tmp_path):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
-    kept.publish_bodies([b"x"] * (RING_BITS_MIN + 1), wall())
+    kept.publish_frames(frames_of([b"x"] * (RING_BITS_MIN + 1)), wall())
     kept.files.room = 0
     for _ in range(RING_BITS_MIN):
         guid, *_ = channel.take_message(consumer)
@@ -379,7 +380,7 @@ def fill_ring(topic, channel, consumer, beyond):
 
     The disk is full from then on, as the ledger would grow ahead of need.
     """
-    topic.publish_bodies([b"x"] * (RING_BITS_MIN + beyond), wall())
+    topic.publish_frames(frames_of([b"x"] * (RING_BITS_MIN + beyond)), wall())
     topic.files.room = 0
     first, *_ = channel.take_message(consumer)
     for _ in range(RING_BITS_MIN - 1):
@@ -680,7 +681,9 @@ def test_a_deferred_message_that_its_ledger_does_not_reach_waits_until_it_has_gr
     consumer = consumer_on(channel)
     topic = channel.topic
     with HeldClock() as clock:
-        topic.publish_bodies([body_of(number) for number in range(short_ring)], clock.wall_ns, clock.wall_ns + HOUR_NS)
+        topic.publish_frames(
+            frames_of([body_of(number) for number in range(short_ring)]), clock.wall_ns, clock.wall_ns + HOUR_NS
+        )
         topic.publish_body(b"soon", clock.wall_ns, clock.wall_ns + SECOND_NS)
         run_all_wakes(topic.broker)
         jobs.run()

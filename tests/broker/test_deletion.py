@@ -296,7 +296,7 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
     again = broker.topic("t")
     again.publish_body(b"new", NOW_NS)
     turns = 0
-    while topic.is_dropping_channels:
+    while topic.on_drop_wanted is not None:
         assert broker.scheduler.run_wakes()
         turns += 1
     assert turns > 1
@@ -374,7 +374,7 @@ def test_the_clients_of_a_deleted_topic_do_nothing_to_a_new_one_of_its_name(tmp_
     topic.publish_body(b"old", NOW_NS)
     (guid, *_), *_ = take_all(channel, consumer)
     assert broker.delete_topic("t")
-    assert topic.is_dropping_channels
+    assert topic.on_drop_wanted is not None
     new = broker.topic("t").channel(channel.name)
     before = files_below(tmp_path / "topics")
     assert channel.requeue_message(consumer, guid, 10**9) == NOT_IN_FLIGHT

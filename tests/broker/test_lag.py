@@ -14,7 +14,7 @@ from pyqd.durability.syncer import Syncer
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
-from tests.support.storage import Jobs, body_of, broker_on, consumer_on, options_for, run_all_wakes
+from tests.support.storage import Jobs, body_of, broker_on, consumer_on, frames_of, options_for, run_all_wakes
 
 # More than one turn parks, on any channel.
 MANY = 20_000
@@ -28,7 +28,9 @@ def topic(tmp_path):
 
 
 def defer(topic, count, start=0, size_bytes=16):
-    topic.publish_bodies([body_of(start + index, size_bytes) for index in range(count)], wall(), wall() + HOUR_NS)
+    topic.publish_frames(
+        frames_of([body_of(start + index, size_bytes) for index in range(count)]), wall(), wall() + HOUR_NS
+    )
 
 
 def parked_count(channel):
@@ -362,7 +364,7 @@ def test_a_stop_while_a_ledger_grows_leaves_nothing_of_it(topic, jobs, tmp_path)
 def test_an_emptied_topic_finds_the_ledgers_large_enough_that_grew_in_the_background(topic, jobs):
     channel, other = topic.channel("c"), topic.channel("d")
     topic.pause(True)
-    topic.publish_bodies([b"x"] * BEYOND_RING, wall())
+    topic.publish_frames(frames_of([b"x"] * BEYOND_RING), wall())
     ended = []
     for each in (channel, other):
         each.grow_ledger(topic.log.end - 1, lambda each=each: ended.append(each))
@@ -384,7 +386,7 @@ def test_an_emptied_topic_finds_the_ledgers_large_enough_that_grew_in_the_backgr
 def test_a_ledger_does_not_grow_for_messages_that_another_request_has_dropped_meanwhile(topic, jobs):
     channels = [topic.channel(name) for name in "ab"]
     topic.pause(True)
-    topic.publish_bodies([b"x"] * BEYOND_RING, wall())
+    topic.publish_frames(frames_of([b"x"] * BEYOND_RING), wall())
     end = topic.log.end
     list(topic.prepare_to_empty())
     topic.empty()

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from pyqd.broker.latency import latency_of, new_buffer, sketches_of
+from pyqd.broker.latency import latency_of, new_buffer
 from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.hot.primitives import clock
 from tests.support.held_clock import HeldClock
@@ -13,7 +13,8 @@ HOUR_NS = 3600 * SECOND_NS
 
 
 def counts(buffer: LatencyBuffer, now_ns: int) -> list[int]:
-    return [sketch.n for sketch in sketches_of(buffer, now_ns)]
+    buffer.flush(now_ns)
+    return [sketch.n for sketch in buffer.window.sketches()]
 
 
 def test_ranks_are_accurate_the_more_the_higher_they_are() -> None:

@@ -13,6 +13,7 @@ from tests.support.storage import (
     broker_on,
     consumer_on,
     drop_from_cache,
+    frames_of,
     number_in,
     publish,
     run_all_wakes,
@@ -128,7 +129,7 @@ def written(channel, files):
     segment_jobs = channel.topic.broker.segment_jobs
     segment_jobs.in_background = segment_jobs.prompt_in_background = Jobs().submit
     for _ in range(20):
-        channel.topic.publish_bodies([bytes(1000)] * 1000, wall())
+        channel.topic.publish_frames(frames_of([bytes(1000)] * 1000), wall())
     return channel
 
 
@@ -153,7 +154,7 @@ def test_messages_are_not_waited_for_soon_after_they_were_written(written, files
         jobs.run()
     files.ranges.clear()
     for _ in range(20):
-        written.topic.publish_bodies([bytes(1000)] * 100, wall())
+        written.topic.publish_frames(frames_of([bytes(1000)] * 100), wall())
         assert len(take_all(written, consumer)) == 100
     assert files.ranges == []
 

@@ -12,7 +12,7 @@ from pyqd.broker.exporter import Exporter
 from pyqd.broker.inspection import Inspection
 from pyqd.broker.offline_broker import OfflineBroker
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
+from pyqd.diskqueue.interchange import NsqdDirectory, NsqdQueue
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StartupError

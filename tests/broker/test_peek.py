@@ -10,7 +10,7 @@ from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.broker.replay import no_pause
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import body_of, broker_on, consumer_on, publish, run_all_wakes
+from tests.support.storage import body_of, broker_on, consumer_on, frames_of, publish, run_all_wakes
 
 COUNT = 12_000
 
@@ -22,13 +22,13 @@ def topic(tmp_path):
     broker.close()
 
 
-def page(topic: Any, state: str, after: str | None, limit: int) -> peek.MessagePage:
+def page(topic: Any, state: str, after: str | None, limit: int) -> peek.ListedPage:
     cursor = peek.Cursor() if after is None else peek.parse_cursor(after, state)
     return peek.page_of_channel(topic, topic.channel("c"), state, cursor, limit, 8, no_pause)
 
 
-def all_pages(topic: Any, state: str, limit: int, after: str | None = None) -> list[peek.MessageRow]:
-    rows: list[peek.MessageRow] = []
+def all_pages(topic: Any, state: str, limit: int, after: str | None = None) -> list[peek.ListedMessage]:
+    rows: list[peek.ListedMessage] = []
     while True:
         found = page(topic, state, after, limit)
         assert len(found.rows) <= limit
@@ -84,7 +84,7 @@ def test_deferred_messages_that_stay_are_shown_while_others_come_and_go(topic):
 @pytest.mark.slow
 def test_a_long_run_of_cancelled_messages_is_skipped(topic):
     channel = topic.channel("c")
-    topic.publish_bodies([body_of(number) for number in range(COUNT)], wall())
+    topic.publish_frames(frames_of([body_of(number) for number in range(COUNT)]), wall())
     ids = [row.guid for row in all_pages(topic, peek.READY, 1000)]
     assert len(ids) == COUNT
     first = page(topic, peek.READY, None, 10)

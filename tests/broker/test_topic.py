@@ -49,7 +49,7 @@ def test_the_first_channel_gets_held_messages_and_later_ones_only_new_messages(t
 
 def test_a_topic_counts_messages_and_bytes_over_restarts(topic, tmp_path):
     publish(topic, 3, 100)
-    topic.publish_bodies([b"x" * 10, b"y" * 7], wall())
+    topic.publish_frames(frames_of([b"x" * 10, b"y" * 7]), wall())
     assert (topic.message_count, topic.message_bytes) == (5, 317)
     topic = again(topic, tmp_path, False)
     assert (topic.message_count, topic.message_bytes, topic.depth) == (5, 317, 5)
@@ -59,7 +59,7 @@ def test_ids_grow_over_restarts(topic, tmp_path):
     last = 0
     for _ in range(3):
         publish(topic, 3)
-        topic.publish_bodies([b"x"] * 3, wall())
+        topic.publish_frames(frames_of([b"x"] * 3), wall())
         assert topic.guids.last_id > last
         last = topic.guids.last_id
         topic = again(topic, tmp_path, False)
@@ -70,15 +70,13 @@ def test_ids_grow_over_restarts(topic, tmp_path):
 def test_empty_messages_are_refused(topic):
     with pytest.raises(ValueError, match="at least one byte"):
         topic.publish_body(b"", wall())
-    with pytest.raises(ValueError, match="at least one byte"):
-        topic.publish_bodies([b"x", b""], wall())
     assert (topic.depth, topic.message_count) == (0, 0)
 
 
 def test_a_batch_is_published_in_order(topic):
     channel = topic.channel("c")
     for start in range(0, 3000, 1000):
-        topic.publish_bodies([body_of(number, 100) for number in range(start, start + 1000)], wall())
+        topic.publish_frames(frames_of([body_of(number, 100) for number in range(start, start + 1000)]), wall())
     assert numbers(channel) == list(range(3000))
 
 
@@ -194,7 +192,7 @@ def test_an_ephemeral_topic_keeps_no_more_than_the_memory_queue_and_counts_all(t
     topic = broker_on(tmp_path, mem_queue_size=3).topic("t#ephemeral")
     publish(topic, 10)
     assert (topic.depth, topic.backend_depth, topic.message_count) == (3, 0, 10)
-    topic.publish_bodies([b"x" * 8] * 5, wall())
+    topic.publish_frames(frames_of([b"x" * 8] * 5), wall())
     assert (topic.depth, topic.message_count, topic.message_bytes) == (3, 15, 200)
     channel = topic.channel("c")
     assert (topic.depth, channel.depth) == (0, 3)
@@ -249,7 +247,7 @@ def test_a_full_disk_refuses_a_message_and_accepts_the_next_after_space_is_freed
             topic.publish_body(b"x" * 30_000, wall(), due_ns)
         assert counts() == before
         with pytest.raises(DiskFull):
-            topic.publish_bodies([b"x" * 20_000] * 10, wall())
+            topic.publish_frames(frames_of([b"x" * 20_000] * 10), wall())
         assert counts() == before
         topic.files.room = room if due else 0
     topic.files.room = None

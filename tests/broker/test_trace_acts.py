@@ -80,7 +80,7 @@ def test_a_message_that_is_published_sent_and_finished(bench):
 
 def test_each_message_of_a_batch_has_its_events(bench):
     bench.topic.published_by(TraceClient(ADDRESS, AGENT))
-    first = bench.topic.publish_bodies([b"a", b"bb", b"ccc"], wall())
+    first = bench.topic.publish_frames(frames_of([b"a", b"bb", b"ccc"]), wall())
     rows = bench.events()
     assert kinds_of(rows) == ["published", "stored"] * 3
     assert [row.guid for row in rows[::2]] == [row.guid for row in rows[1::2]] == [first, first + 1, first + 2]
@@ -99,7 +99,7 @@ def test_the_publisher_is_that_of_one_publish_alone(bench):
 def test_a_deferred_message_shows_its_due_time(bench):
     due_ns = bench.clock.wall_ns + HOUR_NS
     bench.publish(due_ns=due_ns)
-    bench.topic.publish_bodies([b"x"], wall(), due_ns)
+    bench.topic.publish_frames(frames_of([b"x"]), wall(), due_ns)
     assert [(row.kind, row.due_ns) for row in bench.events()] == [("published", due_ns), ("stored", None)] * 2
 
 
@@ -354,7 +354,7 @@ def test_messages_that_an_ephemeral_topic_does_not_keep_are_dropped(tmp_path):
     broker = broker_on(tmp_path, mem_queue_size=2, **ALL)
     topic = broker.topic("t#ephemeral")
     guids = [topic.publish_body(b"x", wall()) for _ in range(3)]
-    topic.publish_bodies([b"x"] * 3, wall())
+    topic.publish_frames(frames_of([b"x"] * 3), wall())
     rows = events_of(broker)
     assert kinds_of(rows) == ["published"] * 3 + ["dropped", "dropped"]
     assert (rows[3].guid, rows[3].reason, rows[3].count) == (guids[2], "ephemeral", None)
@@ -366,7 +366,7 @@ def test_messages_that_an_ephemeral_channel_does_not_keep_are_dropped(tmp_path):
     broker = broker_on(tmp_path, mem_queue_size=2, **ALL)
     topic = broker.topic("t")
     topic.channel("c#ephemeral")
-    topic.publish_bodies([b"x"] * 5, wall())
+    topic.publish_frames(frames_of([b"x"] * 5), wall())
     run_all_wakes(broker)
     dropped = events_of(broker)[-1]
     assert (dropped.kind, dropped.channel, dropped.reason, dropped.count) == ("dropped", "c#ephemeral", "ephemeral", 3)
@@ -388,7 +388,7 @@ def test_messages_that_a_client_does_not_sample_are_dropped(bench):
 
 def test_messages_that_retention_removes_are_expired(bench):
     bench.topic.quota.set_own(retention_time_ns=HOUR_NS)
-    guids = bench.topic.publish_bodies([b"x" * 1000] * 100, wall())
+    guids = bench.topic.publish_frames(frames_of([b"x" * 1000] * 100), wall())
     assert guids
     bench.clock.advance(2 * HOUR_NS)
     # The message after the next begins another segment.

@@ -10,14 +10,24 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker.tracing import BLOCKS_MAX, TraceSetting, blocks_in
+from pyqd.broker.tracing import BLOCKS_MAX, TraceSetting, TraceSpace, blocks_in
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.space_limit import DiskReserve, SpaceLimit
 from pyqd.hot.broker.trace import OPEN_BYTES, TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.wire import trace_events
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
 from pyqd.primitives.errors import StorageError
 from tests.support.held_clock import HeldClock
-from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, broker_on, consumer_on, options_for, run_all_wakes
+from tests.support.storage import (
+    SEGMENT_HEADER_BYTES,
+    FullFiles,
+    broker_on,
+    consumer_on,
+    frames_of,
+    options_for,
+    run_all_wakes,
+)
 from tests.support.tracing import events_of, kinds_of, pages_of, rows_of
 
 ALL: Any = {"trace_topic": ("*",)}
@@ -202,7 +212,7 @@ def test_consecutive_deliveries_take_no_bytes_of_their_own(tmp_path):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     with HeldClock():
-        first = topic.publish_bodies([b"x" * number for number in range(1, 1001)], wall())
+        first = topic.publish_frames(frames_of([b"x" * number for number in range(1, 1001)]), wall())
         taken = [channel.take_message(consumer)[0] for _ in range(1000)]
         for guid in taken:
             channel.finish_message(consumer, guid)
@@ -221,7 +231,7 @@ def test_a_batch_over_several_ticks_of_ids_is_traced_whole(tmp_path):
     broker = broker_on(tmp_path, **ALL)
     topic = broker.topic("t")
     channel = topic.channel("c")
-    topic.publish_bodies([b"x"] * 20_000, wall())
+    topic.publish_frames(frames_of([b"x"] * 20_000), wall())
     rows = [row for row in events_of(broker) if row.kind == "published"]
     messages = [guid for _, guid, *_ in topic.log.records()]
     assert [row.guid for row in rows] == messages
@@ -235,7 +245,7 @@ def test_a_batch_is_sampled_by_its_ids(tmp_path):
     broker = broker_on(tmp_path, trace_rate=0.5, **ALL)
     topic = broker.topic("t")
     topic.channel("c")
-    topic.publish_bodies([b"x" * (1 + number % 7) for number in range(9000)], wall())
+    topic.publish_frames(frames_of([b"x" * (1 + number % 7) for number in range(9000)]), wall())
     messages = [(guid, len(body)) for _, guid, *_, body in topic.log.records()]
     kept = [(guid, size) for guid, size in messages if (guid * 0x9E3779B97F4A7C15) % 2**64 >> 32 < 2**31]
     rows = events_of(broker)
@@ -273,7 +283,7 @@ def test_an_event_after_one_that_was_taken_back_is_its_own(tmp_path):
 def test_a_block_and_a_page_have_a_limited_number_of_events(broker):
     channels = [broker.topic("t").channel(f"c{number}") for number in range(4)]
     for _ in range(60):
-        broker.topic("t").publish_bodies([b"x"] * 1000, wall())
+        broker.topic("t").publish_frames(frames_of([b"x"] * 1000), wall())
     consumer = consumer_on(channels[0])
     taken = [channels[0].take_message(consumer)[0] for _ in range(60_000)]
     whole = events_of(broker)
@@ -736,3 +746,15 @@ def test_the_stop_of_a_broker_keeps_the_last_events(tmp_path):
     broker = broker_on(tmp_path)
     assert kinds_of(events_of(broker)) == ["published", "stored"]
     broker.close()
+
+
+def test_a_pool_keeps_no_spare_beyond_the_limit(tmp_path: Path) -> None:
+    space = TraceSpace(DiskReserve(Files(), str(tmp_path), 0), lambda: MIB)
+    assert space.allows_spare(MIB)
+    assert not space.allows_spare(MIB + 1)
+
+
+def test_the_limit_of_the_trace_answers_every_question_of_a_pool() -> None:
+    questions = {name for name, member in vars(SpaceLimit).items() if callable(member) and not name.startswith("_")}
+    own = {name for name in vars(TraceSpace) if name in questions}
+    assert questions - own <= {"check_spare"}

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.diskqueue.loadahead and pyqd.diskqueue.files_ahead: a thread opens a start's files ahead of it."""
+"""Tests of pyqd.hot.diskqueue.loadahead and FilesAhead: a thread opens a start's files ahead of it."""
 
 import fcntl
 import gc
@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.diskqueue import files_ahead
-from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.files_ahead import FilesAhead
+from pyqd.diskqueue.files import Files, FilesAhead
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.loadahead import LoadAhead
 from pyqd.primitives.errors import StartupError
@@ -235,7 +233,7 @@ def test_damage_is_reported_as_without_the_thread(
 def test_a_start_after_a_power_failure_does_without_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_topics(tmp_path, 3)
     (tmp_path / "node.json").unlink()
-    monkeypatch.setattr(files_ahead, "LoadAhead", None)
+    monkeypatch.setattr("pyqd.diskqueue.files.LoadAhead", None)
     assert depths(tmp_path, FilesAhead()) == {f"t{number:03}": [1] for number in range(3)}
 
 
@@ -244,10 +242,10 @@ def test_a_start_without_a_thread_or_an_arena_loads_all(tmp_path: Path, monkeypa
         raise OSError
 
     make_topics(tmp_path, 3)
-    monkeypatch.setattr(files_ahead, "LoadAhead", refused)
+    monkeypatch.setattr("pyqd.diskqueue.files.LoadAhead", refused)
     assert len(depths(tmp_path, FilesAhead())) == 3
     monkeypatch.setattr(arena, "is_reserved", lambda: False)
-    monkeypatch.setattr(files_ahead, "LoadAhead", None)
+    monkeypatch.setattr("pyqd.diskqueue.files.LoadAhead", None)
     assert len(depths(tmp_path, FilesAhead())) == 3
 
 

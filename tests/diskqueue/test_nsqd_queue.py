@@ -1,10 +1,9 @@
-"""Tests of pyqd.diskqueue.nsqd_queue: queues read as nsqd reads them, and written so that it does."""
+"""Tests of pyqd.diskqueue.interchange: queues read as nsqd reads them, and written so that it does."""
 
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.interchange import encode_record
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue, Window
+from pyqd.diskqueue.interchange import NsqdDirectory, NsqdQueue, Window, encode_record
 from tests.support.nsqd_data import message, messages, snapshot, write_queue
 
 RECORD_BYTES = len(encode_record(message(0)))

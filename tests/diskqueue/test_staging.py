@@ -10,7 +10,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StorageError
-from tests.support.storage import body_of, broker_on
+from tests.support.storage import body_of, broker_on, frames_of
 
 # The least size of a staged batch, the largest staged record, and the buffer.
 BATCH_MIN, RECORD_MAX, BUFFER = 8 << 10, 16 << 10, 128 << 10
@@ -228,13 +228,13 @@ def test_a_topic_undoes_a_batch_whatever_went_wrong(tmp_path, files, monkeypatch
         files.instead = "/dev/full"
         patch.setattr("pyqd.hot.diskqueue.staging.storage_error", lambda *_: MemoryError())
         with pytest.raises(MemoryError):
-            topic.publish_bodies(bodies, wall(), due_ns)
+            topic.publish_frames(frames_of(bodies), wall(), due_ns)
         # The next segment's file is opened anew.
         files.instead = None
     assert (topic.log.end, topic.message_count, topic.depth) == (0, 0, 0)
     topic.log.shrink()
     topic.publish_body(b"single", wall())
-    topic.publish_bodies(bodies, wall(), due_ns)
+    topic.publish_frames(frames_of(bodies), wall(), due_ns)
     assert [body for _, body in found_in(topic.log)] == [b"single", *bodies]
     assert topic.message_count == count + 1
     topic.check()

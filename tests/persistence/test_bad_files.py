@@ -14,7 +14,7 @@ from pyqd.broker.inspection import Inspection
 from pyqd.broker.stats import Selection, head_stats, topic_stats
 from pyqd.diskqueue import files
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
+from pyqd.diskqueue.interchange import NsqdDirectory, NsqdQueue
 from pyqd.hot.broker.replay import seek
 from pyqd.hot.primitives import crc32c
 from pyqd.hot.primitives.clock import wall

@@ -145,7 +145,7 @@ def test_publishing_a_deferred_message(bench):
 def test_publishing_deferred_messages_together(bench):
     bench.publish(due_ns=far())
     bodies = [body_of(number, 20) for number in range(100, 103)]
-    assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall(), far()))
+    assert_all_or_nothing(bench, lambda: bench.topic.publish_frames(frames_of(bodies), wall(), far()))
 
 
 def test_publishing_the_first_deferred_message_of_a_channel(bench):
@@ -165,13 +165,13 @@ def test_publishing_a_deferred_message_on_a_paused_topic_and_resuming_it(bench):
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_publishing_many_at_once(bench, count):
     bodies = [body_of(100 + number, 24) for number in range(count)]
-    assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
+    assert_all_or_nothing(bench, lambda: bench.topic.publish_frames(frames_of(bodies), wall()))
 
 
 @pytest.mark.parametrize("sizes", [[3000] * 3, [17_000, 100]])
 def test_publishing_so_much_at_once_that_it_is_written_and_not_stored(bench, sizes):
     bodies = [body_of(100 + number, size) for number, size in enumerate(sizes)]
-    assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
+    assert_all_or_nothing(bench, lambda: bench.topic.publish_frames(frames_of(bodies), wall()))
 
 
 @pytest.mark.parametrize(("size_bytes", "due"), [(100, False), (1000, False), (100, True)])

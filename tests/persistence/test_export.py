@@ -9,9 +9,8 @@ from pyqd.apps import cli
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.inspection import Inspection
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.interchange import NsqdMessage
+from pyqd.diskqueue.interchange import NsqdDirectory, NsqdMessage, NsqdQueue
 from pyqd.diskqueue.lock import DirectoryLock
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import HOUR_NS

@@ -19,7 +19,7 @@ from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
 from tests.support.power import Change, PowerFiles
-from tests.support.storage import consumer_on, options_for
+from tests.support.storage import consumer_on, frames_of, options_for
 
 # Each test repeats a history of the broker for many places of a power cut.
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ class Machine:
     def publish(self, bodies: list[bytes]) -> None:
         """Publish on topic t, and wait for the OK of --sync-every=1."""
         topic = self.topic()
-        topic.publish_bodies(bodies, time.time_ns())
+        topic.publish_frames(frames_of(bodies), time.time_ns())
         gevent.spawn(self.commit.wait, [topic]).get(timeout=WAIT_S)
 
     def topic(self) -> Any:
@@ -141,7 +141,7 @@ def test_a_channel_created_in_place_of_a_deleted_one_keeps_its_messages(machine:
 
 
 def test_records_that_a_killed_process_left_unsynced_are_durable_with_the_first_sync(machine: Machine) -> None:
-    machine.topic().publish_bodies(HELD, time.time_ns())
+    machine.topic().publish_frames(frames_of(HELD), time.time_ns())
     assert machine.syncer.sync_all()
     machine.topic().channel("new")
     machine.load()
@@ -360,7 +360,7 @@ def test_the_count_of_messages_is_never_below_0_after_a_power_cut(machine: Machi
     topic.channel("first")
     machine.publish(HELD)
     lost = machine.files.changes()
-    topic.publish_bodies(HELD, time.time_ns())
+    topic.publish_frames(frames_of(HELD), time.time_ns())
     topic.channel("second")
     log = machine.files.pages_of(topic.log.active.mapping)
     machine.cut(tuple(change for change in machine.files.changes() if change not in log and change not in lost))

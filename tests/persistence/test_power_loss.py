@@ -16,7 +16,7 @@ from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono
 from tests.support.power import PowerFiles
-from tests.support.storage import broker_on, consumer_on, options_for
+from tests.support.storage import broker_on, consumer_on, frames_of, options_for
 
 # Each test repeats a history of the broker for many places of a power failure.
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ class World:
         topic = self.broker.topic("t")
         bodies = self.bodies(1 if kind < 2 else self.random.randrange(1, 20))
         if kind == 2:
-            topic.publish_bodies(bodies, time.time_ns())
+            topic.publish_frames(frames_of(bodies), time.time_ns())
         else:
             due_ns = time.time_ns() + HOUR_NS if kind == 1 else 0
             topic.publish_body(bodies[0], time.time_ns(), due_ns)
@@ -250,7 +250,7 @@ def test_a_ledger_that_has_grown_is_whole_after_a_power_cut(tmp_path: Path, afte
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     half, count = RING_BITS_MIN // 2, RING_BITS_MIN + 10
-    topic.publish_bodies([b"%08d" % number for number in range(count)], time.time_ns())
+    topic.publish_frames(frames_of([b"%08d" % number for number in range(count)]), time.time_ns())
     taken = [channel.take_message(consumer) for _ in range(half)]
     channel.pause(True)
     for message in taken[1:]:

@@ -16,7 +16,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.persistence.views import deferred_in, view_of
 from tests.support.readiness import is_readable
-from tests.support.storage import body_of, broker_on, consumer_on, number_in
+from tests.support.storage import body_of, broker_on, consumer_on, frames_of, number_in
 
 KILLS = 100
 RUN_S_MAX = 0.012
@@ -68,7 +68,7 @@ class Worker:
     def publish_many(self) -> None:
         count = self.rng.randint(1, 12)
         self.say("begin", "publish", numbers=list(range(self.number, self.number + count)), due=0)
-        self.topic.publish_bodies([self.body() for _ in range(count)], wall())
+        self.topic.publish_frames(frames_of([self.body() for _ in range(count)]), wall())
 
     def take(self) -> None:
         name = self.rng.choice("aab")

@@ -7,7 +7,7 @@ import pytest
 
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import body_of, broker_on, finish_all, publish, run_all_wakes
+from tests.support.storage import body_of, broker_on, finish_all, frames_of, publish, run_all_wakes
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_all_channels_that_are_created_meanwhile_get_all_messages(topic: Any) ->
     first = topic.channel("first")
     publish(topic, 3, start=3)
     second = topic.channel("second")
-    topic.publish_bodies([body_of(number) for number in range(6, 9)], wall())
+    topic.publish_frames(frames_of([body_of(number) for number in range(6, 9)]), wall())
     assert (topic.depth, first.depth, second.depth) == (9, 0, 0)
     topic.await_channels(False)
     assert (topic.depth, first.depth, second.depth) == (0, 9, 9)

@@ -32,30 +32,6 @@ def test_a_new_ring_holds_zeros():
     assert ring.next_zero(5, 133) == 5
 
 
-@pytest.mark.parametrize("capacity_bits", CAPACITIES)
-@pytest.mark.parametrize("start", STARTS)
-def test_single_bits_are_set_and_cleared_alone(capacity_bits, start):
-    ring = Ring(capacity_bits)
-    end = start + capacity_bits
-    for position in range(start, end):
-        ring.set(position)
-        assert ones(ring, start, end) == [position]
-        assert ring.next_one(start, end) == position
-        assert ring.count(start, end) == 1
-        ring.clear(position)
-    assert ring.count(start, end) == 0
-
-
-def test_setting_and_clearing_twice_is_the_same_as_once():
-    ring = Ring(64)
-    ring.set(3)
-    ring.set(3)
-    assert ones(ring, 0, 64) == [3]
-    ring.clear(3)
-    ring.clear(3)
-    assert ones(ring, 0, 64) == []
-
-
 def test_positions_one_capacity_apart_share_a_bit():
     ring = Ring(64)
     ring.set(5)
@@ -81,27 +57,6 @@ def test_a_range_is_set_and_cleared_exactly(capacity_bits, start):
         assert ones(ring, start, start + capacity_bits) == list(range(end, start + capacity_bits))
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_full_ring_is_one_run_as_long_as_the_ring(start):
-    ring = Ring(128)
-    ring.set_range(0, 128)
-    assert ring.run_of_ones(start, start + 128) == 128
-    assert ring.next_zero(start, start + 128) == start + 128
-    ring.clear(start + 127)
-    assert ring.run_of_ones(start, start + 128) == 127
-    assert ring.next_zero(start, start + 128) == start + 127
-
-
-@pytest.mark.parametrize("position", [0, 1, 62, 63, 64, 65, 127])
-def test_a_run_ends_at_the_first_zero(position):
-    ring = Ring(128)
-    ring.set_range(0, 128)
-    ring.clear(position)
-    for start in range(128):
-        expected = position - start if start <= position else 128 - start
-        assert ring.run_of_ones(start, 128) == expected
-
-
 def test_a_search_does_not_look_beyond_its_end():
     ring = Ring(64)
     ring.set(10)
@@ -111,17 +66,6 @@ def test_a_search_does_not_look_beyond_its_end():
     assert ring.next_one(11, 75) == 74
     ring.set_range(0, 64)
     assert ring.run_of_ones(3, 20) == 17
-
-
-def test_an_empty_range_finds_nothing():
-    ring = Ring(64)
-    ring.set_range(0, 64)
-    assert ring.next_one(7, 7) == 7
-    assert ring.next_zero(7, 7) == 7
-    assert ring.run_of_ones(7, 7) == 0
-    assert ring.count(7, 7) == 0
-    ring.clear_range(7, 7)
-    assert ring.count(0, 64) == 64
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -134,13 +78,6 @@ def test_a_copy_keeps_the_window_and_is_zero_elsewhere(start, grown_bits):
     grown = ring.copied(grown_bits, start, end)
     assert ones(grown, start, start + grown_bits) == list(range(start, end, 3))
     assert ones(ring, start, end) == list(range(start, end, 3))
-
-
-def test_a_part_of_the_window_can_be_copied_to_a_smaller_ring():
-    ring = Ring(256)
-    ring.set_range(100, 300)
-    small = ring.copied(64, 90, 150)
-    assert ones(small, 90, 154) == list(range(100, 150))
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 65), (1, 0), (2**40, 2**40 + 65)])

@@ -44,12 +44,6 @@ def test_after_running_ahead_the_clock_is_followed_again():
     assert parts(factory.next(NOW_NS + 2 * TICK_NS)) == (NOW_TICKS + 2, 7, 0)
 
 
-def test_a_clock_that_goes_backwards_continues_the_last_tick():
-    factory = GuidFactory(7)
-    factory.next(NOW_NS)
-    assert parts(factory.next(NOW_NS - 3600 * 10**9)) == (NOW_TICKS, 7, 1)
-
-
 @pytest.mark.parametrize("clock_ns", [-(2**63), -1, 0, EPOCH_TICKS * TICK_NS - 1, 2**62 + 2**60, 2**63 - 1])
 def test_a_clock_out_of_range_counts_as_standing_still(clock_ns):
     factory = GuidFactory(7)
@@ -63,21 +57,6 @@ def test_the_first_id_is_never_zero_even_without_a_clock(node_id, clock_ns):
     value = GuidFactory(node_id).next(clock_ns)
     assert value > 0
     assert parts(value)[1] == node_id
-
-
-@pytest.mark.parametrize("old_node_id", [0, 6, 7, 8, 1023])
-@pytest.mark.parametrize("old_sequence", [0, 1, 4095])
-@pytest.mark.parametrize("ahead_ticks", [-1, 0, 1, 1_000_000])
-def test_ids_grow_over_a_restart_with_another_node_id(old_node_id, old_sequence, ahead_ticks):
-    last_id = NOW_TICKS + ahead_ticks << 22 | old_node_id << 12 | old_sequence
-    factory = GuidFactory(7)
-    factory.resume(last_id)
-    previous = last_id
-    for _ in range(5000):
-        value = factory.next(NOW_NS)
-        assert value > previous
-        assert parts(value)[1] == 7
-        previous = value
 
 
 def test_resuming_after_a_smaller_id_changes_nothing():
@@ -107,21 +86,6 @@ def test_the_factory_shows_its_node_and_its_last_id():
     factory = GuidFactory(9)
     assert (factory.node_id, factory.last_id) == (9, 0)
     assert factory.next(NOW_NS) == factory.last_id
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, b"0000000000000000"),
-        (0x18A1DD4F60A69000, b"18a1dd4f60a69000"),
-        (0x0123456789ABCDEF, b"0123456789abcdef"),
-        (0xFEDCBA9876543210, b"fedcba9876543210"),
-        (2**64 - 1, b"ffffffffffffffff"),
-    ],
-)
-def test_hex_has_16_lowercase_digits_of_the_big_endian_value(value, text):
-    assert guid.to_hex(value) == text
-    assert guid.from_hex(text) == value
 
 
 def test_exactly_the_lowercase_hex_digits_are_read_at_every_place():

@@ -5,7 +5,7 @@ import pytest
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.primitives.schedule import Scheduled, Scheduler
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
-from tests.support.storage import broker_on, consumer_on
+from tests.support.storage import broker_on, consumer_on, frames_of
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def in_flight(broker, name, count, timeout_ns):
     """Return a channel with so many messages in flight at one consumer, and the consumer."""
     topic = broker.topic(name)
     channel = topic.channel("c")
-    topic.publish_bodies([b"x"] * count, wall())
+    topic.publish_frames(frames_of([b"x"] * count), wall())
     consumer = consumer_on(channel, timeout_ns)
     for _ in range(count):
         channel.take_message(consumer)

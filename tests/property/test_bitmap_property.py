@@ -32,12 +32,6 @@ class RingMachine(RuleBasedStateMachine):
         self.ring.set(position)
         self.model.add(position)
 
-    @rule(offset=st.integers(0, 511))
-    def clear(self, offset):
-        position = self.base + offset % self.ring.capacity_bits
-        self.ring.clear(position)
-        self.model.discard(position)
-
     @rule(data=st.data())
     def set_range(self, data):
         first, end = self.draw_range(data)

@@ -17,7 +17,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.examples import examples
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of
 
 # Each test takes long, by itself or with the programs that it starts.
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ class ChannelMachine(RuleBasedStateMachine):
         due_ns = {QUEUED: 0, DUE: 1, FAR: wall() + HOUR_NS}[state]
         self.files.room = 0 if full else None
         try:
-            self.topic.publish_bodies([self.body(number) for number in numbers], wall(), due_ns)
+            self.topic.publish_frames(frames_of([self.body(number) for number in numbers]), wall(), due_ns)
         except DiskFull:
             assert full
         else:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pyqd.broker.exporter import Exporter
 from pyqd.broker.importer import Importer
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.interchange import encode_record
-from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
+from pyqd.diskqueue.interchange import NsqdDirectory, NsqdQueue, encode_record
 from tests.support.examples import examples
 from tests.support.nsqd_data import message, write_metadata, write_queue
 from tests.support.storage import SEGMENT_BYTES_MIN, broker_on, consumer_on

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.interchange import NsqdChannel, NsqdMessage, NsqdTopic, format_metadata
-from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
+from pyqd.diskqueue.interchange import NsqdChannel, NsqdMessage, NsqdQueueWriter, NsqdTopic, format_metadata
 from pyqd.hot.primitives.guid import to_hex
 
 # An id of October 2024, node 7.

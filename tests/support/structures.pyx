@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from pyqd.hot.primitives.bitmap cimport (
-    is_window, window_clear, window_clear_range, window_copy, window_count, window_next_one, window_next_zero,
+    is_window, window_clear_range, window_copy, window_count, window_next_one, window_next_zero,
     window_run_of_ones, window_set, window_set_range, window_test,
 )
 from pyqd.hot.primitives.crc32c cimport crc32c_software
@@ -52,9 +52,6 @@ cdef class Ring:
 
     def set(self, uint64_t position):
         window_set(self.words, self.capacity_bits, position)
-
-    def clear(self, uint64_t position):
-        window_clear(self.words, self.capacity_bits, position)
 
     def test(self, uint64_t position):
         return bool(window_test(self.words, self.capacity_bits, position))

@@ -13,7 +13,7 @@ from OpenSSL import SSL
 from pyqd.apps.listeners import tls_server
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.hot.net.tls import Tls
-from pyqd.hot.net.transport import Transport
+from pyqd.hot.net.transport import CodecTransport
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.tcp.ioloop import IoLoop, set_pass_limit_for_tests
 from pyqd.hot.tcp.output import ClientOutput
@@ -207,7 +207,7 @@ def test_a_client_that_cannot_be_sent_anything_gets_no_more_messages_and_is_clos
     client, connection = connect(server, "127.0.0.1:1")
     client.sendall(b"  V2SUB t c\n")
     receive(client, b"OK")
-    connection.ioloop.upgrade(Transport(connection.socket.fileno(), Tls(UnsentTls())))  # type: ignore[arg-type]
+    connection.ioloop.upgrade(CodecTransport(connection.socket.fileno(), Tls(UnsentTls())))  # type: ignore[arg-type]
     connection.output.rdy = 10
     topic = server.broker.topic("t")
     channel = topic.channel("c")
@@ -236,7 +236,7 @@ def test_a_client_is_closed_if_a_delivery_fails_between_its_messages(
         client.sendall(b"  V2SUB t c%d\n" % number)
         receive(client, b"OK")
     failing, other = sorted(server.connections, key=lambda each: each.remote_address)
-    failing.ioloop.upgrade(Transport(failing.socket.fileno(), Tls(FailingTls())))  # type: ignore[arg-type]
+    failing.ioloop.upgrade(CodecTransport(failing.socket.fileno(), Tls(FailingTls())))  # type: ignore[arg-type]
     failing.output.rdy = other.output.rdy = 10
     topic.publish_body(b"message", wall())
     receive(clients[1], b"message")

@@ -1,4 +1,3 @@
-# Scanner for plain publishes over HTTP. Design notes: pyx/api/plain_scan.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.wire.scanner cimport Text

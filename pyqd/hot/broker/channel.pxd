@@ -1,4 +1,3 @@
-# A channel: hand out, finish, time out, requeue. Design notes: pyx/broker/channel.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
@@ -10,7 +9,7 @@ from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport ReadyRing, SlotTable
-from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
+from pyqd.hot.broker.consumer cimport UnsyncedFins
 from pyqd.hot.broker.waits cimport ChannelWaits
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
@@ -69,3 +68,5 @@ cdef class ChannelCore(Scheduled):
     cdef bint sort_rest(self) except -1
     cdef int publish_dead_letters(self) except -1
     cdef int note_dead_letters_finished(self, uint32_t count) except -1
+    cdef int forget_deliveries(self) except -1
+    cdef int start_over(self, Position position) except -1

@@ -2,7 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyqd.hot.broker.channel_trace import ChannelTrace
-from pyqd.hot.broker.consumer import Consumer
+from pyqd.hot.broker.consumer import Consumer, UnsyncedFins
 from pyqd.hot.broker.dead_letters import DeadLetterPolicy
 from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.hot.broker.parked_log import ParkedLog
@@ -10,7 +10,6 @@ from pyqd.hot.broker.parking import Parking
 from pyqd.hot.broker.rate_limit import RateLimit
 from pyqd.hot.broker.readable_log import ReadableLog
 from pyqd.hot.broker.trace import TracePlace
-from pyqd.hot.broker.unsynced_fins import UnsyncedFins
 from pyqd.hot.broker.waits import ChannelWaits
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Position
@@ -68,6 +67,8 @@ class ChannelCore(Scheduled):
     def dead_letters_pending(self) -> int: ...
     @property
     def dead_letters_unsynced(self) -> int: ...
+    def empty(self) -> None: ...
+    def abandon(self) -> None: ...
     def limit_rate(self, rate_limit: RateLimit | None) -> None: ...
     def limit_attempts(self, attempts_max: int) -> None: ...
     def settle_dead_letters(self) -> None: ...

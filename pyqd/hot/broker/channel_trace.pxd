@@ -1,4 +1,3 @@
-# Trace events of a channel's deliveries. Design notes: pyx/broker/channel_trace.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.consumer cimport Consumer

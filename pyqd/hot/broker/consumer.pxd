@@ -1,4 +1,3 @@
-# A subscribed client, as its channel sees it. Design notes: pyx/broker/consumer.pyx.
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 
 from pyqd.hot.broker.trace cimport TraceClient
@@ -46,3 +45,11 @@ cdef class Consumer(Scheduled):
 
 # Count the nearest consumers that can take a message; `nearest` becomes their locality.
 cdef Py_ssize_t count_ready(list consumers, int32_t* nearest)
+
+cdef class UnsyncedFins:
+    cdef list consumers                  # with FINs that no sync under way covers
+
+    cdef bint add(self, Consumer consumer) except -1
+    cpdef list begin_sync(self)
+    cdef int end_sync(self, list covered) except -1
+    cpdef int fail_sync(self, list covered) except -1

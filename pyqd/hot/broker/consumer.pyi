@@ -1,4 +1,4 @@
-from typing import Any, Protocol, type_check_only
+from typing import Any, Protocol, final, type_check_only
 
 from typing_extensions import Self
 
@@ -32,3 +32,8 @@ class Consumer(Scheduled):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     @property
     def number(self) -> int: ...
+
+@final
+class UnsyncedFins:
+    def begin_sync(self) -> list[tuple[Consumer, int]]: ...
+    def fail_sync(self, covered: list[tuple[Consumer, int]]) -> int: ...

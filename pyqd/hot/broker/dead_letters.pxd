@@ -1,4 +1,3 @@
-# Dead-letter policy of a channel, with the dead letters on their way. Design notes: pyx/broker/dead_letters.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
 from pyqd.hot.broker.parking cimport Parking

@@ -1,4 +1,3 @@
-# Dispatcher of a channel: takes its messages, and shares them out. Design notes: pyx/broker/dispatcher.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace

@@ -1,4 +1,3 @@
-# Publishes of a topic that are stored in slices, or wait for these. Design notes: pyx/broker/intake.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.broker.topic cimport MessageBatch, TopicCore

@@ -1,4 +1,3 @@
-# The end-to-end latencies of one channel, passed on in batches. Design notes: pyx/broker/latency.pyx.
 from libc.stdint cimport int64_t
 
 cdef enum:

@@ -1,4 +1,3 @@
-# Cursor of a channel over its topic's log. Design notes: pyx/broker/log_cursor.pyx.
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.broker.readable_log cimport ReadableLog

@@ -1,4 +1,3 @@
-# A channel's parked messages: deferred, or requeued with a delay. Design notes: pyx/broker/parked_log.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.ledger cimport Ledger

@@ -1,4 +1,3 @@
-# Parking: deferred messages on their way from the topic's log to a parked log. Design notes: pyx/broker/parking.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.log_cursor cimport LogCursor

@@ -6,11 +6,8 @@ from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.presence import Presence
 
 def run_of(channel: ChannelCore) -> int: ...
-def returned_page(
-    channel: ChannelCore, number: int, count_max: int, body_bytes_max: int
-) -> tuple[list[tuple[Any, ...]], int, bool]: ...
-def dead_letter_page(
-    channel: ChannelCore, number: int, count_max: int, body_bytes_max: int
+def waiting_page(
+    channel: ChannelCore, are_dead_letters: bool, number: int, count_max: int, body_bytes_max: int
 ) -> tuple[list[tuple[Any, ...]], int, bool]: ...
 def in_flight_page(
     channel: ChannelCore, slot: int, count_max: int, body_bytes_max: int

@@ -1,4 +1,3 @@
-# Token bucket that limits a channel's delivery rate. Design notes: pyx/broker/rate_limit.pyx.
 from libc.stdint cimport int64_t, uint64_t
 
 cdef class RateLimit:

@@ -1,4 +1,3 @@
-# Readable part of a topic's log, which channels share. Design notes: pyx/broker/readable_log.pyx.
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log, Position

@@ -1,4 +1,3 @@
-# Moving a channel to another place of its topic's log. Design notes: pyx/broker/replay.pyx.
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore

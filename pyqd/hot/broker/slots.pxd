@@ -1,4 +1,3 @@
-# Messages in flight, and messages that wait for redelivery. Design notes: pyx/broker/slots.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.arrays cimport Array

@@ -1,4 +1,3 @@
-# A topic: accept, append, wake the channels. Design notes: pyx/broker/topic.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.readable_log cimport ReadableLog

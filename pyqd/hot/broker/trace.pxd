@@ -1,4 +1,3 @@
-# Trace of messages: events of traced topics, written to a log of their own. Design notes: pyx/broker/trace.pyx.
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 

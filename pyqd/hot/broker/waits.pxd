@@ -1,4 +1,3 @@
-# Waits of a channel for threads, disk space and tokens. Design notes: pyx/broker/waits.pyx.
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.rate_limit cimport RateLimit

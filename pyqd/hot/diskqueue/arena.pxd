@@ -1,4 +1,3 @@
-# Address range in which files are mapped on demand. Design notes: pyx/diskqueue/arena.pyx.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.releases cimport Release

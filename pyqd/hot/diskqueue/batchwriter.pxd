@@ -1,4 +1,3 @@
-# Writes one batch behind the last record of a segment. Design notes: pyx/diskqueue/batchwriter.pyx.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 cimport cython

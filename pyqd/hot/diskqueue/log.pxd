@@ -1,4 +1,3 @@
-# Ordered segments: append, read in place, roll, trim, recover. Design notes: pyx/diskqueue/log.pyx.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.batchwriter cimport BatchWriter

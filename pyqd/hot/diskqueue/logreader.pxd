@@ -1,4 +1,3 @@
-# Reading a log by position, beside its channels. Design notes: pyx/diskqueue/logreader.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log

@@ -1,4 +1,3 @@
-# Start of a log from the segments of an earlier run. Design notes: pyx/diskqueue/logstart.pyx.
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.diskqueue.segment cimport Segment

@@ -1,4 +1,3 @@
-# Range of mapped memory and its owner. Design notes: pyx/diskqueue/mapping.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.arena cimport Extent, extent_is_lost

@@ -1,4 +1,3 @@
-# Presence of a log's pages in memory. Design notes: pyx/diskqueue/presence.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log

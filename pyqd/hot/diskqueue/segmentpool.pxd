@@ -1,4 +1,3 @@
-# Supplies one log with segments. Design notes: pyx/diskqueue/segmentpool.pyx.
 from libc.stdint cimport uint64_t
 
 cimport cython

@@ -18,33 +18,33 @@ cdef struct FreeRanges:
     uint64_t count
     uint64_t capacity
 
-cdef struct SlotTable:
+cdef struct ArenaSlots:
     uint64_t slots                       # that there are
     uint64_t used_slots                  # given out so far, from the first on
     void*** tables                       # by slot // TABLE_SLOTS, then by slot % TABLE_SLOTS
     FreeRanges[ORDER_MAX + 1] free_ranges
 
-cdef inline bint prepare_slots(SlotTable* table) noexcept nogil:
+cdef inline bint prepare_slots(ArenaSlots* table) noexcept nogil:
     # Allocate the outer table; the caller sets `slots`. Returns: False without memory.
     table.tables = <void***> calloc(TABLE_COUNT, sizeof(void**))
     return table.tables != NULL
 
-cdef inline void* holder_of(const SlotTable* table, uint64_t slot) noexcept nogil:
+cdef inline void* holder_of(const ArenaSlots* table, uint64_t slot) noexcept nogil:
     if slot >= table.slots or table.tables[slot // TABLE_SLOTS] == NULL:
         return NULL
     return table.tables[slot // TABLE_SLOTS][slot % TABLE_SLOTS]
 
-cdef inline void set_holder(SlotTable* table, uint64_t slot, uint8_t order, void* holder) noexcept nogil:
+cdef inline void set_holder(ArenaSlots* table, uint64_t slot, uint8_t order, void* holder) noexcept nogil:
     cdef uint64_t at
     for at in range(slot, slot + (<uint64_t> 1 << order)):
         table.tables[at // TABLE_SLOTS][at % TABLE_SLOTS] = holder
 
-cdef inline bint has_table(SlotTable* table, uint64_t slot) noexcept nogil:
+cdef inline bint has_table(ArenaSlots* table, uint64_t slot) noexcept nogil:
     if table.tables[slot // TABLE_SLOTS] == NULL:
         table.tables[slot // TABLE_SLOTS] = <void**> calloc(TABLE_SLOTS, sizeof(void*))
     return table.tables[slot // TABLE_SLOTS] != NULL
 
-cdef inline int64_t allocate_slots(SlotTable* table, uint8_t order) noexcept nogil:
+cdef inline int64_t allocate_slots(ArenaSlots* table, uint8_t order) noexcept nogil:
     # Returns: the first of 2**order slots; -1 when there are no more, or no memory for their table.
     cdef FreeRanges* ranges = &table.free_ranges[order]
     cdef uint64_t slot = table.used_slots
@@ -64,7 +64,7 @@ cdef inline int64_t allocate_slots(SlotTable* table, uint8_t order) noexcept nog
     table.used_slots += count
     return <int64_t> slot
 
-cdef inline void free_slots(SlotTable* table, uint64_t slot, uint8_t order) noexcept nogil:
+cdef inline void free_slots(ArenaSlots* table, uint64_t slot, uint8_t order) noexcept nogil:
     # Make 2**order slots free again; without memory for the note they stay unused.
     cdef FreeRanges* ranges = &table.free_ranges[order]
     cdef uint64_t capacity

@@ -1,4 +1,3 @@
-# The records of a batch on their way into a segment's file. Design notes: pyx/diskqueue/staging.pyx.
 from libc.stdint cimport uint64_t
 
 cimport cython

@@ -1,4 +1,3 @@
-# The receiving half of an HTTP connection, and the interface of its short path. Design notes: pyx/http/front.pyx.
 from libc.stdint cimport int64_t, uint64_t
 
 cdef struct Answers:

@@ -1,4 +1,3 @@
-# Count of the memory in the buffers of all connections. Design notes: pyx/net/buffers.pyx.
 from libc.stdint cimport int64_t, uint64_t
 
 cdef int buffer_grown(uint64_t size_bytes) except -1

@@ -2,10 +2,10 @@ from typing import final
 
 from OpenSSL import SSL
 
-from pyqd.hot.net.transport import Codec
+from pyqd.hot.net.transport import StreamCodec
 
 @final
-class Tls(Codec):
+class Tls(StreamCodec):
     connection: SSL.Connection
     def __init__(self, connection: SSL.Connection) -> None: ...
 

@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 
-cdef class Codec:
+cdef class StreamCodec:
     cdef bint more                       # decode stopped because the caller's buffer was full
     cdef bint ended                      # the peer has ended its stream
     cdef uint64_t state_bytes            # memory of the codec, with the bytes that it has not decoded
@@ -21,10 +21,10 @@ cdef class Codec:
     cdef bytes end(self)
 
 @cython.final
-cdef class Transport:
+cdef class CodecTransport:
     cdef int fd
-    cdef Codec codec
-    cdef Transport below                 # None: the socket
+    cdef StreamCodec codec
+    cdef CodecTransport below                 # None: the socket
     cdef bytes early                     # bytes received before this transport was installed
     cdef bytes encoded                   # encoded[encoded_at:] waits for the layer below
     cdef uint64_t encoded_at

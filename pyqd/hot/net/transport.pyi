@@ -2,11 +2,13 @@ from typing import final
 
 class TransportError(Exception): ...
 
-class Codec:
+class StreamCodec:
     """Interface of Tls, Snappy and Deflate; its methods are called by compiled code."""
 
 @final
-class Transport:
-    def __init__(self, fd: int, codec: Codec, *, below: Transport | None = None, early: bytes = b"") -> None: ...
+class CodecTransport:
+    def __init__(
+        self, fd: int, codec: StreamCodec, *, below: CodecTransport | None = None, early: bytes = b""
+    ) -> None: ...
     def finish(self) -> None: ...
     def release(self) -> None: ...

@@ -58,10 +58,6 @@ cdef inline void window_set(uint64_t* words, uint64_t capacity_bits, uint64_t po
     words[window_word(capacity_bits, position)] |= one_bit(position)
 
 
-cdef inline void window_clear(uint64_t* words, uint64_t capacity_bits, uint64_t position) noexcept nogil:
-    words[window_word(capacity_bits, position)] &= ~one_bit(position)
-
-
 cdef inline bint window_test(const uint64_t* words, uint64_t capacity_bits, uint64_t position) noexcept nogil:
     return words[window_word(capacity_bits, position)] >> (position & 63) & 1
 

@@ -1,5 +1,3 @@
-# The two clocks. Design notes: pyx/primitives/clock.pyx.
-
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 

@@ -1,5 +1,3 @@
-# Deadlines of messages in flight. Design notes: pyx/primitives/deadlines.pyx.
-
 cimport cython
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 

@@ -1,5 +1,3 @@
-# 64-bit message ids and their hex form. Design notes: pyx/primitives/guid.pyx.
-
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy

@@ -1,5 +1,3 @@
-# Deadlines of in-flight and parked messages. Design notes: pyx/primitives/heap.pyx.
-
 cimport cython
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 

@@ -1,5 +1,3 @@
-# From the id of a message to its slot. Design notes: pyx/primitives/idtable.pyx.
-
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

@@ -1,5 +1,3 @@
-# Thread that drops references to removed files, and frees large memory. Design notes: pyx/primitives/releases.pyx.
-
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.primitives.arrays cimport Array

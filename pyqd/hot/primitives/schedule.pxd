@@ -1,4 +1,3 @@
-# Scheduler of wakes and timers. Design notes: pyx/primitives/schedule.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.heap cimport DeadlineHeap

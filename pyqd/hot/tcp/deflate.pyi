@@ -1,6 +1,6 @@
 from typing import final
 
-from pyqd.hot.net.transport import Codec
+from pyqd.hot.net.transport import StreamCodec
 
 RAW: int
 LEVELS_PER_LEVEL: int
@@ -8,5 +8,5 @@ COMPRESSOR_BYTES: dict[int, int]
 DECOMPRESSOR_BYTES: int
 
 @final
-class Deflate(Codec):
+class Deflate(StreamCodec):
     def __init__(self, level: int) -> None: ...

@@ -1,10 +1,9 @@
-# Output of a client's connection: queued frames, deliveries, heartbeats. Design notes: pyx/tcp/output.pyx.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer, Delivery
-from pyqd.hot.net.transport cimport Transport
+from pyqd.hot.net.transport cimport CodecTransport
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.frames cimport FrameType
 
@@ -16,7 +15,7 @@ cdef class ClientOutput(Consumer):
     cdef public object pump_greenlet     # messagePump; None before the magic
     cdef readonly bint gone              # the connection is closed, or about to be
     cdef int fd
-    cdef readonly Transport transport    # None: bytes go to the socket unchanged
+    cdef readonly CodecTransport transport    # None: bytes go to the socket unchanged
 
     # Queued bytes.
     cdef char* base                      # shared scratch, or an own buffer if `owned`

@@ -2,7 +2,7 @@ from typing import Any, Protocol, final, type_check_only
 
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.consumer import Client, Consumer
-from pyqd.hot.net.transport import Transport
+from pyqd.hot.net.transport import CodecTransport
 from pyqd.hot.primitives.schedule import Scheduler
 
 @type_check_only
@@ -20,12 +20,12 @@ class ClientOutput(Consumer):
     channel: ChannelCore | None
     pump_greenlet: Any
     gone: bool
-    transport: Transport | None
+    transport: CodecTransport | None
     sent_bytes: int
     heartbeat_ns: int
     def __init__(self, fd: int, hub: Any, scheduler: Scheduler, client: OutputClient) -> None: ...
     def put_response(self, data: bytes) -> None: ...
-    def upgrade(self, transport: Transport) -> None: ...
+    def upgrade(self, transport: CodecTransport) -> None: ...
     def withhold(self, withholding: bool) -> None: ...
     def subscribe(self, channel: ChannelCore) -> None: ...
     def message_pump(self) -> None: ...

@@ -1,4 +1,3 @@
-# Publishes of a client: PUB, MPUB, DPUB, DMPUB. Design notes: pyx/tcp/publisher.pyx.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

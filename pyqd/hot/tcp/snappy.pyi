@@ -1,10 +1,10 @@
 from typing import final
 
-from pyqd.hot.net.transport import Codec
+from pyqd.hot.net.transport import StreamCodec
 
 CORRUPT: str
 UNSUPPORTED: str
 
 @final
-class Snappy(Codec):
+class Snappy(StreamCodec):
     def __init__(self) -> None: ...

@@ -1,4 +1,3 @@
-# The C half of the load generator: the state of one load and the loop over it. Design notes: pyx/tools/traffic.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.tools.histogram cimport Histogram

@@ -1,4 +1,3 @@
-# Messages in the body of POST /mpub, framed as in an MPUB. Design notes: pyx/wire/bodies.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef class Frames:

@@ -1,4 +1,3 @@
-# Scanner of commands. Pure functions of bytes; "more is needed" is a value. Design notes: pyx/wire/scanner.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef enum:
