@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import gevent
 
-from pyqd.api.http_params import number
+from pyqd.api.http_params import number, refusing
 from pyqd.api.rights import ADMIN
 from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
 from pyqd.debug.flamegraph import draw, fold
@@ -163,7 +163,5 @@ class DebugRoutes:
 def form_of(request: Request) -> UrlQuery:
     """Return the parameters of a form in the body; none if the body is not a form."""
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    try:
+    with refusing("INVALID_REQUEST"):
         return UrlQuery(request.body.decode("ascii") if kind == FORM else "")
-    except ValueError:
-        raise HttpError(400, "INVALID_REQUEST") from None

@@ -185,12 +185,6 @@ def login_of(options: Options, servers: AuthServers) -> Login | None:
     return Login(tokens_of(options.http_auth_token_file, PROGRAM), servers if options.http_auth else None)
 
 
-def token_login(path: str, program: str) -> Login | None:
-    """Return the login by a token file alone; None if the path is empty. Raises: StartupError."""
-    tokens = tokens_of(path, program)
-    return None if tokens is None else Login(tokens, None)
-
-
 def tokens_of(path: str, program: str) -> TokenFile | None:
     """Return the tokens of a file; None if the path is empty. Raises: StartupError."""
     try:

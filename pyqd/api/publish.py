@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gevent.event import Event
 
-from pyqd.api.http_params import topic_name
+from pyqd.api.http_params import refusing, topic_name
 from pyqd.api.rights import PUBLISH, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
@@ -201,10 +201,8 @@ class PublishRoutes:
 
     def due_ns(self, text: str, now_ns: int) -> int:
         """Return a due time given in Unix milliseconds or as RFC 3339; 0 if it has passed."""
-        try:
+        with refusing("INVALID_DUE"):
             due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_timestamp(text, now_ns)
-        except ValueError as error:
-            raise HttpError(400, "INVALID_DUE") from error
         if due_ns > now_ns + self.broker.options.defer_ns_max():
             raise HttpError(400, "INVALID_DUE")
         return due_ns if due_ns > now_ns else 0

@@ -27,7 +27,6 @@ PUBLISH: Final = "publish"
 CONSUME: Final = "consume"
 ADMIN: Final = "admin"
 
-RIGHTS: Final = (OPEN, STATUS, PUBLISH, CONSUME, ADMIN)
 # The parameters of a route that touches one topic, and the channel of a route that touches one channel.
 TOPIC: Final = ("topic",)
 CHANNEL: Final = "channel"

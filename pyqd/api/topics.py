@@ -8,7 +8,7 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_params import FLAG, requested_topic, topic_and_channel_name, topic_name
+from pyqd.api.http_params import FLAG, refusing, requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker import replay
@@ -78,7 +78,7 @@ class TopicRoutes:
         topic = requested_topic(self.broker, query)
         limits: dict[str, int | None] = {}
         if query.get("bytes") is not None:
-            limits["retention_bytes"] = bytes_of(query, "INVALID_BYTES")
+            limits["retention_bytes"] = bytes_of(query)
         if query.get("time") is not None:
             limits["retention_time_ns"] = time_of(query)
         if not limits:
@@ -99,7 +99,7 @@ class TopicRoutes:
         topic = requested_topic(self.broker, query)
         if query.get("bytes") is None:
             raise HttpError(400, "MISSING_ARG_BYTES")
-        topic.quota.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
+        topic.quota.set_own(bytes_max=bytes_of(query))
         logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.quota.bytes_max)
         return quota_response(topic)
 
@@ -127,13 +127,13 @@ def is_needed(topic: Topic, channel: Channel) -> bool:
     return is_only and (topic.ephemeral or channel.depth + channel.deferred_count + channel.in_flight_count > 0)
 
 
-def bytes_of(query: UrlQuery, code: str) -> int | None:
+def bytes_of(query: UrlQuery) -> int | None:
     """Return the parameter `bytes`; None if the daemon's flag applies."""
     text = query.get("bytes") or ""
     if text == FLAG:
         return None
     if not _BYTES.fullmatch(text):
-        raise HttpError(400, code)
+        raise HttpError(400, "INVALID_BYTES")
     return int(text)
 
 
@@ -142,10 +142,8 @@ def time_of(query: UrlQuery) -> int | None:
     text = query.get("time") or ""
     if text == FLAG:
         return None
-    try:
+    with refusing("INVALID_TIME"):
         time_ns = parse_duration(text)
-    except ValueError:
-        raise HttpError(400, "INVALID_TIME") from None
     if not 0 <= time_ns < INT64_MAX:
         raise HttpError(400, "INVALID_TIME")
     return time_ns

@@ -18,11 +18,10 @@ from pyqd.api.login import login_of, warn_if_open
 from pyqd.api.publish import plain_publishers
 from pyqd.api.restart import RestartError
 from pyqd.api.routes import daemon_routes
-from pyqd.apps.config_check import DAEMON_CHECKS, check_data_path
 from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.inherited import Inherited, inherited_from
 from pyqd.apps.listeners import ListeningAddresses, accepted_sites, http_settings, timeout_s, tls_server
-from pyqd.apps.program import run_program
+from pyqd.apps.program import DAEMON_CHECKS, check_data_path, run_program
 from pyqd.apps.restart import Predecessor, Restarts, report_failure
 from pyqd.apps.service_manager import ServiceManager
 from pyqd.apps.stop_watchdog import StopWatchdog

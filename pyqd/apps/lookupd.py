@@ -10,8 +10,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
-from pyqd.api.login import Login, token_login
-from pyqd.apps.config_check import Checks
+from pyqd.api.login import Login, tokens_of
 from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.listeners import (
     ADDRESS_FLAGS,
@@ -22,7 +21,7 @@ from pyqd.apps.listeners import (
     tls_flags,
     tls_server,
 )
-from pyqd.apps.program import run_program
+from pyqd.apps.program import Checks, run_program
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.metrics import LookupMetrics
 from pyqd.lookupd.options import LOOKUP_DAEMON, PROGRAM, LookupOptions
@@ -117,7 +116,8 @@ def new_tls(options: LookupOptions) -> TlsServer:
 
 def new_login(options: LookupOptions) -> Login | None:
     """Return the login over HTTP; None for no login. Raises: StartupError."""
-    return token_login(options.http_auth_token_file, PROGRAM)
+    tokens = tokens_of(options.http_auth_token_file, PROGRAM)
+    return None if tokens is None else Login(tokens, None)
 
 
 LOOKUP_CHECKS: Final[Checks[LookupOptions]] = {

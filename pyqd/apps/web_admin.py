@@ -17,9 +17,8 @@ from pyqd.admin.access.oidc import check_oidc
 from pyqd.admin.app import body_max, new_app
 from pyqd.admin.options import ADMIN, AdminOptions, check_options
 from pyqd.admin.site import Site, context_maker, read_token, trusted_by
-from pyqd.apps.config_check import Checks
 from pyqd.apps.listeners import parse_address
-from pyqd.apps.program import run_program
+from pyqd.apps.program import Checks, run_program
 from pyqd.http.reader import HttpSettings, ServerTimeouts
 from pyqd.http.server import HttpServer
 from pyqd.http.wsgi import WsgiRouter
