@@ -14,11 +14,10 @@ import gevent
 
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
-from pyqd.http.https_connection import HttpsConnection
+from pyqd.http.https_connection import HttpsConnection, TlsSocket
 from pyqd.http.messages import HttpError, Request, Response, Route, error_response, render, storage_refusal
 from pyqd.http.reader import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.router import Router
-from pyqd.http.tls_socket import TlsSocket
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import spawn, spawn_service
 from pyqd.net.handshake import HandshakeError, shake_hands

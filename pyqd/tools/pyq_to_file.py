@@ -36,8 +36,7 @@ from pyqd.tools.to_file.naming import FileNames, NameFormatError, host_of
 from pyqd.tools.to_file.options import ToFileOptions
 from pyqd.tools.to_file.output import FileOutput
 from pyqd.tools.to_file.places import Places
-from pyqd.tools.to_file.recorder import Recorder
-from pyqd.tools.to_file.topic_log import TopicLog
+from pyqd.tools.to_file.topic_log import Recorder, TopicLog
 
 NAME: Final = "pyq_to_file"
 SYNOPSIS: Final = """\

@@ -142,7 +142,7 @@ class FileOutput:
         return file
 
     def _open_locked(self, path: str) -> int:
-        if self._encoding.is_appendable and self._limits.age_s <= 0:
+        if self._encoding.is_plain and self._limits.age_s <= 0:
             descriptor = disk.open_locked(path, creates=True)
             disk.end_last_line(descriptor, path)
             return descriptor
@@ -163,7 +163,7 @@ class FileOutput:
         assert file is not None, "rotate() opens a file"
         count = self._fitting(file, messages)
         taken = messages if count == len(messages) else messages[:count]
-        if self._encoding.writes_at_once:
+        if self._encoding.is_plain:
             disk.write_all(file.descriptor, self._encoding.encode(taken), file.path)
         else:
             file.pending += taken
