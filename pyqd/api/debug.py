@@ -97,11 +97,9 @@ class DebugRoutes:
         ]
 
     def cmdline(self, _request: Request) -> Response:
-        """Return the command line, its arguments separated by NUL."""
         return text("\0".join(sys.orig_argv))
 
     def symbol(self, _request: Request) -> Response:
-        """Return a text that says that there are no symbols to look up."""
         return text("num_symbols: 0\n")
 
     def profile(self, request: Request) -> Response:
@@ -133,7 +131,6 @@ class DebugRoutes:
         return text("traced from now on; GET /debug/heap shows it\n")
 
     def stop_tracing(self, _request: Request) -> Response:
-        """Stop tracing allocations and drop the traces."""
         tracemalloc.stop()
         return text("not traced any more\n")
 

@@ -61,7 +61,6 @@ class DurabilityRoutes:
         )
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the file system; None if the system does not tell."""
         try:
             return self.broker.files.free_bytes(self.broker.root)
         except StorageError:

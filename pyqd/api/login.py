@@ -134,7 +134,6 @@ class Login:
         return ServerGrant(granted) if granted.authorizations else None
 
     def _failed(self, request: Request, remote: str) -> Response:
-        """Count a failed login, and return its answer."""
         address = ip_of(remote)
         if self.failures.remaining(address) < 1:
             return error_response(HttpError(429, "TOO_MANY_FAILED_LOGINS"), (("Retry-After", "1"),))
@@ -144,7 +143,6 @@ class Login:
 
 
 def unauthorized() -> Response:
-    """Return the answer to a request without a successful login."""
     return error_response(HttpError(401, "UNAUTHORIZED"), CHALLENGE)
 
 

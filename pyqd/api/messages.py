@@ -103,7 +103,6 @@ class MessageRoutes:
         return self.change(request, lambda topic: message_lookup.reschedule_to(topic, now_ns, at_once=True))
 
     def change(self, request: Request, change_for: Any, **shown_too: int) -> Response:
-        """Change a message and return the outcome for each channel."""
         query = request.query()
         topic, channel = requested_topic_and_channel(self.broker, query)
         id_text = query.get("id")

@@ -69,7 +69,6 @@ def plain_publishers(broker: Broker, sites: Sites | None = None) -> Callable[[st
 
 
 def count_max(options: Options) -> int:
-    """Return the largest number of messages in a binary body."""
     return (options.max_body_size - SIZE_BYTES) // MESSAGE_BYTES_MIN
 
 
@@ -87,15 +86,12 @@ class PublishRoutes:
         ]
 
     def msg_size_max(self) -> int:
-        """Return the largest message in bytes."""
         return self.broker.options.max_msg_size
 
     def body_size_max(self) -> int:
-        """Return the largest body of many messages in bytes."""
         return self.broker.options.max_body_size
 
     def pub(self, request: Request) -> Response:
-        """Publish the body as one message, perhaps deferred."""
         if request.body_too_big:
             raise HttpError(413, "MSG_TOO_BIG")
         if not request.body:

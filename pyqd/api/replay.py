@@ -85,7 +85,6 @@ class ReplayRoutes:
 
 
 def place_of(query: UrlQuery, name: str, code: str, default: str = "") -> replay.LogPlace:
-    """Return the place in the log that a parameter names."""
     with refusing(code):
         return replay.parse_place(query.get(name) or default, wall())
 

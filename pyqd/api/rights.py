@@ -99,7 +99,6 @@ class TokenFile:
             logger.info("HTTP: reloaded %d tokens", len(self.grants))
 
     def find(self, secret: bytes) -> TokenGrant | None:
-        """Return the grant of a token; None if the token is not in the file."""
         digest = hashlib.sha256(secret).digest()
         found = None
         for grant in self.grants:

@@ -53,7 +53,6 @@ class StatusRoutes:
         return response
 
     def info(self, _request: Request) -> Response:
-        """Return the daemon's identity and the limits that clients may ask for."""
         options = self.broker.options
         identity = self.identity
         return json_response(
@@ -116,7 +115,6 @@ def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[S
 
 
 def selection_of(query: UrlQuery) -> Selection:
-    """Return the selection in a query."""
     return Selection(
         topic=query.get("topic") or "",
         channel=query.get("channel") or "",
@@ -204,7 +202,6 @@ def channel_slices(channels: Iterable[StatsDict]) -> Iterator[list[StatsDict]]:
 
 
 def has_many_clients(channel: StatsDict) -> bool:
-    """Return whether the JSON of a channel is made in parts."""
     return len(channel["clients"] or ()) >= STEPS_PER_PAUSE
 
 

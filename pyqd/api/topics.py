@@ -44,7 +44,6 @@ class TopicRoutes:
         ]
 
     def create_topic(self, request: Request) -> Response:
-        """Create a topic if it is missing."""
         self.broker.topic(topic_name(request.query()))
         return Response(200)
 
@@ -69,7 +68,6 @@ class TopicRoutes:
         return json_response({**shown, "created": True})
 
     def retention(self, request: Request) -> Response:
-        """Return the retention of a topic's finished messages."""
         return retention_response(requested_topic(self.broker, request.query()))
 
     def set_retention(self, request: Request) -> Response:
@@ -90,7 +88,6 @@ class TopicRoutes:
         return retention_response(topic)
 
     def quota(self, request: Request) -> Response:
-        """Return a topic's quota of disk space and its use."""
         return quota_response(requested_topic(self.broker, request.query()))
 
     def set_quota(self, request: Request) -> Response:

@@ -72,7 +72,6 @@ class TraceRoutes:
             gevent.sleep(min(LINGER_S, wait_s))
 
     def page(self, page: BlockPage) -> Response:
-        """Return the answer for the blocks that were read."""
         log = self.broker.tracing.log
         headers = (
             ("X-Pyqd-Format", str(FORMAT)),

@@ -152,7 +152,6 @@ class Daemon:
         start_threads(self.hub.threadpool, 1)
 
     def new_broker(self, files: Files | None) -> Broker:
-        """Return the broker, whose jobs run in this daemon's threads."""
         return Broker(
             self.options,
             files,
@@ -167,7 +166,6 @@ class Daemon:
         )
 
     def new_syncs(self) -> None:
-        """Create the syncs of publishers, of FINs and of all files."""
         soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
         reports: Any = {
             "on_timed": self.metrics.sync_duration.observe,
@@ -251,7 +249,6 @@ class Daemon:
         self.stop_wanted.set()
 
     def exit_code(self) -> int:
-        """Return the exit code of the process: 1 after an internal error."""
         return 0 if self.failure is None else 1
 
     def on_turn_error(self, error: BaseException) -> None:
@@ -301,11 +298,9 @@ class Daemon:
             logger.info("publish a first message with: %s", first_command(http))
 
     def stop_steps(self) -> int:
-        """Return the number of steps of a stop so far that wait for the disk."""
         return self.broker.closed_count + self.broker.syncs.done_count
 
     def listeners(self) -> dict[str, Listener]:
-        """Return the listeners by the names of their addresses."""
         return {"tcp": self.tcp.listener, **self.http.listeners()}
 
     def shared(self) -> Inherited:

@@ -78,7 +78,6 @@ class LookupDaemon:
         )
 
     def tcp_limits(self) -> tuple[int, int]:
-        """Return how many brokers may be connected, and how many of one address."""
         possible = max(1, descriptor_max() - DESCRIPTORS_RESERVED - self.options.max_http_connections)
         return min(self.options.max_connections or possible, possible), 0
 
@@ -102,7 +101,6 @@ class LookupDaemon:
             self.login.tokens.reload()
 
     def stop(self) -> None:
-        """Stop listening and close all connections."""
         self.tcp.stop()
         self.http.stop()
         gevent.sleep(0)

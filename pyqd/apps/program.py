@@ -93,7 +93,6 @@ def effective(settings: ProgramSettings[Any]) -> str:
 
 
 def origin(settings: ProgramSettings[Any], flag: Flag) -> str:
-    """Return the origin of a flag's value."""
     if flag.name in settings.in_file:
         assert settings.file is not None
         return settings.file.where(flag)

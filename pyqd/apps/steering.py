@@ -75,7 +75,6 @@ class LocalDaemon:
 
 
 def parser_for(prog: str, description: str) -> CommandParser:
-    """Return a parser with the flag that finds the daemon."""
     parser = CommandParser(prog=prog, description=description)
     parser.add_argument(
         "--http-address",
@@ -158,7 +157,6 @@ def process_of(daemon: LocalDaemon, progress: Any) -> Iterator[int | None]:
 
 
 def show(progress: Any, before: str) -> str:
-    """Print a line if the number of messages has changed. Returns: the line."""
     line = f"{progress['in_flight']} messages in flight with {progress['consumers']} consumers"
     if line != before:
         print(line, flush=True)

@@ -84,7 +84,6 @@ class AdminServer:
         logger.log(logging.INFO if is_local else logging.WARNING, text, reach)
 
     def stop(self) -> None:
-        """Stop listening, let requests end, and close everything."""
         self.site.is_closing = True
         self.server.listener.stop()
         end_s = time.monotonic() + STOP_TIMEOUT_S

@@ -38,7 +38,6 @@ def duration_of(body: bytes) -> int:
 
 
 def parser_of(flag: Flag) -> Callable[[bytes], Any]:
-    """Return the parser of a live flag's value in the body of a request."""
     if flag.repeatable:
         return addresses_of
     if flag.type is DURATION:

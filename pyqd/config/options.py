@@ -83,7 +83,6 @@ def parse_tls_version(text: str) -> int:
 
 
 def show_tls_version(number: int) -> str:
-    """Return the name of a TLS version."""
     return next(name for name, known in TLS_VERSIONS.items() if known == number)
 
 
@@ -168,12 +167,10 @@ def check_percentiles(percentiles: Percentiles) -> None:
 
 
 def show_percentiles(percentiles: Percentiles) -> str:
-    """Return the list in the form of the flag."""
     return ",".join(f"{percentile:g}" for percentile in percentiles)
 
 
 def joined_percentiles(former: Percentiles, more: Percentiles) -> Percentiles:
-    """Return the union of two flags' percentiles."""
     return tuple(sorted((*former, *more), reverse=True))
 
 

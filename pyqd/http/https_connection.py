@@ -47,11 +47,9 @@ class TlsSocket:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that TLS takes."""
         return STATE_BYTES + len(self._records) + int((self._in_bytes + self._out_bytes) * BUFFERS_PART)
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def recv_into(self, buffer: memoryview) -> int:

@@ -128,7 +128,6 @@ class HttpServer:
         spawn(self._serve, connection)
 
     def _secure(self, tls: TlsServer, accepted: socket.socket, remote: str) -> None:
-        """Do the handshake, then serve."""
         secured = tls.connection()
         is_secure = False
         parting = b""
@@ -162,12 +161,10 @@ class HttpServer:
             self._admission.leave(connection.remote)
 
     def _note_internal_error(self, error: Exception) -> None:
-        """Report a broken invariant."""
         if isinstance(error, AssertionError) and self._on_internal_error is not None:
             self._on_internal_error(error)
 
     def _sweep(self) -> None:
-        """Shut the connections that are past their deadline."""
         while True:
             gevent.sleep(SWEEP_S)
             now_s = time.monotonic()

@@ -71,7 +71,6 @@ def full_prefix(options: Options, identity: Identity) -> str:
 
 
 def topic_entries(topic: StatsDict, exclude_ephemeral: bool) -> Iterator[Entry]:
-    """Yield the keys and values of a topic and its channels, in nsqd's order."""
     head = f"topic.{topic['topic_name']}."
     for key in TOPIC_KEYS:
         yield head + key, topic[key]
@@ -87,7 +86,6 @@ def topic_entries(topic: StatsDict, exclude_ephemeral: bool) -> Iterator[Entry]:
 
 
 def latency_entries(head: str, stats: StatsDict) -> Iterator[Entry]:
-    """Yield the percentiles of a topic or channel, if there are any."""
     for percentile in stats["e2e_processing_latency"]["percentiles"] or ():
         yield f"{head}{LATENCY_KEY}{percentile['quantile'] * 100:.0f}", percentile["value"]
 

@@ -67,7 +67,6 @@ declare_flag: Final = partial(declare_field, key=None)
 
 
 def declare_repeated(text: str, kind: FlagType = STRING) -> Any:
-    """Return a field of options that carries a flag with several values."""
     return declare_flag((), text if "(may be" in text else f"{text} (may be given multiple times)", kind=kind)
 
 
@@ -128,7 +127,6 @@ def require_positive(options: object, *attributes: str) -> None:
 
 
 def user_agent(tool: str) -> str:
-    """Return the name of a tool for the statistics of brokers."""
     return f"{tool}/{__version__} pyqd-client/{__version__}"
 
 

@@ -70,7 +70,6 @@ def run_command(name: str, argv: Sequence[str]) -> int:
 
 
 async def measure(command: Command, options: Common) -> int:
-    """Measure and print the summary. Returns: the exit code."""
     options.check()
     stdout = Stdout()
     target = probe(options.nsqd_tcp_address, options.auth_secret, options.timeout_s)

@@ -88,7 +88,6 @@ class ChannelTotals:
 
 
 def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> ChannelTotals | None:
-    """Return the numbers of a channel in answers to /stats; None if no broker has it."""
     totals = None
     for answer in answers:
         for each in answer.get("topics") or ():

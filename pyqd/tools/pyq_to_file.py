@@ -112,7 +112,6 @@ class ToFile:
             self._add(topic)
 
     def _add(self, topic: str) -> None:
-        """Begin to write a topic; log why if that is impossible."""
         try:
             log = self._log_of(topic)
         except (NameFormatError, ClientError) as error:

@@ -59,7 +59,6 @@ class ToHttp:
             self._connections.close()
 
     async def _send_all(self, consumer: Consumer) -> None:
-        """Send the messages of the consumer, until it is closed."""
         tasks = Tasks(consumer)
         while True:
             await tasks.fewer_than(self._options.n)

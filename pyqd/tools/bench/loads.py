@@ -45,7 +45,6 @@ class Bench:
     topic: BenchTopic
 
     async def publish(self, options: PublishOptions) -> BenchFigures:
-        """Publish, and count the answers."""
         load = Load(messages=options.count or None, body_bytes=options.size)
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
         progress = LoadProgress("publishing", options.count, whole_s(course), options.size, options.quiet)
@@ -195,7 +194,6 @@ def publishing_settings(options: PublishOptions) -> dict[str, object]:
 
 
 def course_of(options: PublishOptions | ConsumeOptions, otherwise_s: float) -> Course:
-    """Return the times of a load. otherwise_s: duration if the user gives none; 0 for no limit."""
     runfor_s = options.runfor_ns / SECOND_NS or otherwise_s
     return Course(options.warm_up_ns / SECOND_NS, runfor_s, options.timeout_s, options.spin)
 

@@ -60,7 +60,6 @@ class LoadRun:
         self._is_abandoned = False
 
     def work(self) -> None:
-        """Do all of it, in a thread."""
         is_measured = False
         try:
             self.begin = replace(self._sample(), counts=LoadCounts())
@@ -107,7 +106,6 @@ class LoadRun:
         return Sample(self.load.counts(), cpu)
 
     def interrupt(self) -> None:
-        """End the measurement soon, in good order."""
         self.is_interrupted = True
         self.load.interrupt()
 

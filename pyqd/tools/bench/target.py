@@ -31,7 +31,6 @@ REMEDIES: Final = (
 
 
 def with_remedy(text: str) -> str:
-    """Return the text of an error with its remedy, if there is a known one."""
     return next((f"{text}; {remedy}" for word, remedy in REMEDIES if word in text), text)
 
 

@@ -133,7 +133,6 @@ def nodes_of(daemon: AskedLookupDaemon) -> list[dict[str, Any]]:
 
 
 def http_address_of(node: Mapping[str, Any]) -> TcpAddress:
-    """Return the address of an entry in GET /nodes."""
     return TcpAddress(node["broadcast_address"], node["http_port"])
 
 

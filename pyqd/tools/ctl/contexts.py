@@ -106,7 +106,6 @@ class ContextFile:
         return Context(**values)
 
     def readable_by_others(self) -> bool:
-        """Return whether users other than the owner can read or write the file."""
         with contextlib.suppress(OSError):
             return bool(self.path.stat().st_mode & OTHERS)
         return False

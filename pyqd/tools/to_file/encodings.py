@@ -27,7 +27,6 @@ class Lines:
     is_plain = True
 
     def head(self) -> bytes:
-        """Return the beginning of every file."""
         return b""
 
     def encode(self, messages: Sequence[Message]) -> bytes:

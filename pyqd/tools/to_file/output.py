@@ -76,7 +76,6 @@ class FileOutput:
     # Rotation.
 
     def needs_rotation(self) -> bool:
-        """Return whether the next message begins a new file."""
         file = self._file
         if file is None:
             return True
@@ -121,7 +120,6 @@ class FileOutput:
         raise FileStorageError(f"no file name is free for {name}: other instances need another <HOST>, <PID> or <REV>")
 
     def _open(self, name: str, revision: int) -> OpenFile | None:
-        """Open the file of a revision; None if that revision is taken."""
         if self._places.is_taken(name, revision):
             return None
         path = self._places.working(name, revision)

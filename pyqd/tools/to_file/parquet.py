@@ -61,7 +61,6 @@ class Parquet(Lines):
         self._channel = channel
 
     def head(self) -> bytes:
-        """Return the schema in Arrow's stream format."""
         return bytes(SCHEMA.serialize())
 
     def encode(self, messages: Sequence[Message]) -> bytes:
@@ -91,7 +90,6 @@ class Parquet(Lines):
         return os.path.join(directory, f".{base}{WORKING_SUFFIX}")
 
     def final_name(self, name: str) -> str:
-        """Return the name of the Parquet file."""
         directory, base = os.path.split(name)
         return os.path.join(directory, base.removeprefix(".").removesuffix(WORKING_SUFFIX))
 
@@ -220,7 +218,6 @@ class ArrowJournal:
 
 
 def _is_incomplete(source: Any, offset: int, size: int) -> bool:
-    """Return whether reading at an offset has failed because the file ends too early."""
     # Arrow has read all that is there then.
     if source.tell() < size:
         return False
