@@ -29,7 +29,7 @@ from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
 from pyqd.config.live_options import LiveOptions
-from pyqd.config.options import PROGRAM, TLS_REQUIRED, Options, parse_settings
+from pyqd.config.options import DAEMON, PROGRAM, TLS_REQUIRED, Options
 from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
@@ -511,7 +511,7 @@ def run_logged(options: Options) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code. Source: docs/nsq/broker-semantics.md, "Stopping"."""
     begin_program(PROGRAM, holds_hangups=True)
-    settings = parse_settings(sys.argv[1:] if argv is None else argv)
+    settings = DAEMON.parse_settings(sys.argv[1:] if argv is None else argv)
     return run_program(settings, DAEMON_CHECKS, run_logged, partial(report_failure, os.environ))
 
 

@@ -20,7 +20,7 @@ from pyqd.config.program_options import (
     declare_http_allow_host,
     declare_http_allow_origin,
 )
-from pyqd.config.settings import Program, ProgramSettings
+from pyqd.config.settings import Program
 from pyqd.primitives.addresses import PORT_MAX, require_host
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.goflags import DURATION, INT, STRING, FlagType, declare_field, declared_flags
@@ -495,11 +495,6 @@ def build(given: Mapping[str, Any]) -> Options:
     return DAEMON.settings_of(given).options()
 
 
-def parse_settings(argv: Sequence[str]) -> ProgramSettings[Options]:
-    """Parse a command line, argv without the program's name. Exits the process as `Program.parse_settings` does."""
-    return DAEMON.parse_settings(argv)
-
-
 def parse_args(argv: Sequence[str]) -> Options:
-    """Return the options of a command line, as `parse_settings` reads it. Raises: StartupError."""
-    return parse_settings(argv).options()
+    """Return the options of a command line, as `Program.parse_settings` reads it. Raises: StartupError."""
+    return DAEMON.parse_settings(argv).options()

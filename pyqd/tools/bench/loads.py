@@ -14,8 +14,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.bench.options import ConsumeOptions, Consuming, LatencyOptions, PublishOptions
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import settled
-from pyqd.tools.bench.progress import LoadProgress
-from pyqd.tools.bench.run import Course, LoadRun, carry_out
+from pyqd.tools.bench.run import Course, LoadProgress, LoadRun, carry_out
 from pyqd.tools.bench.summary import BenchFigures, busy_percent, cpu_between, warnings_of
 from pyqd.tools.bench.target import BenchTarget, with_remedy
 from pyqd.tools.bench.topic import BenchTopic
