@@ -16,8 +16,7 @@ from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import settled
 from pyqd.tools.bench.run import Course, LoadProgress, LoadRun, carry_out
 from pyqd.tools.bench.summary import BenchFigures, busy_percent, cpu_between, warnings_of
-from pyqd.tools.bench.target import BenchTarget, with_remedy
-from pyqd.tools.bench.topic import BenchTopic
+from pyqd.tools.bench.target import BenchTarget, BenchTopic, with_remedy
 from pyqd.tools.common import Fatal
 
 RUNFOR_S: Final = 10.0
