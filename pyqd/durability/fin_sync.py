@@ -93,7 +93,7 @@ class FinSync:
         else:
             channels = [self._again.pop()]
         try:
-            gathered = FinRound(channels)
+            gathered = self._gather(channels)
         except Exception as error:
             # The FINs taken from the channels would wait forever, so the error is fatal.
             logger.critical("internal error when gathering a sync of FINs", exc_info=error)
@@ -103,6 +103,9 @@ class FinSync:
             self._begin_next()
             return
         self._write(gathered, gathered.covered, self._sync_originals if gathered.dead_letter_sources else self._finish)
+
+    def _gather(self, channels: list[Channel]) -> FinRound:
+        return FinRound(channels)
 
     def _write(
         self,
