@@ -28,15 +28,12 @@ class ConfigRoutes:
         ]
 
     def body_size_max(self) -> int:
-        """Return the largest body of a change in bytes."""
         return self.live.broker.options.max_msg_size
 
     def show(self, request: Request) -> Response:
-        """Return an option's value."""
         return self.value(request.match.argument)
 
     def change(self, request: Request) -> Response:
-        """Change an option until the process ends."""
         key = request.match.argument
         if request.body_too_big or not request.body:
             raise HttpError(413, "INVALID_VALUE")

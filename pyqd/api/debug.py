@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import gevent
 
-from pyqd.api.http_params import number
+from pyqd.api.http_params import number, refusing
 from pyqd.api.rights import ADMIN
 from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
 from pyqd.debug.flamegraph import draw, fold
@@ -97,11 +97,9 @@ class DebugRoutes:
         ]
 
     def cmdline(self, _request: Request) -> Response:
-        """Return the command line, its arguments separated by NUL."""
         return text("\0".join(sys.orig_argv))
 
     def symbol(self, _request: Request) -> Response:
-        """Return a text that says that there are no symbols to look up."""
         return text("num_symbols: 0\n")
 
     def profile(self, request: Request) -> Response:
@@ -133,7 +131,6 @@ class DebugRoutes:
         return text("traced from now on; GET /debug/heap shows it\n")
 
     def stop_tracing(self, _request: Request) -> Response:
-        """Stop tracing allocations and drop the traces."""
         tracemalloc.stop()
         return text("not traced any more\n")
 
@@ -163,7 +160,5 @@ class DebugRoutes:
 def form_of(request: Request) -> UrlQuery:
     """Return the parameters of a form in the body; none if the body is not a form."""
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    try:
+    with refusing("INVALID_REQUEST"):
         return UrlQuery(request.body.decode("ascii") if kind == FORM else "")
-    except ValueError:
-        raise HttpError(400, "INVALID_REQUEST") from None

@@ -3,6 +3,9 @@
 Source: docs/nsq/http-api.md, "Topic and channel administration".
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
@@ -13,6 +16,15 @@ from pyqd.primitives.names import is_valid_name_str
 
 # Value of a parameter that stands for the daemon's flag.
 FLAG = "default"
+
+
+@contextlib.contextmanager
+def refusing(code: str) -> Iterator[None]:
+    """Answer a ValueError of the block with the status 400. Raises: HttpError."""
+    try:
+        yield
+    except ValueError:
+        raise HttpError(400, code) from None
 
 
 def number(

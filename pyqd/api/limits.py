@@ -88,7 +88,6 @@ def requested_limits(query: UrlQuery, now: ChannelSettings) -> ChannelSettings:
 
 
 def parse_rate(query: UrlQuery, name: str) -> float:
-    """Return a parameter that is a decimal number."""
     text = query.get(name) or ""
     if not _NUMBER.fullmatch(text):
         raise HttpError(400, f"INVALID_{name.upper()}")

@@ -134,7 +134,6 @@ class Login:
         return ServerGrant(granted) if granted.authorizations else None
 
     def _failed(self, request: Request, remote: str) -> Response:
-        """Count a failed login, and return its answer."""
         address = ip_of(remote)
         if self.failures.remaining(address) < 1:
             return error_response(HttpError(429, "TOO_MANY_FAILED_LOGINS"), (("Retry-After", "1"),))
@@ -144,7 +143,6 @@ class Login:
 
 
 def unauthorized() -> Response:
-    """Return the answer to a request without a successful login."""
     return error_response(HttpError(401, "UNAUTHORIZED"), CHALLENGE)
 
 
@@ -183,12 +181,6 @@ def login_of(options: Options, servers: AuthServers) -> Login | None:
     if not options.http_auth and not options.http_auth_token_file:
         return None
     return Login(tokens_of(options.http_auth_token_file, PROGRAM), servers if options.http_auth else None)
-
-
-def token_login(path: str, program: str) -> Login | None:
-    """Return the login by a token file alone; None if the path is empty. Raises: StartupError."""
-    tokens = tokens_of(path, program)
-    return None if tokens is None else Login(tokens, None)
 
 
 def tokens_of(path: str, program: str) -> TokenFile | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from pyqd.api.http_params import number, requested_topic_and_channel
+from pyqd.api.http_params import number, refusing, requested_topic_and_channel
 from pyqd.api.replay import answering_position_errors
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import message_lookup, peek
@@ -74,10 +74,8 @@ class MessageRoutes:
         cursor = peek.Cursor()
         after = query.get("after")
         if after:
-            try:
-                cursor = peek.parse_cursor(after, state) if channel else peek.parse_cursor(after, peek.READY)
-            except ValueError:
-                raise HttpError(400, "INVALID_AFTER") from None
+            with refusing("INVALID_AFTER"):
+                cursor = peek.parse_cursor(after, state if channel else peek.READY)
         body_bytes_max = 0 if form == "none" else BODY_BYTES_MAX
         if channel is None:
             page = peek.page_of_topic(topic, state, cursor, limit, body_bytes_max, yield_to_loop)
@@ -105,7 +103,6 @@ class MessageRoutes:
         return self.change(request, lambda topic: message_lookup.reschedule_to(topic, now_ns, at_once=True))
 
     def change(self, request: Request, change_for: Any, **shown_too: int) -> Response:
-        """Change a message and return the outcome for each channel."""
         query = request.query()
         topic, channel = requested_topic_and_channel(self.broker, query)
         id_text = query.get("id")
@@ -143,10 +140,8 @@ class MessageRoutes:
                 raise HttpError(400, "INVALID_DEFER" if due is None else "INVALID_DUE")
             due_ns = now_ns + int(defer) * MILLISECOND_NS
         elif due is not None:
-            try:
+            with refusing("INVALID_DUE"):
                 due_ns = int(due) * MILLISECOND_NS if _NUMBER.fullmatch(due) else parse_timestamp(due, now_ns)
-            except ValueError:
-                raise HttpError(400, "INVALID_DUE") from None
         if due_ns > now_ns + self.broker.options.defer_ns_max():
             raise HttpError(400, "INVALID_DUE" if defer is None else "INVALID_DEFER")
         return max(due_ns, now_ns)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gevent.event import Event
 
-from pyqd.api.http_params import topic_name
+from pyqd.api.http_params import refusing, topic_name
 from pyqd.api.rights import PUBLISH, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
@@ -69,7 +69,6 @@ def plain_publishers(broker: Broker, sites: Sites | None = None) -> Callable[[st
 
 
 def count_max(options: Options) -> int:
-    """Return the largest number of messages in a binary body."""
     return (options.max_body_size - SIZE_BYTES) // MESSAGE_BYTES_MIN
 
 
@@ -87,15 +86,12 @@ class PublishRoutes:
         ]
 
     def msg_size_max(self) -> int:
-        """Return the largest message in bytes."""
         return self.broker.options.max_msg_size
 
     def body_size_max(self) -> int:
-        """Return the largest body of many messages in bytes."""
         return self.broker.options.max_body_size
 
     def pub(self, request: Request) -> Response:
-        """Publish the body as one message, perhaps deferred."""
         if request.body_too_big:
             raise HttpError(413, "MSG_TOO_BIG")
         if not request.body:
@@ -201,10 +197,8 @@ class PublishRoutes:
 
     def due_ns(self, text: str, now_ns: int) -> int:
         """Return a due time given in Unix milliseconds or as RFC 3339; 0 if it has passed."""
-        try:
+        with refusing("INVALID_DUE"):
             due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_timestamp(text, now_ns)
-        except ValueError as error:
-            raise HttpError(400, "INVALID_DUE") from error
         if due_ns > now_ns + self.broker.options.defer_ns_max():
             raise HttpError(400, "INVALID_DUE")
         return due_ns if due_ns > now_ns else 0

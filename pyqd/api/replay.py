@@ -6,7 +6,7 @@ other parameters.
 Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
 
-from pyqd.api.http_params import existing_channel, number, requested_topic, topic_and_channel_name
+from pyqd.api.http_params import existing_channel, number, refusing, requested_topic, topic_and_channel_name
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
@@ -41,10 +41,8 @@ class ReplayRoutes:
         time_text = query.get("time")
         place = None
         if time_text is not None:
-            try:
+            with refusing("INVALID_TIME"):
                 place = replay.LogPlace(time_ns=parse_timestamp(time_text, wall()))
-            except ValueError:
-                raise HttpError(400, "INVALID_TIME") from None
         return json_response(replay.positions(topic, place, yield_to_loop))
 
     def log(self, request: Request) -> Response:
@@ -55,10 +53,8 @@ class ReplayRoutes:
         stop = replay.POSITION_MAX
         stop_text = query.get("to")
         if stop_text is not None:
-            try:
+            with refusing("INVALID_TO"):
                 stop = replay.parse_position(stop_text)
-            except ValueError:
-                raise HttpError(400, "INVALID_TO") from None
         bytes_max = min(number(query, "max_bytes", RANGE_BYTES, 1, digits_max=18), RANGE_BYTES_MAX)
         found = replay.read_range(topic, place, stop, bytes_max, yield_to_loop)
         headers = (
@@ -89,11 +85,8 @@ class ReplayRoutes:
 
 
 def place_of(query: UrlQuery, name: str, code: str, default: str = "") -> replay.LogPlace:
-    """Return the place in the log that a parameter names."""
-    try:
+    with refusing(code):
         return replay.parse_place(query.get(name) or default, wall())
-    except ValueError:
-        raise HttpError(400, code) from None
 
 
 def answering_position_errors(handler: Handler) -> Handler:

@@ -5,6 +5,7 @@ Source: docs/http.md, "Restart", "Drain".
 
 from typing import Protocol
 
+from pyqd.api.http_params import refusing
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker.broker import Broker
 from pyqd.http.messages import HttpError, Request, Response, Route, json_response
@@ -74,10 +75,8 @@ class DrainRoutes:
         text = request.query().get("timeout")
         timeout_ns = self.broker.options.drain_timeout_ns or TIMEOUT_NS_DEFAULT
         if text is not None:
-            try:
+            with refusing("INVALID_TIMEOUT"):
                 timeout_ns = parse_duration(text)
-            except ValueError:
-                raise HttpError(400, "INVALID_TIMEOUT") from None
             if timeout_ns < 0:
                 raise HttpError(400, "INVALID_TIMEOUT")
         self.drain.begin(timeout_ns)

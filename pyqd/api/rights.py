@@ -27,7 +27,6 @@ PUBLISH: Final = "publish"
 CONSUME: Final = "consume"
 ADMIN: Final = "admin"
 
-RIGHTS: Final = (OPEN, STATUS, PUBLISH, CONSUME, ADMIN)
 # The parameters of a route that touches one topic, and the channel of a route that touches one channel.
 TOPIC: Final = ("topic",)
 CHANNEL: Final = "channel"
@@ -100,7 +99,6 @@ class TokenFile:
             logger.info("HTTP: reloaded %d tokens", len(self.grants))
 
     def find(self, secret: bytes) -> TokenGrant | None:
-        """Return the grant of a token; None if the token is not in the file."""
         digest = hashlib.sha256(secret).digest()
         found = None
         for grant in self.grants:

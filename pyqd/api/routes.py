@@ -6,13 +6,12 @@ from typing import Any
 from pyqd.api.admin import AdminRoutes
 from pyqd.api.config import ConfigRoutes
 from pyqd.api.debug import DebugRoutes
-from pyqd.api.durability import DurabilityRoutes
 from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
 from pyqd.api.restart import DrainRoutes, Restarting, RestartRoutes
-from pyqd.api.status import MetricsRoutes, StatusRoutes
+from pyqd.api.status import DurabilityRoutes, MetricsRoutes, StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.api.trace import TraceRoutes
 from pyqd.broker.broker import Broker

@@ -54,7 +54,6 @@ def stats_text(
 
 
 def in_pieces(lines: Iterable[str], pause: Callable[[], None]) -> Iterator[str]:
-    """Yield the text of the lines in pieces, with a pause after each long one."""
     piece: list[str] = []
     for line in lines:
         piece.append(line)
@@ -67,7 +66,6 @@ def in_pieces(lines: Iterable[str], pause: Callable[[], None]) -> Iterator[str]:
 
 
 def topic_text(topic: StatsDict, now_s: int) -> Iterable[str]:
-    """Yield the lines of a topic, of its channels and of their clients."""
     prefix = "*P " if topic["paused"] else "   "
     yield (
         f"\n{prefix}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
@@ -105,7 +103,6 @@ def client_text(client: StatsDict, now_s: int) -> str:
 
 
 def lookup_daemon_text(peer: StatsDict) -> str:
-    """Return the state of the registration with a lookup daemon in one line."""
     state = "registered" if peer["connected"] else "not registered"
     counts = f"reconnects: {peer['reconnect_count']:<4} registrations: {peer['registration_count']:<6}"
     error = f" last error: {peer['last_error']}" if peer["last_error"] else ""
@@ -113,7 +110,6 @@ def lookup_daemon_text(peer: StatsDict) -> str:
 
 
 def latency_text(stats: StatsDict) -> str:
-    """Return the percentiles of the end-to-end latency."""
     percentiles = stats["e2e_processing_latency"]["percentiles"] or ()
     return ", ".join(short_duration(entry["value"]) for entry in percentiles)
 

@@ -8,7 +8,7 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_params import FLAG, requested_topic, topic_and_channel_name, topic_name
+from pyqd.api.http_params import FLAG, refusing, requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS, TOPIC
 from pyqd.broker import replay
@@ -44,7 +44,6 @@ class TopicRoutes:
         ]
 
     def create_topic(self, request: Request) -> Response:
-        """Create a topic if it is missing."""
         self.broker.topic(topic_name(request.query()))
         return Response(200)
 
@@ -69,7 +68,6 @@ class TopicRoutes:
         return json_response({**shown, "created": True})
 
     def retention(self, request: Request) -> Response:
-        """Return the retention of a topic's finished messages."""
         return retention_response(requested_topic(self.broker, request.query()))
 
     def set_retention(self, request: Request) -> Response:
@@ -78,7 +76,7 @@ class TopicRoutes:
         topic = requested_topic(self.broker, query)
         limits: dict[str, int | None] = {}
         if query.get("bytes") is not None:
-            limits["retention_bytes"] = bytes_of(query, "INVALID_BYTES")
+            limits["retention_bytes"] = bytes_of(query)
         if query.get("time") is not None:
             limits["retention_time_ns"] = time_of(query)
         if not limits:
@@ -90,7 +88,6 @@ class TopicRoutes:
         return retention_response(topic)
 
     def quota(self, request: Request) -> Response:
-        """Return a topic's quota of disk space and its use."""
         return quota_response(requested_topic(self.broker, request.query()))
 
     def set_quota(self, request: Request) -> Response:
@@ -99,7 +96,7 @@ class TopicRoutes:
         topic = requested_topic(self.broker, query)
         if query.get("bytes") is None:
             raise HttpError(400, "MISSING_ARG_BYTES")
-        topic.quota.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
+        topic.quota.set_own(bytes_max=bytes_of(query))
         logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.quota.bytes_max)
         return quota_response(topic)
 
@@ -127,13 +124,13 @@ def is_needed(topic: Topic, channel: Channel) -> bool:
     return is_only and (topic.ephemeral or channel.depth + channel.deferred_count + channel.in_flight_count > 0)
 
 
-def bytes_of(query: UrlQuery, code: str) -> int | None:
+def bytes_of(query: UrlQuery) -> int | None:
     """Return the parameter `bytes`; None if the daemon's flag applies."""
     text = query.get("bytes") or ""
     if text == FLAG:
         return None
     if not _BYTES.fullmatch(text):
-        raise HttpError(400, code)
+        raise HttpError(400, "INVALID_BYTES")
     return int(text)
 
 
@@ -142,10 +139,8 @@ def time_of(query: UrlQuery) -> int | None:
     text = query.get("time") or ""
     if text == FLAG:
         return None
-    try:
+    with refusing("INVALID_TIME"):
         time_ns = parse_duration(text)
-    except ValueError:
-        raise HttpError(400, "INVALID_TIME") from None
     if not 0 <= time_ns < INT64_MAX:
         raise HttpError(400, "INVALID_TIME")
     return time_ns

@@ -10,7 +10,7 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from pyqd.api.http_params import FLAG, number, requested_topic
+from pyqd.api.http_params import FLAG, number, refusing, requested_topic
 from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
@@ -72,7 +72,6 @@ class TraceRoutes:
             gevent.sleep(min(LINGER_S, wait_s))
 
     def page(self, page: BlockPage) -> Response:
-        """Return the answer for the blocks that were read."""
         log = self.broker.tracing.log
         headers = (
             ("X-Pyqd-Format", str(FORMAT)),
@@ -96,10 +95,8 @@ class TraceRoutes:
         body_bytes = number(query, "body_bytes", 0, most=TRACE_BODY_BYTES_MAX)
         setting = None
         if query.get("rate") != FLAG:
-            try:
+            with refusing("INVALID_RATE"):
                 setting = TraceSetting(parse_rate(query.get("rate") or ""), body_bytes)
-            except ValueError:
-                raise HttpError(400, "INVALID_RATE") from None
         self.broker.tracing.set_own(topic, setting)
         logger.info("TOPIC(%s): trace is %s", topic.name, self.broker.tracing.setting_of(topic))
         return self.trace_of(topic)

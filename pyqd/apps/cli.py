@@ -13,8 +13,8 @@ TOOLS = {
     "import": ("pyqd.apps.data_commands", "import_nsqd"),
     "export": ("pyqd.apps.data_commands", "export_nsqd"),
     "inspect": ("pyqd.apps.data_commands", "inspect"),
-    "drain": ("pyqd.apps.drain_command", "main"),
-    "restart": ("pyqd.apps.restart_command", "main"),
+    "drain": ("pyqd.apps.steering", "drain"),
+    "restart": ("pyqd.apps.steering", "restart"),
 }
 DAEMON = ("pyqd.apps.daemon", "main")
 HELP = "help"

@@ -18,11 +18,10 @@ from pyqd.api.login import login_of, warn_if_open
 from pyqd.api.publish import plain_publishers
 from pyqd.api.restart import RestartError
 from pyqd.api.routes import daemon_routes
-from pyqd.apps.config_check import DAEMON_CHECKS, check_data_path
 from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.inherited import Inherited, inherited_from
 from pyqd.apps.listeners import ListeningAddresses, accepted_sites, http_settings, timeout_s, tls_server
-from pyqd.apps.program import run_program
+from pyqd.apps.program import DAEMON_CHECKS, check_data_path, run_program
 from pyqd.apps.restart import Predecessor, Restarts, report_failure
 from pyqd.apps.service_manager import ServiceManager
 from pyqd.apps.stop_watchdog import StopWatchdog
@@ -30,7 +29,7 @@ from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
 from pyqd.config.live_options import LiveOptions
-from pyqd.config.options import PROGRAM, TLS_REQUIRED, Options, parse_settings
+from pyqd.config.options import DAEMON, PROGRAM, TLS_REQUIRED, Options
 from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
@@ -153,7 +152,6 @@ class Daemon:
         start_threads(self.hub.threadpool, 1)
 
     def new_broker(self, files: Files | None) -> Broker:
-        """Return the broker, whose jobs run in this daemon's threads."""
         return Broker(
             self.options,
             files,
@@ -168,7 +166,6 @@ class Daemon:
         )
 
     def new_syncs(self) -> None:
-        """Create the syncs of publishers, of FINs and of all files."""
         soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
         reports: Any = {
             "on_timed": self.metrics.sync_duration.observe,
@@ -252,7 +249,6 @@ class Daemon:
         self.stop_wanted.set()
 
     def exit_code(self) -> int:
-        """Return the exit code of the process: 1 after an internal error."""
         return 0 if self.failure is None else 1
 
     def on_turn_error(self, error: BaseException) -> None:
@@ -302,11 +298,9 @@ class Daemon:
             logger.info("publish a first message with: %s", first_command(http))
 
     def stop_steps(self) -> int:
-        """Return the number of steps of a stop so far that wait for the disk."""
         return self.broker.closed_count + self.broker.syncs.done_count
 
     def listeners(self) -> dict[str, Listener]:
-        """Return the listeners by the names of their addresses."""
         return {"tcp": self.tcp.listener, **self.http.listeners()}
 
     def shared(self) -> Inherited:
@@ -517,7 +511,7 @@ def run_logged(options: Options) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code. Source: docs/nsq/broker-semantics.md, "Stopping"."""
     begin_program(PROGRAM, holds_hangups=True)
-    settings = parse_settings(sys.argv[1:] if argv is None else argv)
+    settings = DAEMON.parse_settings(sys.argv[1:] if argv is None else argv)
     return run_program(settings, DAEMON_CHECKS, run_logged, partial(report_failure, os.environ))
 
 

@@ -83,7 +83,6 @@ class HttpServers:
         return http, https
 
     def stop(self) -> None:
-        """Stop listening and end all connections."""
         for server in self._servers():
             server.stop()
 
@@ -94,7 +93,6 @@ class HttpServers:
         return [connection for server in self._servers() for connection in server.connections]
 
     def connection_count(self) -> int:
-        """Return the number of open connections."""
         return sum(len(server.connections) for server in self._servers())
 
     def _servers(self) -> list[HttpServer]:

@@ -51,7 +51,6 @@ class Inherited:
         return found
 
     def close_unused(self) -> None:
-        """Close the sockets that no listener has taken."""
         for each in self.listeners.values():
             each.close()
         self.listeners.clear()

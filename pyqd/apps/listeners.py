@@ -88,7 +88,6 @@ def tls_flags(flags: Iterable[Flag]) -> tuple[str, ...]:
 
 
 def http_settings(options: Options) -> HttpSettings:
-    """Return the settings of the HTTP servers of a daemon with flags for them."""
     return dataclasses.replace(
         API_SETTINGS,
         timeouts=ServerTimeouts(
@@ -102,7 +101,6 @@ def http_settings(options: Options) -> HttpSettings:
 
 
 def accepted_sites(options: DaemonOptions) -> Sites:
-    """Return the hosts and origins that the HTTP servers of a daemon accept."""
     return Sites(options.broadcast_address, options.http_allow_host, options.http_allow_origin)
 
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
-from pyqd.api.login import Login, token_login
-from pyqd.apps.config_check import Checks
+from pyqd.api.login import Login, tokens_of
 from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.listeners import (
     ADDRESS_FLAGS,
@@ -22,7 +21,7 @@ from pyqd.apps.listeners import (
     tls_flags,
     tls_server,
 )
-from pyqd.apps.program import run_program
+from pyqd.apps.program import Checks, run_program
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.metrics import LookupMetrics
 from pyqd.lookupd.options import LOOKUP_DAEMON, PROGRAM, LookupOptions
@@ -79,7 +78,6 @@ class LookupDaemon:
         )
 
     def tcp_limits(self) -> tuple[int, int]:
-        """Return how many brokers may be connected, and how many of one address."""
         possible = max(1, descriptor_max() - DESCRIPTORS_RESERVED - self.options.max_http_connections)
         return min(self.options.max_connections or possible, possible), 0
 
@@ -103,7 +101,6 @@ class LookupDaemon:
             self.login.tokens.reload()
 
     def stop(self) -> None:
-        """Stop listening and close all connections."""
         self.tcp.stop()
         self.http.stop()
         gevent.sleep(0)
@@ -117,7 +114,8 @@ def new_tls(options: LookupOptions) -> TlsServer:
 
 def new_login(options: LookupOptions) -> Login | None:
     """Return the login over HTTP; None for no login. Raises: StartupError."""
-    return token_login(options.http_auth_token_file, PROGRAM)
+    tokens = tokens_of(options.http_auth_token_file, PROGRAM)
+    return None if tokens is None else Login(tokens, None)
 
 
 LOOKUP_CHECKS: Final[Checks[LookupOptions]] = {

@@ -77,7 +77,6 @@ class Successor:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     def wait_ready(self) -> None:
@@ -166,7 +165,6 @@ class Predecessor:
         self._control.close()
 
     def report_failed(self, reason: str) -> None:
-        """Report to the predecessor why this process cannot serve."""
         with contextlib.suppress(StartupError):
             self._send(f"{FAILED} {reason}"[: MESSAGE_BYTES_MAX // 4])
         self._control.close()
@@ -199,7 +197,6 @@ class Restarts:
 
     @property
     def is_ready(self) -> bool:
-        """True if a successor is to take over."""
         return self._is_ready and not self.abandoned
 
     def begin(self) -> int:
@@ -265,12 +262,10 @@ class Restarts:
             self._successor.end()
 
     def note_failure(self, error: RestartError) -> None:
-        """Log that a restart failed."""
         self.last_error = str(error)
         logger.error("NSQ: restart refused: %s; this process goes on serving", error)
 
     def as_dict(self) -> dict[str, object]:
-        """Return the answer of GET /restart."""
         return {"pid": os.getpid(), "restarting": self._successor is not None, "error": self.last_error}
 
     def _report_ready(self) -> None:

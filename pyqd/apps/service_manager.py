@@ -30,11 +30,9 @@ class ServiceManager:
         self._timer: Any = None
 
     def ready(self, status: str) -> None:
-        """Tell systemd that the daemon serves."""
         self.send(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """Tell systemd that the daemon stops."""
         self.send("STOPPING=1\nSTATUS=stopping")
 
     def restarting(self) -> None:

@@ -86,7 +86,6 @@ class Companion:
         return code
 
     def is_ready(self) -> bool:
-        """Return whether the program answers."""
         return self.ping is None or get(self.ping, "/ping") is not None
 
     def signal(self, number: int) -> None:
@@ -188,7 +187,6 @@ def end_with_parent() -> None:
 
 
 def get(address: tuple[str, int], path: str) -> bytes | None:
-    """Return the body of an answer with status 200; None for any other, or without an answer."""
     url = f"http://{TcpAddress(*address)}{path}"
     try:
         reply = fetch(url, redirects_max=0, timeout_s=ANSWER_WAIT_S)
@@ -207,7 +205,6 @@ def successor_of(address: tuple[str, int]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the flags that are not the broker's."""
     text = "Run broker, lookup daemon and web admin together, on loopback. All other flags go to the broker."
     whole = argparse.ArgumentParser(PROG, description=text, allow_abbrev=False)
     whole.add_argument("--data-path", default="data", help="directory of the data, made if missing (default: data)")
@@ -224,7 +221,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Companion]:
-    """Return the programs for a command line."""
     python = [sys.executable, "-m"]
 
     def at(port: int) -> str:
@@ -287,7 +283,6 @@ def make_private(database: Path) -> None:
 
 
 def welcome(given: argparse.Namespace, has_traces: bool) -> str:
-    """Return the text with the next steps of a new user."""
     admin = f"http://{LOOPBACK}:{given.admin_port}"
     story = f"Its life is at {admin}/messages then.\n" if has_traces else ""
     return f"""

@@ -17,9 +17,8 @@ from pyqd.admin.access.oidc import check_oidc
 from pyqd.admin.app import body_max, new_app
 from pyqd.admin.options import ADMIN, AdminOptions, check_options
 from pyqd.admin.site import Site, context_maker, read_token, trusted_by
-from pyqd.apps.config_check import Checks
 from pyqd.apps.listeners import parse_address
-from pyqd.apps.program import run_program
+from pyqd.apps.program import Checks, run_program
 from pyqd.http.reader import HttpSettings, ServerTimeouts
 from pyqd.http.server import HttpServer
 from pyqd.http.wsgi import WsgiRouter
@@ -85,7 +84,6 @@ class AdminServer:
         logger.log(logging.INFO if is_local else logging.WARNING, text, reach)
 
     def stop(self) -> None:
-        """Stop listening, let requests end, and close everything."""
         self.site.is_closing = True
         self.server.listener.stop()
         end_s = time.monotonic() + STOP_TIMEOUT_S

@@ -77,7 +77,6 @@ def read_config(path: str) -> ConfigFile:
 
 
 def failure(path: str) -> str:
-    """Return the beginning of every error about a file."""
     return f"failed to load config file {path}"
 
 
@@ -139,6 +138,5 @@ def shown(flag: Flag, value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a TOML string."""
     readable = text.encode("utf-8", "replace").decode("utf-8")
     return json.dumps(readable, ensure_ascii=False).replace(_DELETE, "\\u007f")

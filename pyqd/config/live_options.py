@@ -17,11 +17,6 @@ from pyqd.primitives.loglines import set_level
 from pyqd.primitives.peer_json import json_text
 
 
-def text_of(body: bytes) -> str:
-    """Return the text of a body. Raises: ValueError."""
-    return body.decode()
-
-
 def addresses_of(body: bytes) -> tuple[str, ...] | None:
     """Return the strings of a JSON array; None for null. Raises: ValueError."""
     try:
@@ -38,20 +33,18 @@ def addresses_of(body: bytes) -> tuple[str, ...] | None:
 
 def duration_of(body: bytes) -> int:
     """Return a duration in nanoseconds from a flag's form, or from the number that GET shows. Raises: ValueError."""
-    text = text_of(body)
+    text = body.decode()
     return int(text) if text.isascii() and text.isdigit() else parse_duration(text)
 
 
-def count_of(body: bytes) -> int:
-    """Return a number from a flag's form. Raises: ValueError."""
-    return parse_int(text_of(body))
-
-
 def parser_of(flag: Flag) -> Callable[[bytes], Any]:
-    """Return the parser of a live flag's value in the body of a request."""
     if flag.repeatable:
         return addresses_of
-    return {DURATION: duration_of, INT: count_of}.get(flag.type, lambda body: flag.type.parse(text_of(body)))
+    if flag.type is DURATION:
+        return duration_of
+    # Not by the parser of INT, whose errors name the remedy of a command line.
+    parse = parse_int if flag.type is INT else flag.type.parse
+    return lambda body: parse(body.decode())
 
 
 # By key. nsqd can change nsqlookupd_tcp_addresses and log_level.

@@ -20,10 +20,10 @@ from pyqd.config.program_options import (
     declare_http_allow_host,
     declare_http_allow_origin,
 )
-from pyqd.config.settings import Program, ProgramSettings
+from pyqd.config.settings import Program
 from pyqd.primitives.addresses import PORT_MAX, require_host
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags
+from pyqd.primitives.goflags import DURATION, INT, STRING, FlagType, declare_field, declared_flags
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.loglines import DEFAULT_PREFIX, LogLevel
 
@@ -83,7 +83,6 @@ def parse_tls_version(text: str) -> int:
 
 
 def show_tls_version(number: int) -> str:
-    """Return the name of a TLS version."""
     return next(name for name, known in TLS_VERSIONS.items() if known == number)
 
 
@@ -168,12 +167,10 @@ def check_percentiles(percentiles: Percentiles) -> None:
 
 
 def show_percentiles(percentiles: Percentiles) -> str:
-    """Return the list in the form of the flag."""
     return ",".join(f"{percentile:g}" for percentile in percentiles)
 
 
 def joined_percentiles(former: Percentiles, more: Percentiles) -> Percentiles:
-    """Return the union of two flags' percentiles."""
     return tuple(sorted((*former, *more), reverse=True))
 
 
@@ -200,379 +197,265 @@ def default_node_id() -> int:
 class Options(ProgramOptions):
     """Options of the daemon. A change at run time replaces the whole object (dataclasses.replace)."""
 
-    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqd's keys", key=None)
-    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal", live=True
+    config: str = declare_field("", "path of a configuration file, TOML with nsqd's keys", key=None)
+    log_level: LogLevel = declare_field(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        LogLevel.INFO, "least level to log: debug, info, warn, error or fatal", kind=LEVEL, live=True
     )
-    log_prefix: str = declare("log-prefix", STRING, DEFAULT_PREFIX, "text before each log line")
-    node_id: int = declare(
-        "node-id",
-        INT,
+    log_prefix: str = declare_field(DEFAULT_PREFIX, "text before each log line")
+    node_id: int = declare_field(
         default_node_id,
         "unique part of this daemon's message ids, 0 to 1023",
+        kind=INT,
         key="id",
         minimum=0,
         maximum=NODE_ID_COUNT - 1,
         range_text=f"must be [0,{NODE_ID_COUNT})",
         default_text="from the host name",
     )
-    worker_id: bool = declare(
-        "worker-id", BOOL, False, "deprecated, has no effect; use --node-id", key=None, without_effect=True
-    )
+    worker_id: bool = declare_field(False, "deprecated, has no effect; use --node-id", key=None, without_effect=True)
 
-    tcp_address: str = declare(
-        "tcp-address", STRING, f"0.0.0.0:{DEFAULT_TCP_PORT}", "<addr>:<port>, or path of a unix socket, for TCP clients"
+    tcp_address: str = declare_field(
+        f"0.0.0.0:{DEFAULT_TCP_PORT}", "<addr>:<port>, or path of a unix socket, for TCP clients"
     )
-    http_address: str = declare(
-        "http-address", STRING, "0.0.0.0:4151", "<addr>:<port>, or path of a unix socket, for HTTP; empty for none"
+    http_address: str = declare_field(
+        "0.0.0.0:4151", "<addr>:<port>, or path of a unix socket, for HTTP; empty for none"
     )
-    https_address: str = declare(
-        "https-address", STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS, if TLS is set up; empty for none"
-    )
+    https_address: str = declare_field("0.0.0.0:4152", "<addr>:<port> for HTTPS, if TLS is set up; empty for none")
     http_allow_host: tuple[str, ...] = declare_http_allow_host()
     http_allow_origin: tuple[str, ...] = declare_http_allow_origin()
-    broadcast_address: str = declare(
-        "broadcast-address",
-        STRING,
+    broadcast_address: str = declare_field(
         socket.gethostname,
         "address of this daemon for other hosts, without a port",
+        kind=STRING,
         default_text="the host name",
         require=require_host,
     )
-    broadcast_tcp_port: int = declare(
-        "broadcast-tcp-port", INT, 0, "TCP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
+    broadcast_tcp_port: int = declare_field(
+        0, "TCP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
     )
-    broadcast_http_port: int = declare(
-        "broadcast-http-port", INT, 0, "HTTP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
+    broadcast_http_port: int = declare_field(
+        0, "HTTP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
     )
 
-    lookupd_tcp_address: tuple[str, ...] = declare(
-        "lookupd-tcp-address",
-        STRING,
+    lookupd_tcp_address: tuple[str, ...] = declare_field(
         (),
         "<addr>:<port> of a lookup daemon to register with over TCP; may be given several times",
         key="nsqlookupd_tcp_addresses",
-        repeatable=True,
         live=True,
     )
 
-    topology_region: str = declare("topology-region", STRING, "", "region of the daemon, for clients")
-    topology_zone: str = declare("topology-zone", STRING, "", "zone of the daemon, for clients")
+    topology_region: str = declare_field("", "region of the daemon, for clients")
+    topology_zone: str = declare_field("", "zone of the daemon, for clients")
 
-    enable_experiment: tuple[str, ...] = declare(
-        "enable-experiment",
-        STRING,
-        (),
-        f"turn on an experiment (may be given more than once): {TOPOLOGY_AWARE_CONSUMPTION}",
-        repeatable=True,
+    enable_experiment: tuple[str, ...] = declare_field(
+        (), f"turn on an experiment (may be given more than once): {TOPOLOGY_AWARE_CONSUMPTION}"
     )
 
-    tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate, with its chain")
-    tls_key: str = declare("tls-key", STRING, "", "path of the TLS key")
-    tls_client_auth_policy: str = declare(
-        "tls-client-auth-policy",
-        STRING,
-        "",
-        "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required",
+    tls_cert: str = declare_field("", "path of the TLS certificate, with its chain")
+    tls_key: str = declare_field("", "path of the TLS key")
+    tls_client_auth_policy: str = declare_field(
+        "", "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required"
     )
-    tls_root_ca_file: str = declare(
-        "tls-root-ca-file", STRING, "", "path of the certificates of authorities that check client certificates"
+    tls_root_ca_file: str = declare_field("", "path of the certificates of authorities that check client certificates")
+    tls_required: int = declare_field(
+        TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https for TCP only", kind=TLS_NEED
     )
-    tls_required: int = declare(
-        "tls-required", TLS_NEED, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https for TCP only"
-    )
-    tls_min_version: int = declare(
-        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.2"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
+    tls_min_version: int = declare_field(
+        TLS_VERSIONS["tls1.2"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3", kind=TLS_VERSION
     )
 
-    auth_http_address: tuple[str, ...] = declare(
-        "auth-http-address",
-        STRING,
+    auth_http_address: tuple[str, ...] = declare_field(
         (),
         "<addr>:<port>, or full URL, of a server to ask what clients that AUTH may do; may be given several times",
         key="auth_http_addresses",
-        repeatable=True,
     )
-    auth_http_request_method: str = declare(
-        "auth-http-request-method", STRING, "get", "HTTP method for requests to auth servers: get or post"
+    auth_http_request_method: str = declare_field("get", "HTTP method for requests to auth servers: get or post")
+    http_auth: bool = declare_field(False, "ask the auth servers for logins to the HTTP API too")
+    http_auth_token_file: str = declare_field("", "path of the file of tokens for the HTTP API")
+    http_client_connect_timeout_ns: int = declare_field(
+        2 * SECOND_NS, "time to connect to an HTTP server; 0 is no limit", kind=DURATION
     )
-    http_auth: bool = declare("http-auth", BOOL, False, "ask the auth servers for logins to the HTTP API too")
-    http_auth_token_file: str = declare(
-        "http-auth-token-file", STRING, "", "path of the file of tokens for the HTTP API"
-    )
-    http_client_connect_timeout_ns: int = declare(
-        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "time to connect to an HTTP server; 0 is no limit"
-    )
-    http_client_request_timeout_ns: int = declare(
-        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "time for a request to an HTTP server; 0 is no limit"
+    http_client_request_timeout_ns: int = declare_field(
+        5 * SECOND_NS, "time for a request to an HTTP server; 0 is no limit", kind=DURATION
     )
 
-    data_path: str = declare(
-        "data-path", STRING, "", "directory of the data, which must exist; empty is the current one"
+    data_path: str = declare_field("", "directory of the data, which must exist; empty is the current one")
+    mem_queue_size: int = declare_field(10_000, "messages per topic and channel to keep in memory", minimum=0)
+    max_bytes_per_file: int = declare_field(
+        100 * 1024 * 1024, "bytes in one file of the disk queue before the next", minimum=1
     )
-    mem_queue_size: int = declare(
-        "mem-queue-size", INT, 10_000, "messages per topic and channel to keep in memory", minimum=0
+    retention_bytes: int = declare_field(
+        0, "bytes of finished messages to keep per topic; 0 is none", minimum=0, live=True
     )
-    max_bytes_per_file: int = declare(
-        "max-bytes-per-file", INT, 100 * 1024 * 1024, "bytes in one file of the disk queue before the next", minimum=1
+    retention_time_ns: int = declare_field(
+        0, "time to keep finished messages for; 0 is none", kind=DURATION, minimum=0, live=True
     )
-    retention_bytes: int = declare(
-        "retention-bytes", INT, 0, "bytes of finished messages to keep per topic; 0 is none", minimum=0, live=True
+    max_topic_bytes: int = declare_field(
+        0, "bytes on disk per topic, beyond which publishing fails; 0 is no limit", minimum=0, live=True
     )
-    retention_time_ns: int = declare(
-        "retention-time", DURATION, 0, "time to keep finished messages for; 0 is none", minimum=0, live=True
-    )
-    max_topic_bytes: int = declare(
-        "max-topic-bytes",
-        INT,
-        0,
-        "bytes on disk per topic, beyond which publishing fails; 0 is no limit",
-        minimum=0,
-        live=True,
-    )
-    min_free_bytes: int = declare(
-        "min-free-bytes",
-        INT,
+    min_free_bytes: int = declare_field(
         64 * 1024 * 1024,
         "bytes to leave free on the disk; publishing fails instead of using them",
         minimum=0,
         live=True,
     )
-    trace_topic: tuple[str, ...] = declare(
-        "trace-topic",
-        STRING,
+    trace_topic: tuple[str, ...] = declare_field(
         (),
         "pattern of topics whose messages are traced, such as 'orders*'; may be given several times",
         key="trace_topics",
-        repeatable=True,
         live=True,
     )
-    trace_rate: float = declare(
-        "trace-rate", RATE, 1.0, "fraction of their messages that is traced, from 0 to 1", live=True
+    trace_rate: float = declare_field(
+        1.0, "fraction of their messages that is traced, from 0 to 1", kind=RATE, live=True
     )
-    trace_body_bytes: int = declare(
-        "trace-body-bytes",
-        INT,
+    trace_body_bytes: int = declare_field(
         0,
         "bytes of each traced message's body to keep in its trace",
         minimum=0,
         maximum=TRACE_BODY_BYTES_MAX,
         live=True,
     )
-    trace_retention_bytes: int = declare(
-        "trace-retention-bytes",
-        INT,
-        1024 * 1024 * 1024,
-        "bytes of trace events to keep; the oldest are overwritten",
-        minimum=1024 * 1024,
-        live=True,
+    trace_retention_bytes: int = declare_field(
+        1024 * 1024 * 1024, "bytes of trace events to keep; the oldest are overwritten", minimum=1024 * 1024, live=True
     )
-    trace_retention_time_ns: int = declare(
-        "trace-retention-time", DURATION, 0, "time to keep trace events for; 0 is no limit", minimum=0, live=True
+    trace_retention_time_ns: int = declare_field(
+        0, "time to keep trace events for; 0 is no limit", kind=DURATION, minimum=0, live=True
     )
     # nsqd reads 0 as "sync always" in some places and as "never" in others, so 0 is refused.
-    sync_every: int = declare("sync-every", INT, 2500, "operations of the disk queue per fsync", minimum=1)
-    sync_timeout_ns: int = declare(
-        "sync-timeout",
-        DURATION,
-        2 * SECOND_NS,
-        "longest time between two fsyncs of the disk queue",
-        minimum=1,
-        live=True,
+    sync_every: int = declare_field(2500, "operations of the disk queue per fsync", minimum=1)
+    sync_timeout_ns: int = declare_field(
+        2 * SECOND_NS, "longest time between two fsyncs of the disk queue", kind=DURATION, minimum=1, live=True
     )
-    sync_fin: bool = declare(
-        "sync-fin", BOOL, False, "count a finished message against its consumer's RDY until the FIN is on disk"
+    sync_fin: bool = declare_field(
+        False, "count a finished message against its consumer's RDY until the FIN is on disk"
     )
-    queue_scan_worker_pool_max: int = declare(
-        "queue-scan-worker-pool-max", INT, 4, "has no effect; timeouts are exact", without_effect=True
+    queue_scan_worker_pool_max: int = declare_field(4, "has no effect; timeouts are exact", without_effect=True)
+    queue_scan_selection_count: int = declare_field(20, "has no effect; timeouts are exact", without_effect=True)
+
+    msg_timeout_ns: int = declare_field(
+        MINUTE_NS, "time a client has for a message before it is requeued", kind=DURATION, minimum=1
     )
-    queue_scan_selection_count: int = declare(
-        "queue-scan-selection-count", INT, 20, "has no effect; timeouts are exact", without_effect=True
+    max_msg_timeout_ns: int = declare_field(
+        15 * MINUTE_NS, "longest time a client may have for a message", kind=DURATION, minimum=1
+    )
+    deflate: bool = declare_field(True, "compress with deflate for clients that ask for it")
+    snappy: bool = declare_field(True, "compress with snappy for clients that ask for it")
+    max_deflate_level: int = declare_field(
+        6, "highest compression level a client may ask for, 1 to 9", minimum=1, maximum=9, range_text="must be [1,9]"
+    )
+    max_msg_size: int = declare_field(1024 * 1024, "maximum bytes of one message", minimum=1)
+    max_req_timeout_ns: int = declare_field(
+        HOUR_NS, "longest delay of a requeued or deferred message", kind=DURATION, minimum=0
+    )
+    max_defer_ns: int = declare_field(
+        0, "longest time a message may be deferred; 0 is the value of --max-req-timeout", kind=DURATION, minimum=0
+    )
+    max_body_size: int = declare_field(5 * 1024 * 1024, "maximum bytes of one command body", minimum=1)
+
+    max_heartbeat_interval_ns: int = declare_field(
+        MINUTE_NS, "longest heartbeat interval a client may ask for", kind=DURATION, minimum=0
+    )
+    max_rdy_count: int = declare_field(2500, "largest RDY count of a client", minimum=0)
+    max_output_buffer_size: int = declare_field(
+        64 * 1024, "largest output buffer, in bytes, a client may ask for", minimum=0
+    )
+    max_output_buffer_timeout_ns: int = declare_field(
+        30 * SECOND_NS, "longest flush interval a client may ask for", kind=DURATION, minimum=0
+    )
+    min_output_buffer_timeout_ns: int = declare_field(
+        25 * MILLISECOND_NS, "shortest flush interval a client may ask for", kind=DURATION, minimum=0
+    )
+    output_buffer_timeout_ns: int = declare_field(
+        250 * MILLISECOND_NS, "flush interval of a client that asks for none", kind=DURATION, minimum=1
+    )
+    max_channel_consumers: int = declare_field(
+        0, "maximum number of consumers of one channel; 0 is no limit", minimum=0, live=True
     )
 
-    msg_timeout_ns: int = declare(
-        "msg-timeout", DURATION, MINUTE_NS, "time a client has for a message before it is requeued", minimum=1
+    max_connections: int = declare_field(
+        0, "TCP clients at once; 0 is as many as the limit of open files allows", minimum=0, live=True
     )
-    max_msg_timeout_ns: int = declare(
-        "max-msg-timeout", DURATION, 15 * MINUTE_NS, "longest time a client may have for a message", minimum=1
+    max_http_connections: int = declare_field(
+        0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0, live=True
     )
-    deflate: bool = declare("deflate", BOOL, True, "compress with deflate for clients that ask for it")
-    snappy: bool = declare("snappy", BOOL, True, "compress with snappy for clients that ask for it")
-    max_deflate_level: int = declare(
-        "max-deflate-level",
-        INT,
-        6,
-        "highest compression level a client may ask for, 1 to 9",
-        minimum=1,
-        maximum=9,
-        range_text="must be [1,9]",
+    max_connections_per_address: int = declare_field(
+        0, "connections from one address at once, over TCP and over HTTP each; 0 is no limit", minimum=0, live=True
     )
-    max_msg_size: int = declare("max-msg-size", INT, 1024 * 1024, "maximum bytes of one message", minimum=1)
-    max_req_timeout_ns: int = declare(
-        "max-req-timeout", DURATION, HOUR_NS, "longest delay of a requeued or deferred message", minimum=0
+    max_mapped_files: int = declare_field(
+        0, "maximum number of files mapped at a time; 0 is as many as vm.max_map_count allows", minimum=0
     )
-    max_defer_ns: int = declare(
-        "max-defer",
-        DURATION,
-        0,
-        "longest time a message may be deferred; 0 is the value of --max-req-timeout",
-        minimum=0,
+    max_topics: int = declare_field(0, "maximum number of topics; 0 is no limit", minimum=0, live=True)
+    max_channels_per_topic: int = declare_field(
+        0, "maximum number of channels of one topic; 0 is no limit", minimum=0, live=True
     )
-    max_body_size: int = declare("max-body-size", INT, 5 * 1024 * 1024, "maximum bytes of one command body", minimum=1)
-
-    max_heartbeat_interval_ns: int = declare(
-        "max-heartbeat-interval", DURATION, MINUTE_NS, "longest heartbeat interval a client may ask for", minimum=0
-    )
-    max_rdy_count: int = declare("max-rdy-count", INT, 2500, "largest RDY count of a client", minimum=0)
-    max_output_buffer_size: int = declare(
-        "max-output-buffer-size", INT, 64 * 1024, "largest output buffer, in bytes, a client may ask for", minimum=0
-    )
-    max_output_buffer_timeout_ns: int = declare(
-        "max-output-buffer-timeout", DURATION, 30 * SECOND_NS, "longest flush interval a client may ask for", minimum=0
-    )
-    min_output_buffer_timeout_ns: int = declare(
-        "min-output-buffer-timeout",
-        DURATION,
-        25 * MILLISECOND_NS,
-        "shortest flush interval a client may ask for",
-        minimum=0,
-    )
-    output_buffer_timeout_ns: int = declare(
-        "output-buffer-timeout",
-        DURATION,
-        250 * MILLISECOND_NS,
-        "flush interval of a client that asks for none",
-        minimum=1,
-    )
-    max_channel_consumers: int = declare(
-        "max-channel-consumers",
-        INT,
-        0,
-        "maximum number of consumers of one channel; 0 is no limit",
-        minimum=0,
-        live=True,
-    )
-
-    max_connections: int = declare(
-        "max-connections",
-        INT,
-        0,
-        "TCP clients at once; 0 is as many as the limit of open files allows",
-        minimum=0,
-        live=True,
-    )
-    max_http_connections: int = declare(
-        "max-http-connections", INT, 0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0, live=True
-    )
-    max_connections_per_address: int = declare(
-        "max-connections-per-address",
-        INT,
-        0,
-        "connections from one address at once, over TCP and over HTTP each; 0 is no limit",
-        minimum=0,
-        live=True,
-    )
-    max_mapped_files: int = declare(
-        "max-mapped-files",
-        INT,
-        0,
-        "maximum number of files mapped at a time; 0 is as many as vm.max_map_count allows",
-        minimum=0,
-    )
-    max_topics: int = declare("max-topics", INT, 0, "maximum number of topics; 0 is no limit", minimum=0, live=True)
-    max_channels_per_topic: int = declare(
-        "max-channels-per-topic", INT, 0, "maximum number of channels of one topic; 0 is no limit", minimum=0, live=True
-    )
-    max_buffer_bytes: int = declare(
-        "max-buffer-bytes",
-        INT,
+    max_buffer_bytes: int = declare_field(
         1024 * 1024 * 1024,
         "memory for what all connections have half received or not sent yet; beyond it those with the most are closed;"
         " 0 is no limit",
         minimum=0,
     )
-    drain_timeout_ns: int = declare(
-        "drain-timeout",
-        DURATION,
+    drain_timeout_ns: int = declare_field(
         0,
         "time that SIGTERM gives consumers to finish their messages in flight; 0 stops at once",
+        kind=DURATION,
         minimum=0,
         live=True,
     )
-    first_command_timeout_ns: int = declare(
-        "first-command-timeout",
-        DURATION,
+    first_command_timeout_ns: int = declare_field(
         MINUTE_NS,
         "time from connecting to the end of a client's first command; 0 is no limit",
+        kind=DURATION,
         minimum=0,
     )
-    command_timeout_ns: int = declare(
-        "command-timeout",
-        DURATION,
+    command_timeout_ns: int = declare_field(
         2 * MINUTE_NS,
         "time for the rest of a command and its body after its first part has arrived; 0 is no limit",
+        kind=DURATION,
         minimum=0,
     )
-    http_header_timeout_ns: int = declare(
-        "http-header-timeout", DURATION, 30 * SECOND_NS, "time for the headers of a request; 0 is no limit", minimum=0
+    http_header_timeout_ns: int = declare_field(
+        30 * SECOND_NS, "time for the headers of a request; 0 is no limit", kind=DURATION, minimum=0
     )
-    http_body_timeout_ns: int = declare(
-        "http-body-timeout",
-        DURATION,
+    http_body_timeout_ns: int = declare_field(
         MINUTE_NS,
         "time for the body of a request, and a second more for each KiB received; 0 is no limit",
+        kind=DURATION,
         minimum=0,
     )
-    http_idle_timeout_ns: int = declare(
-        "http-idle-timeout", DURATION, 5 * MINUTE_NS, "time between two requests; 0 is no limit", minimum=0
+    http_idle_timeout_ns: int = declare_field(
+        5 * MINUTE_NS, "time between two requests; 0 is no limit", kind=DURATION, minimum=0
     )
-    http_write_timeout_ns: int = declare(
-        "http-write-timeout", DURATION, MINUTE_NS, "time for a peer to read more of an answer; 0 is no limit", minimum=0
+    http_write_timeout_ns: int = declare_field(
+        MINUTE_NS, "time for a peer to read more of an answer; 0 is no limit", kind=DURATION, minimum=0
     )
-    max_http_header_size: int = declare(
-        "max-http-header-size", INT, 64 * 1024, "maximum bytes of the headers of one request", minimum=1024
-    )
+    max_http_header_size: int = declare_field(64 * 1024, "maximum bytes of the headers of one request", minimum=1024)
 
-    statsd_address: str = declare(
-        "statsd-address", STRING, "", "<addr>:<port> of a statsd server to send statistics to over UDP; empty for none"
+    statsd_address: str = declare_field(
+        "", "<addr>:<port> of a statsd server to send statistics to over UDP; empty for none"
     )
-    statsd_prefix: str = declare(
-        "statsd-prefix",
-        STRING,
+    statsd_prefix: str = declare_field(
         "nsq.%s",
         "text before each statsd key; %s is the broadcast address with its HTTP port",
         require=require_statsd_name,
     )
-    statsd_interval_ns: int = declare(
-        "statsd-interval", DURATION, MINUTE_NS, "time between two sends to statsd", minimum=1
-    )
-    statsd_mem_stats: bool = declare("statsd-mem-stats", BOOL, True, "send statistics of memory to statsd too")
-    statsd_udp_packet_size: int = declare(
-        "statsd-udp-packet-size", INT, 508, "maximum bytes of a UDP packet to statsd", minimum=1
-    )
-    statsd_exclude_ephemeral: bool = declare(
-        "statsd-exclude-ephemeral", BOOL, False, "omit ephemeral topics and channels from statsd"
-    )
-    metrics_max_series: int = declare(
-        "metrics-max-series",
-        INT,
+    statsd_interval_ns: int = declare_field(MINUTE_NS, "time between two sends to statsd", kind=DURATION, minimum=1)
+    statsd_mem_stats: bool = declare_field(True, "send statistics of memory to statsd too")
+    statsd_udp_packet_size: int = declare_field(508, "maximum bytes of a UDP packet to statsd", minimum=1)
+    statsd_exclude_ephemeral: bool = declare_field(False, "omit ephemeral topics and channels from statsd")
+    metrics_max_series: int = declare_field(
         100_000,
         "maximum number of time series of topics and channels in /metrics, the rest as a sum; 0 is no limit",
         minimum=0,
     )
-    e2e_processing_latency_percentile: Percentiles = declare(  # noqa: RUF009 - makes a field, of a tuple
-        "e2e-processing-latency-percentile",
-        PERCENTILES,
+    e2e_processing_latency_percentile: Percentiles = declare_field(  # noqa: RUF009 - makes a field, of a tuple
         NO_PERCENTILES,
         "percentile of the time from publishing to FIN to report, above 0 and up to 1; several with commas or flags",
+        kind=PERCENTILES,
         key="e2e_processing_latency_percentiles",
+        repeatable=False,
     )
-    e2e_processing_latency_window_time_ns: int = declare(
-        "e2e-processing-latency-window-time",
-        DURATION,
-        10 * MINUTE_NS,
-        "time window of these percentiles",
-        minimum=1,
+    e2e_processing_latency_window_time_ns: int = declare_field(
+        10 * MINUTE_NS, "time window of these percentiles", kind=DURATION, minimum=1
     )
 
     def defer_ns_max(self) -> int:
@@ -612,11 +495,6 @@ def build(given: Mapping[str, Any]) -> Options:
     return DAEMON.settings_of(given).options()
 
 
-def parse_settings(argv: Sequence[str]) -> ProgramSettings[Options]:
-    """Parse a command line, argv without the program's name. Exits the process as `Program.parse_settings` does."""
-    return DAEMON.parse_settings(argv)
-
-
 def parse_args(argv: Sequence[str]) -> Options:
-    """Return the options of a command line, as `parse_settings` reads it. Raises: StartupError."""
-    return parse_settings(argv).options()
+    """Return the options of a command line, as `Program.parse_settings` reads it. Raises: StartupError."""
+    return DAEMON.parse_settings(argv).options()

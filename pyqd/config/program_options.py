@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any, Final
 
-from pyqd.primitives.goflags import BOOL, STRING, FlagType, declare
+from pyqd.primitives.goflags import FlagType, declare_field
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.loglines import LogFormat, LogLevel, parse_format, parse_level
 from pyqd.primitives.sites import parse_host, parse_origin
@@ -31,27 +31,23 @@ ORIGIN: Final = FlagType("origin", parse_origin, go_quote_str)
 
 def declare_http_allow_host() -> Any:
     """Return the field of a flag that HTTP servers have."""
-    return declare(
-        "http-allow-host",
-        HOST,
+    return declare_field(
         (),
         "further name of this program in the URLs of HTTP clients, such as queue.example.org; '*.example.org' is for"
         " all of a domain; may be given several times",
         key="http_allow_hosts",
-        repeatable=True,
+        kind=HOST,
     )
 
 
 def declare_http_allow_origin() -> Any:
     """Return the field of a flag that HTTP servers have."""
-    return declare(
-        "http-allow-origin",
-        ORIGIN,
+    return declare_field(
         (),
         "origin of web pages that may call the HTTP API, such as https://tool.example.org, or '*' for all;"
         " may be given several times",
         key="http_allow_origins",
-        repeatable=True,
+        kind=ORIGIN,
     )
 
 
@@ -62,28 +58,22 @@ class ProgramOptions:
     notices: one line for each given flag without effect; logged as warnings once logging is set up.
     """
 
-    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
-    config: str = declare("config", STRING, "", "path of a configuration file, TOML", key=None)
-    check_config: bool = declare(
-        "check-config",
-        BOOL,
-        False,
-        "check flags and configuration file, print the settings in force, and exit",
-        key=None,
+    version: bool = declare_field(False, "print the version and exit", key=None)
+    config: str = declare_field("", "path of a configuration file, TOML", key=None)
+    check_config: bool = declare_field(
+        False, "check flags and configuration file, print the settings in force, and exit", key=None
     )
-    verbose: bool = declare(
-        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
+    verbose: bool = declare_field(False, "deprecated, has no effect; use --log-level", key=None, without_effect=True)
+    log_level: LogLevel = declare_field(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        LogLevel.INFO, "least level to log: debug, info, warn, error or fatal", kind=LEVEL
     )
-    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
-    )
-    log_prefix: str = declare("log-prefix", STRING, "", "text before each log line")
-    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
+    log_prefix: str = declare_field("", "text before each log line")
+    log_format: LogFormat = declare_field(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        LogFormat.TEXT, "log lines as text, or as json: one object per line", kind=LOG_FORMAT
     )
 
-    unix_socket_mode: int | None = declare(
-        "unix-socket-mode", FILE_MODE, None, "mode of the files of unix sockets, such as 0660; default: by the umask"
+    unix_socket_mode: int | None = declare_field(
+        None, "mode of the files of unix sockets, such as 0660; default: by the umask", kind=FILE_MODE
     )
 
     notices: tuple[str, ...] = ()

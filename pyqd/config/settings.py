@@ -89,7 +89,7 @@ class Program(Generic[T]):
 
         Exits the process after --version and --help (stdout, exit code 0) and after a wrong command line (stderr, 2).
         """
-        values = parse_or_exit(self.name, self.flags, argv, self.synopsis)
+        values = parse_or_exit(self.name, self.flags, argv, self.synopsis).values
         if values.get("version"):
             print(version_line(self.name))
             raise SystemExit(0)

@@ -62,7 +62,6 @@ class Frame:
 
     @property
     def kind(self) -> str:
-        """Return the CSS class that colours the frame."""
         if self.name.startswith(COMPILED):
             return "compiled"
         return "python" if "(pyqd/" in self.name else "other"
@@ -108,7 +107,6 @@ def parts_of_mangled(text: str) -> Iterator[str]:
 
 
 def readable_stack(titles: Iterable[str]) -> Stack:
-    """Return a stack under readable names. Direct recursion is folded into one frame."""
     names: list[str] = []
     for title in titles:
         name = readable_name(title)

@@ -87,7 +87,6 @@ class Profiler:
             self._busy = False
 
     def stop(self) -> None:
-        """End the running recording, if there is one."""
         if self._process is not None:
             self._process.kill()
 

@@ -113,7 +113,6 @@ class FinSync:
         channels: Iterable[Channel],
         done: Callable[[FinRound, BaseException | None], None],
     ) -> None:
-        """Make channels durable, then call done(gathered, error)."""
         try:
             job = job_of(channels)
 
@@ -144,7 +143,6 @@ class FinSync:
             self._write(gathered, originals, self._finish)
 
     def _finish(self, gathered: FinRound, error: BaseException | None) -> None:
-        """Release the RDY of a round's consumers, and begin the next round."""
         for channel, covered in gathered.covered.items():
             if error is None:
                 channel.end_fin_sync(covered)

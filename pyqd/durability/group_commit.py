@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 
 def in_thread_always(_place: CommitPlace, _done: Done, in_thread: Callable[[], None]) -> None:
-    """Write each commit in a thread."""
     in_thread()
 
 
@@ -131,7 +130,6 @@ class GroupCommit:
         self._join(topics).callbacks.append(callback)
 
     def _join(self, topics: Iterable[Topic]) -> Round:
-        """Add the topics to the gathering round, and return the round."""
         joined = self._gathering
         if joined is None:
             joined = self._gathering = Round()
@@ -182,7 +180,6 @@ class GroupCommit:
         return None
 
     def _finish(self, finished: Round, error: BaseException | None) -> None:
-        """Report a round's outcome, and begin the next round."""
         if finished.ended:
             return
         finished.ended = True
@@ -206,7 +203,6 @@ class GroupCommit:
             self._on_internal_error(error)
 
     def _report(self, finished: Round, error: BaseException | None) -> None:
-        """Report a round's outcome to its waiting publishers."""
         started_s = time.perf_counter()
         if finished.outcome is not None:
             finished.outcome.set(error)
@@ -234,7 +230,6 @@ class GroupCommit:
         return Work(place, self._job(synced) if synced else None)
 
     def _job(self, topics: list[Topic]) -> Job:
-        """Gather the dirty bytes of the topics."""
         job = Job()
         for topic in topics:
             job.add_topic(topic)

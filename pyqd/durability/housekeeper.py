@@ -35,11 +35,9 @@ class Housekeeper:
         self._collections = FullCollections()
 
     def start(self) -> None:
-        """Start to reclaim space every few seconds."""
         self._greenlet = spawn_service("housekeeper", self._run, self._on_internal_error)
 
     def stop(self) -> None:
-        """Stop reclaiming space."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
             self._greenlet = None

@@ -117,14 +117,12 @@ class Job:
         self._ledgers_gathered: set[Ledger] = set()
 
     def add(self, topic: Topic, version: DirtyVersion) -> None:
-        """Gather the dirty bytes of a topic and its channels."""
         self.versions.append((topic.name, version))
         self.add_topic(topic)
         self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
         self.add_names(topic)
 
     def add_channels(self, channels: Sequence[Channel]) -> None:
-        """Gather the dirty bytes of channels, none of them ephemeral."""
         for channel in channels:
             self.add_parked(channel, with_ledgers=True)
         for channel in channels:
@@ -132,7 +130,6 @@ class Job:
                 self.add_ledger(ledger)
 
     def add_topic(self, topic: OwningTopic) -> None:
-        """Gather the state of a topic and the dirty bytes of its log."""
         self.topics.append(topic)
         state = dirty_range(topic.mapping, 0, topic.mapping.size_bytes)
         if topic.names:
@@ -174,7 +171,6 @@ class Job:
             self.headers.append((gathered, dirty_range(targets[0][0], 0, LEDGER_HEADER_BYTES)))
 
     def add_log(self, log: Log) -> None:
-        """Gather the dirty bytes of a log."""
         ranges, end = log.dirty_ranges()
         self.ranges += [dirty_range(segment.mapping, start, length) for segment, start, length in ranges]
         self.logs.append(SyncedLog(log, ranges, end))
@@ -371,7 +367,6 @@ class Syncer:
         return failed_count == 0
 
     def _do(self, job: Job, in_thread: InThread) -> bool:
-        """Run a job and record its outcome; the next sync retries failed topics."""
         if not do(self._broker, job, in_thread):
             return False
         self._on_timed(job.took_s)

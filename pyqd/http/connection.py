@@ -97,7 +97,6 @@ class HttpConnection(HttpFront):
         return math.isinf(self.deadline_s)
 
     def close_because(self, reason: str) -> None:
-        """Close the connection at once."""
         logger.warning("HTTP: closing %s - %s", self.remote, reason)
         self.shut()
 
@@ -131,7 +130,6 @@ class HttpConnection(HttpFront):
             self.buffer_bytes = size_bytes
 
     def _serve_once(self) -> bool:
-        """Read once and answer the complete requests. Returns: whether the connection goes on."""
         reader = self._reader
         before = reader.state
         data = self.next_bytes(before == ReaderState.IDLE)
@@ -246,7 +244,6 @@ class HttpConnection(HttpFront):
                 yield_to_loop()
 
     def _take_unsent(self) -> memoryview:
-        """Return the next queued bytes: many small answers, or a part of a large one."""
         taken = [self._unsent.popleft()]
         size_bytes = len(taken[0])
         while self._unsent and size_bytes + len(self._unsent[0]) <= SENT_AT_ONCE_BYTES:

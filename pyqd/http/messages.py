@@ -4,6 +4,7 @@ Source: docs/nsq/http-api.md, "Conventions".
 """
 
 import dataclasses
+import functools
 import http
 import json
 import time
@@ -178,23 +179,10 @@ class Match(NamedTuple):
     logged: bool = True
 
 
-class DateLine:
-    """The Date header, formatted once a second."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._line = ""
-
-    def now(self) -> str:
-        """Return the header line for this second."""
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n"
-        return self._line
-
-
-_date = DateLine()
+@functools.lru_cache(1)
+def date_line(second: int) -> str:
+    """Return the Date header for a second of Unix time. Many responses share a second."""
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"
 
 
 def header_lines(headers: Iterable[tuple[str, str]]) -> str:
@@ -225,7 +213,7 @@ def render(
         lines += "Connection: close\r\n"
     elif version == "1.0":
         lines += "Connection: keep-alive\r\n"
-    lines += _date.now()
+    lines += date_line(int(time.time()))
     if response.stream is not None:
         # HTTP/1.0 has no chunks: the body ends with the connection.
         lines += "Transfer-Encoding: chunked\r\n" if version == "1.1" else ""

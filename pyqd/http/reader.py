@@ -153,7 +153,6 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the arriving request's body."""
         return len(self._body)
 
     def release(self) -> None:
@@ -172,7 +171,6 @@ class RequestReader:
             self.state = ReaderState.HEADERS
 
     def on_url(self, part: bytes) -> None:
-        """Append a part of the target."""
         self._target += part
         self._count_header(len(part))
 
@@ -256,7 +254,6 @@ class RequestReader:
             self._cut_short(request)
 
     def on_message_complete(self) -> None:
-        """Move the complete request to `ready`."""
         request = self._request
         if request is None or self.state != ReaderState.BODY:
             return

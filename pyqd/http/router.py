@@ -39,7 +39,6 @@ class Router:
         self._allow_of = {path: ", ".join(sorted({*methods, "OPTIONS"})) for path, methods in methods_of.items()}
 
     def match(self, request: Request) -> Match:
-        """Return the route of the request, or the answer if no route matches."""
         found = self._found.get((request.method, request.path))
         return self._search(request) if found is None else found
 
@@ -69,7 +68,6 @@ class Router:
 
 
 def refuse(method: str, allow: str) -> Match:
-    """Return the answer that names the methods of a path."""
     headers = (("Allow", allow),)
     if method == "OPTIONS":
         return Match(None, Response(200, headers=headers, common_headers=False), logged=False)

@@ -14,11 +14,10 @@ import gevent
 
 from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
-from pyqd.http.https_connection import HttpsConnection
+from pyqd.http.https_connection import HttpsConnection, TlsSocket
 from pyqd.http.messages import HttpError, Request, Response, Route, error_response, render, storage_refusal
 from pyqd.http.reader import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.router import Router
-from pyqd.http.tls_socket import TlsSocket
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import spawn, spawn_service
 from pyqd.net.handshake import HandshakeError, shake_hands
@@ -129,7 +128,6 @@ class HttpServer:
         spawn(self._serve, connection)
 
     def _secure(self, tls: TlsServer, accepted: socket.socket, remote: str) -> None:
-        """Do the handshake, then serve."""
         secured = tls.connection()
         is_secure = False
         parting = b""
@@ -163,12 +161,10 @@ class HttpServer:
             self._admission.leave(connection.remote)
 
     def _note_internal_error(self, error: Exception) -> None:
-        """Report a broken invariant."""
         if isinstance(error, AssertionError) and self._on_internal_error is not None:
             self._on_internal_error(error)
 
     def _sweep(self) -> None:
-        """Shut the connections that are past their deadline."""
         while True:
             gevent.sleep(SWEEP_S)
             now_s = time.monotonic()

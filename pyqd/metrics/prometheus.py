@@ -133,7 +133,6 @@ class Metrics(Collector):
         self.summed_count = count
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now."""
         broker = self._broker
         counts = self.counts()
         info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels have the versions.", labels=BUILD_LABELS)
@@ -158,7 +157,6 @@ class Metrics(Collector):
         )
 
     def collect_lookup_daemons(self) -> Iterator[Metric]:
-        """Yield the state of the registration with each lookup daemon."""
         connected = GaugeMetricFamily(
             "pyqd_lookupd_connected", "1 while the broker is registered with a lookup daemon.", labels=("address",)
         )
@@ -178,7 +176,6 @@ class Metrics(Collector):
         yield registrations
 
     def collect_limits(self, counts: ConnectionCounts) -> Iterator[Metric]:
-        """Yield the counters of the limits on connections."""
         for name, text, value in (
             ("pyqd_tcp_refused", "Clients refused because of a limit, since the start.", counts.tcp_refused),
             ("pyqd_http_refused", "The same over HTTP and HTTPS.", counts.http_refused),
@@ -192,7 +189,6 @@ class Metrics(Collector):
         )
 
     def collect_machine(self) -> Iterator[Metric]:
-        """Yield the use of the machine's limits."""
         capacity, outside = self._broker.capacity, unmanaged_count()
         yield gauge("pyqd_files", "Files of topics and channels, mapped or idle.", arena.file_count() + outside)
         yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", arena.mapped_count() + outside)
@@ -250,5 +246,4 @@ BUILD_LABELS = ("version", "nsq_version", "python_version")
 
 
 def gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
-    """Return a gauge without labels."""
     return GaugeMetricFamily(name, help_text, value=float(value))

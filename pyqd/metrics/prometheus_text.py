@@ -39,7 +39,6 @@ class Family(NamedTuple):
 
 
 def damage_sum(topic: Topic, field: str) -> int:
-    """Return a count of damage, summed over all logs of a topic."""
     return sum(getattr(log.damage, field) for log in topic.logs())
 
 
@@ -176,7 +175,6 @@ class SeriesWriter:
             yield from self.family_text(LATENCY, "summary", LATENCY_HELP)
 
     def family_text(self, name: str, kind: str, help_text: str) -> Iterator[bytes]:
-        """Yield the head and the lines of one family."""
         yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n".encode()
         yield from self._pieces.pop(name)
 
@@ -195,7 +193,6 @@ class SeriesWriter:
         self._pause()
 
     def add(self, families: Iterable[Family], labels: str, of: Topic | Channel) -> None:
-        """Add a line to each family."""
         for family in families:
             self._lines[family.name].append(f"{family.name}{{{labels}}} {family.value(of):d}\n")
 
@@ -232,7 +229,6 @@ class SeriesWriter:
 
 
 def add_values(sums: list[int], families: Sequence[Family], of: Iterable[Topic | Channel]) -> None:
-    """Add the values of topics or channels to their sums, family by family."""
     for each in of:
         for index, family in enumerate(families):
             sums[index] += int(family.value(each))

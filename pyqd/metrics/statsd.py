@@ -39,28 +39,18 @@ LAST_SENDS_S = 1.0
 
 COUNTERS = ("message_count", "message_bytes", "requeue_count", "timeout_count", "gc_runs")
 TOPIC_KEYS = ("message_count", "message_bytes", "depth", "backend_depth")
-# The key in statsd, and the key in the statistics.
 CHANNEL_KEYS = (
-    ("message_count", "message_count"),
-    ("depth", "depth"),
-    ("backend_depth", "backend_depth"),
-    ("in_flight_count", "in_flight_count"),
-    ("deferred_count", "deferred_count"),
-    ("requeue_count", "requeue_count"),
-    ("timeout_count", "timeout_count"),
-    ("clients", "client_count"),
+    "message_count",
+    "depth",
+    "backend_depth",
+    "in_flight_count",
+    "deferred_count",
+    "requeue_count",
+    "timeout_count",
+    "client_count",
 )
-MEMORY_KEYS = (
-    ("heap_objects", "heap_objects"),
-    ("heap_idle_bytes", "heap_idle_bytes"),
-    ("heap_in_use_bytes", "heap_in_use_bytes"),
-    ("heap_released_bytes", "heap_released_bytes"),
-    ("gc_pause_usec_100", "gc_pause_usec_100"),
-    ("gc_pause_usec_99", "gc_pause_usec_99"),
-    ("gc_pause_usec_95", "gc_pause_usec_95"),
-    ("next_gc_bytes", "next_gc_bytes"),
-    ("gc_runs", "gc_total_runs"),
-)
+# Keys of statsd that differ from those of the statistics.
+RENAMED = {"client_count": "clients", "gc_total_runs": "gc_runs"}
 LATENCY_KEY = "e2e_processing_latency_"
 
 NOTHING_OF_CLIENTS = Selection(include_clients=False, include_mem=False)
@@ -82,7 +72,6 @@ def full_prefix(options: Options, identity: Identity) -> str:
 
 
 def topic_entries(topic: StatsDict, exclude_ephemeral: bool) -> Iterator[Entry]:
-    """Yield the keys and values of a topic and its channels, in nsqd's order."""
     head = f"topic.{topic['topic_name']}."
     for key in TOPIC_KEYS:
         yield head + key, topic[key]
@@ -92,22 +81,14 @@ def topic_entries(topic: StatsDict, exclude_ephemeral: bool) -> Iterator[Entry]:
         if exclude_ephemeral and is_ephemeral_str(name):
             continue
         channel_head = f"{head}channel.{name}."
-        for key, field in CHANNEL_KEYS:
-            yield channel_head + key, channel[field]
+        for key in CHANNEL_KEYS:
+            yield channel_head + RENAMED.get(key, key), channel[key]
         yield from latency_entries(channel_head, channel)
 
 
 def latency_entries(head: str, stats: StatsDict) -> Iterator[Entry]:
-    """Yield the percentiles of a topic or channel, if there are any."""
     for percentile in stats["e2e_processing_latency"]["percentiles"] or ():
         yield f"{head}{LATENCY_KEY}{percentile['quantile'] * 100:.0f}", percentile["value"]
-
-
-def memory_entries() -> Iterator[Entry]:
-    """Yield the keys and values about memory."""
-    stats = memory_stats()
-    for key, field in MEMORY_KEYS:
-        yield f"mem.{key}", stats[field]
 
 
 def is_counter(key: str) -> bool:
@@ -214,7 +195,8 @@ class StatsdPusher:
             if pause and index % TOPICS_PER_SLICE == 0:
                 yield_to_loop()
         if options.statsd_mem_stats:
-            yield from memory_entries()
+            for key, value in memory_stats().items():
+                yield f"mem.{RENAMED.get(key, key)}", value
 
 
 def connected(address: str) -> socket.socket:

@@ -64,7 +64,6 @@ class Admission:
         return ""
 
     def leave(self, remote: str) -> None:
-        """Stop counting an admitted connection."""
         host = remote.rpartition(":")[0]
         assert self._count_of[host] > 0, "each is admitted before it leaves, and leaves once"
         self.count -= 1

@@ -71,7 +71,6 @@ class Background:
             self.ends.discard(ended)
 
     def start_some(self) -> None:
-        """Start waiting jobs while threads are free."""
         while self.waiting and self.free_threads > 0:
             job, done = self.waiting.popleft()
             self.free_threads -= 1
@@ -88,7 +87,6 @@ class Background:
                 started.rawlink(partial(self.finish, done))
 
     def finish(self, done: Done, finished: Any) -> None:
-        """Report a job's end and start the next job."""
         self.free_threads += 1
         try:
             result, error = finished.value or (None, finished.exception)
@@ -97,7 +95,6 @@ class Background:
             self.start_some()
 
     def report(self, done: Done, result: Any, error: BaseException | None) -> None:
-        """Call a job's `done`."""
         try:
             done(result, error)
         except Exception as failed:

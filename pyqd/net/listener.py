@@ -97,7 +97,6 @@ class Listener:
         return released
 
     def _resume(self) -> None:
-        """Accept again after a pause."""
         self._retry.stop()
         self._watcher.start(self._accept)
 
@@ -187,7 +186,6 @@ def remove_stale(path: str) -> bool:
 
 
 def is_file(path: str, known: os.stat_result) -> bool:
-    """Return whether a path still names the same file."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.lstat(path), known)
     return False

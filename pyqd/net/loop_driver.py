@@ -76,7 +76,6 @@ class LoopDriver:
         self.timer.start(self.run_timers, update=True)
 
     def run_timers(self) -> None:
-        """Run the timers that are due, and arm for the next."""
         if self.is_held:
             self.held_back.append(self.run_timers)
             return
@@ -85,7 +84,6 @@ class LoopDriver:
             self.want_timer(next_ns)
 
     def stop_timer(self) -> None:
-        """Disarm the timer."""
         if self.timer is not None:
             self.timer.stop()
             self.timer.close()

@@ -43,7 +43,6 @@ class Shedder:
         buffers.watch(limit_bytes, lambda: hub.loop.run_callback(self.shed))
 
     def shed(self) -> None:
-        """Close the connections with the largest buffers until an eighth of the limit is free."""
         holders = [(holder.buffer_bytes, holder) for source in self.sources for holder in source() if not holder.gone]
         held_bytes = sum(size_bytes for size_bytes, _ in holders)
         if held_bytes > self.limit_bytes:

@@ -99,7 +99,6 @@ class TlsServer:
 
     @property
     def enabled(self) -> bool:
-        """True if a certificate is configured."""
         return self._context is not None
 
     def reload(self) -> None:
@@ -178,7 +177,6 @@ def read_file(path: str) -> bytes:
 
 
 def session_of(connection: SSL.Connection) -> TlsSession:
-    """Return the TLS version and cipher suite of a connection after its handshake."""
     name = connection.get_cipher_name() or ""
     number, known_name = (CIPHERS | CIPHERS_OF_TLS13).get(name, (0, name))
     return TlsSession(connection.get_protocol_version_name(), known_name, number)

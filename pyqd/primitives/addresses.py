@@ -100,7 +100,6 @@ def split_address(text: str) -> Address:
 
 
 def _refuse_half_an_address(text: str) -> None:
-    """Raise ValueError for a port or an IP address alone."""
     if text.isascii() and text.isdigit():
         raise ValueError(f"address {text}: missing colon before the port; write :{text}, or 127.0.0.1:{text}")
     host = text[1:-1] if text[0] == "[" and text[-1] == "]" else text

@@ -372,11 +372,18 @@ def usage(program: str, flags: Iterable[Flag], width: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str], synopsis: str = "") -> Mapping[str, Any]:
-    """Parse argv as `parse` does; exit the process after help or a mistake. Returns: values by flag name.
+def parse_or_exit(
+    program: str,
+    flags: Sequence[Flag],
+    argv: Sequence[str],
+    synopsis: str = "",
+    *,
+    allows_arguments: bool = False,
+) -> Parsed:
+    """Parse argv like `parse`; exit the process after help or a mistake.
 
     Help: synopsis and usage on stdout, exit code 0. A mistake: its text on stderr, exit code 2. An argument after the
-    flags is a mistake too: Go's programs ignore it, and with it all flags that follow.
+    flags is a mistake too, unless it is allowed: Go's programs ignore it, and with it all flags that follow.
     """
     try:
         parsed = parse(flags, argv)
@@ -385,9 +392,9 @@ def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str], syno
         sys.exit(EXIT_HELP)
     except FlagError as error:
         exit_with_mistake(program, str(error))
-    if parsed.leftovers:
+    if parsed.leftovers and not allows_arguments:
         exit_with_mistake(program, unexpected(flags, argv, parsed.leftovers))
-    return parsed.values
+    return parsed
 
 
 def unexpected(flags: Iterable[Flag], argv: Sequence[str], leftovers: Sequence[str]) -> str:

@@ -72,7 +72,6 @@ class _AnswerReader(io.RawIOBase):
         self._deadline_s = time.monotonic() + within_s
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return this reader with a buffer."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -133,11 +132,9 @@ class HttpClientConnection:
 
     @property
     def is_open(self) -> bool:
-        """True if a connection is kept."""
         return self._http is not None and self._http.sock is not None
 
     def close(self) -> None:
-        """Close the connection."""
         if self._http is not None:
             self._http.close()
             self._http = None

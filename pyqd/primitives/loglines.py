@@ -97,7 +97,6 @@ def log_line(prefix: str, timestamp_s: float, level_word: str, text: str) -> str
 
 
 def escape_control(match: re.Match[str]) -> str:
-    """Return the escape of a control character."""
     return "\\n" if match[0] == "\n" else f"\\x{ord(match[0]):02x}"
 
 
@@ -109,7 +108,6 @@ class LineFormatter(logging.Formatter):
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, and its traceback if it has one."""
         word = _LEVEL_WORDS.get(record.levelno, record.levelname)
         line = log_line(self._prefix, record.created, word, record.getMessage())
         if record.exc_info:
@@ -121,7 +119,6 @@ class JsonFormatter(logging.Formatter):
     """Formatter of records as JSON objects, one per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         more = dict(getattr(record, "fields", {}))
         if record.exc_info:
             more["traceback"] = self.formatException(record.exc_info)

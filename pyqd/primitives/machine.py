@@ -26,14 +26,6 @@ def descriptor_max() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def descriptor_count() -> int:
-    """Return the number of open files and sockets of the process."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0
-
-
 def mapping_max() -> int:
     """Return the limit on mappings of a process (vm.max_map_count)."""
     try:

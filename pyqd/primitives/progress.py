@@ -50,11 +50,9 @@ class Progress:
 
     @property
     def on_terminal(self) -> bool:
-        """Return whether there is a bar."""
         return self._bar is not None
 
     def describe(self, what: str) -> None:
-        """Set the name of the current step."""
         self._what = what
         self._refresh()
 
@@ -85,7 +83,6 @@ class Progress:
         return f"{self.done:,}{total} {self._unit}" if self._unit else ""
 
     def line(self) -> str:
-        """Return the progress as a line of text."""
         percent = "" if not self._total else f"{min(100, 100 * self.done // self._total)}%, "
         rate = (self.done - self._initial) / max(time.monotonic() - self._started_s, 1e-3)
         head = f"{self._what}: " if self._what else ""
@@ -102,7 +99,6 @@ class Progress:
             self._bar.start()
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -65,7 +65,6 @@ class Http:
     async def get_from_all(
         self, addresses: Sequence[str], path: str, **query: object
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Return the answers by address, and the errors of those that gave none."""
         asked = [in_thread(partial(self.get, address, path, **query)) for address in addresses]
         results = await asyncio.gather(*asked, return_exceptions=True)
         answers: dict[str, dict[str, Any]] = {}
@@ -127,7 +126,6 @@ class TopicPattern:
             raise Fatal(f"--topic-pattern {go_quote_str(text)}: {reason}") from None
 
     def matches(self, topic: str) -> bool:
-        """Return whether a name has a part that matches."""
         return self._pattern.search(topic) is not None
 
 

@@ -28,19 +28,13 @@ from pyqd.client.errors import ClientError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goflags import (
     DURATION,
-    EXIT_HELP,
     STRING,
-    FlagError,
     FlagType,
-    HelpRequested,
     declare_field,
     declared_flags,
-    exit_with_mistake,
     flag_name,
-    parse,
-    print_help,
+    parse_or_exit,
     unexpected,
-    usage,
 )
 from pyqd.primitives.loglines import CONTROLS, escape_control, local_time
 from pyqd.primitives.machine import raise_descriptor_limit
@@ -67,7 +61,6 @@ declare_flag: Final = partial(declare_field, key=None)
 
 
 def declare_repeated(text: str, kind: FlagType = STRING) -> Any:
-    """Return a field of options that carries a flag with several values."""
     return declare_flag((), text if "(may be" in text else f"{text} (may be given multiple times)", kind=kind)
 
 
@@ -128,7 +121,6 @@ def require_positive(options: object, *attributes: str) -> None:
 
 
 def user_agent(tool: str) -> str:
-    """Return the name of a tool for the statistics of brokers."""
     return f"{tool}/{__version__} pyqd-client/{__version__}"
 
 
@@ -161,13 +153,7 @@ def parse_options(
     """Return the options of a command line. Exits after --version, --help and a mistake in the syntax."""
     flags = declared_flags(options_class)
     given = list(sys.argv[1:] if argv is None else argv)
-    try:
-        parsed = parse(flags, given)
-    except HelpRequested:
-        print_help(f"{synopsis}\n{usage(tool, flags)}")
-        sys.exit(EXIT_HELP)
-    except FlagError as error:
-        exit_with_mistake(tool, str(error))
+    parsed = parse_or_exit(tool, flags, given, synopsis, allows_arguments=True)
     if parsed.values.get("version"):
         print(f"{tool} v{__version__}", flush=True)
         sys.exit(EXIT_OK)

@@ -56,7 +56,6 @@ class TerminalLines:
         self._text = Text
 
     def __call__(self, topic: str, bodies: Sequence[bytes]) -> bytes:
-        """Return the lines of messages of one topic."""
         with self._console.capture() as capture:
             for body in bodies:
                 line = self._text()

@@ -16,8 +16,7 @@ from pyqd.primitives.goflags import exit_with_mistake, suggestion
 from pyqd.tools.bench.loads import Bench, StoppedError
 from pyqd.tools.bench.options import AllOptions, Common, ConsumeOptions, LatencyOptions, PublishOptions
 from pyqd.tools.bench.summary import BenchFigures
-from pyqd.tools.bench.target import TOOL, probe
-from pyqd.tools.bench.topic import prepare
+from pyqd.tools.bench.target import TOOL, prepare, probe
 from pyqd.tools.common import EXIT_FATAL, EXIT_OK, Stdout, ToolOptions, log, refuse_arguments, run_tool
 
 SYNOPSIS: Final = "Measures a broker: pyq_bench publish, pyq_bench consume or pyq_bench latency."
@@ -70,7 +69,6 @@ def run_command(name: str, argv: Sequence[str]) -> int:
 
 
 async def measure(command: Command, options: Common) -> int:
-    """Measure and print the summary. Returns: the exit code."""
     options.check()
     stdout = Stdout()
     target = probe(options.nsqd_tcp_address, options.auth_secret, options.timeout_s)

@@ -6,9 +6,9 @@ Source: docs/tools/pyq_stat.md.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +37,17 @@ from pyqd.tools.common import (
 TOOL: Final = "pyq_stat"
 SYNOPSIS: Final = "Prints rates, depths and counters of one channel, over all brokers that have the topic."
 HEADER_EVERY: Final = 25
+# Numbers of a channel in /stats.
+SUMMED: Final = (
+    "depth",
+    "backend_depth",
+    "in_flight_count",
+    "deferred_count",
+    "requeue_count",
+    "timeout_count",
+    "message_count",
+    "client_count",
+)
 HEADER: Final = (
     "------rate------+----------------depth----------------+--------------metadata---------------\n"
     "ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients\n"
@@ -69,43 +80,25 @@ def check(options: StatOptions) -> None:
             raise Fatal(f"--{flag}-http-address error - address should not contain scheme")
 
 
-@dataclass(frozen=True)
-class ChannelTotals:
-    """Numbers of a channel, summed over brokers. The names are those of /stats."""
-
-    depth: int = 0
-    backend_depth: int = 0
-    in_flight_count: int = 0
-    deferred_count: int = 0
-    requeue_count: int = 0
-    timeout_count: int = 0
-    message_count: int = 0
-    client_count: int = 0
-
-    def plus(self, channel: Mapping[str, Any]) -> ChannelTotals:
-        names = (field.name for field in dataclasses.fields(self))
-        return ChannelTotals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
-
-
-def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> ChannelTotals | None:
-    """Return the numbers of a channel in answers to /stats; None if no broker has it."""
-    totals = None
+def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> Counter[str] | None:
+    totals: Counter[str] | None = None
     for answer in answers:
         for each in answer.get("topics") or ():
             for found in each.get("channels") or ():
                 if (each.get("topic_name"), found.get("channel_name")) == (topic, channel):
-                    totals = (totals or ChannelTotals()).plus(found)
+                    totals = totals or Counter()
+                    totals.update({name: int(found.get(name) or 0) for name in SUMMED})
     return totals
 
 
-def line_of(now: ChannelTotals, before: ChannelTotals, interval_s: float) -> str:
-    received = now.message_count - before.message_count
-    sent = received - (now.depth - before.depth)
+def line_of(now: Counter[str], before: Counter[str], interval_s: float) -> str:
+    received = now["message_count"] - before["message_count"]
+    sent = received - (now["depth"] - before["depth"])
     return (
         f"{int(received / interval_s):7d} {int(sent / interval_s):7d} |"
-        f" {now.depth:7d} {now.depth - now.backend_depth:7d} {now.backend_depth:7d}"
-        f" {now.in_flight_count:5d} {now.deferred_count:5d} |"
-        f" {now.requeue_count:7d} {now.timeout_count:7d} {now.message_count:12d} {now.client_count:7d}\n"
+        f" {now['depth']:7d} {now['depth'] - now['backend_depth']:7d} {now['backend_depth']:7d}"
+        f" {now['in_flight_count']:5d} {now['deferred_count']:5d} |"
+        f" {now['requeue_count']:7d} {now['timeout_count']:7d} {now['message_count']:12d} {now['client_count']:7d}\n"
     )
 
 
@@ -116,7 +109,7 @@ class Poll:
         self._options = options
         self._http = Http.of(options)
 
-    async def totals(self) -> ChannelTotals:
+    async def totals(self) -> Counter[str]:
         """Return the numbers now. Raises: Fatal if one of the brokers or lookup daemons gives no answer."""
         options = self._options
         brokers, subject = await self._brokers()
@@ -164,7 +157,7 @@ async def print_lines(options: StatOptions) -> None:
     """Print a line per interval, and the header from time to time. The first poll has no line."""
     stdout, poll = Stdout(), Poll(options)
     interval_s = options.interval_ns / SECOND_NS
-    before: ChannelTotals | None = None
+    before: Counter[str] | None = None
     for number in count():
         now = await poll.totals()
         text = HEADER if number % HEADER_EVERY == 0 else ""

@@ -36,8 +36,7 @@ from pyqd.tools.to_file.naming import FileNames, NameFormatError, host_of
 from pyqd.tools.to_file.options import ToFileOptions
 from pyqd.tools.to_file.output import FileOutput
 from pyqd.tools.to_file.places import Places
-from pyqd.tools.to_file.recorder import Recorder
-from pyqd.tools.to_file.topic_log import TopicLog
+from pyqd.tools.to_file.topic_log import Recorder, TopicLog
 
 NAME: Final = "pyq_to_file"
 SYNOPSIS: Final = """\
@@ -113,7 +112,6 @@ class ToFile:
             self._add(topic)
 
     def _add(self, topic: str) -> None:
-        """Begin to write a topic; log why if that is impossible."""
         try:
             log = self._log_of(topic)
         except (NameFormatError, ClientError) as error:

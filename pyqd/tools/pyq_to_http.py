@@ -17,9 +17,8 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.common import EXIT_OK, client_options, log, run_tool
 from pyqd.tools.intake import Tasks, consume, consumer_of, without_spent
 from pyqd.tools.to_http.connection import ServerConnections
-from pyqd.tools.to_http.delivery import Delivery, Retries
+from pyqd.tools.to_http.delivery import Delivery, DeliveryError, Sender
 from pyqd.tools.to_http.options import ToHttpOptions
-from pyqd.tools.to_http.sender import DeliveryError, Sender
 
 TOOL: Final = "pyq_to_http"
 SYNOPSIS: Final = """\
@@ -40,9 +39,14 @@ class ToHttp:
         self._consumer_options = client_options(TOOL, options.consumer_opt)
         self._connections = ServerConnections(options.connect_timeout_s)
         sender = Sender(self._connections, options.headers(), options.request_timeout_s)
-        retries = Retries(options.retries, options.retry_delay_ns / SECOND_NS)
         self._delivery = Delivery(
-            sender, options.addresses, options.requests(), options.targets(), retries, options.status_every
+            sender,
+            options.addresses,
+            options.requests(),
+            options.targets(),
+            options.retries,
+            options.retry_delay_ns / SECOND_NS,
+            options.status_every,
         )
 
     async def run(self) -> None:
@@ -55,7 +59,6 @@ class ToHttp:
             self._connections.close()
 
     async def _send_all(self, consumer: Consumer) -> None:
-        """Send the messages of the consumer, until it is closed."""
         tasks = Tasks(consumer)
         while True:
             await tasks.fewer_than(self._options.n)

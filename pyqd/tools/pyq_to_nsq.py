@@ -119,7 +119,6 @@ class Forwarder:
             await asyncio.gather(*(producer.close(0) for producer in self._producers))
 
     async def _forward_all(self, consumer: Consumer) -> None:
-        """Pass on the messages of a consumer, until it is closed."""
         tasks = Tasks(consumer)
         while True:
             try:
@@ -149,7 +148,6 @@ class Forwarder:
         await asyncio.gather(*publishing)
 
     def _filtered(self, messages: Sequence[Message]) -> list[ForwardedMessage]:
-        """Return the messages that pass the filter, and answer the others."""
         passed: list[ForwardedMessage] = []
         for message in messages:
             try:
@@ -168,7 +166,6 @@ class Forwarder:
         return passed
 
     async def _publish(self, consumer: Consumer, target: int, batch: Sequence[ForwardedMessage]) -> None:
-        """Publish messages to a destination; finish or requeue them."""
         began_s = time.monotonic()
         error = await self._error_of(target, self._options.destination_topic or consumer.topic, batch)
         now_s = time.monotonic()
@@ -191,7 +188,6 @@ class Forwarder:
         self._all_status.note(now_s - began_s, len(batch))
 
     async def _error_of(self, target: int, topic: str, batch: Sequence[ForwardedMessage]) -> ClientError | None:
-        """Publish messages to a destination; return the error."""
         producer = self._producers[target]
         publishing: Coroutine[Any, Any, object] = (
             producer.publish(topic, batch[0].body)
@@ -224,7 +220,6 @@ async def if_connected(producer: Producer, publishing: Coroutine[Any, Any, objec
 
 
 def batches_of(share: Sequence[ForwardedMessage]) -> Iterator[Sequence[ForwardedMessage]]:
-    """Yield messages in batches that brokers take."""
     start = size_bytes = 0
     for index, each in enumerate(share):
         size_bytes += len(each.body)

@@ -137,7 +137,6 @@ class EpsilonGreedy(HostPool):
             self._averages_s = []
 
     def _move_to(self, now_s: float) -> None:
-        """Forget the slices whose time is over."""
         present = int(now_s / SLICE_S)
         for number in range(max(self._slice + 1, present - SLICES + 1), present + 1):
             for host in self.hosts:

@@ -102,5 +102,5 @@ def test_files_outside_the_arena_are_limited() -> None:
 
 def test_the_limits_of_this_machine_are_read() -> None:
     assert machine.mapping_max() > machine.mapping_count() > 0
-    assert machine.descriptor_max() > machine.descriptor_count() > 0
+    assert machine.descriptor_max() > 0
     assert machine.available_bytes() > 0

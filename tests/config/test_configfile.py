@@ -7,7 +7,7 @@ import pytest
 
 from pyqd.config import options
 from pyqd.config.configfile import quoted, read_config, shown, unknown_keys, value_of
-from pyqd.config.options import parse_args, parse_settings
+from pyqd.config.options import DAEMON, parse_args
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogLevel
 
@@ -74,7 +74,7 @@ def written(directory: Path, text: str) -> str:
 
 
 def test_a_file_made_for_nsqd_is_taken_as_it_is(tmp_path: Path) -> None:
-    settings = parse_settings([f"--config={written(tmp_path, NSQD_FILE)}"])
+    settings = DAEMON.parse_settings([f"--config={written(tmp_path, NSQD_FILE)}"])
     assert settings.problems == ()
     assert [notice for notice in settings.notices if "there is no" in notice] == []
     found = settings.options()

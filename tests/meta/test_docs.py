@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.config.options import parse_settings
+from pyqd.config.options import DAEMON
 from tests.meta.repository import ROOT, own_files_of, project, relative
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -146,7 +146,7 @@ def test_the_example_of_a_configuration_file_works(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     path = tmp_path / "pyqd.toml"
     path.write_text(example)
-    settings = parse_settings([f"--config={path}"])
+    settings = DAEMON.parse_settings([f"--config={path}"])
     assert settings.problems == ()
     assert [notice for notice in settings.notices if "there is no" in notice] == []
     assert len(settings.in_file) > 10

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqd.apps.config_check import effective
+from pyqd.apps.program import effective
 from pyqd.config.configfile import read_config, shown, value_of
 from pyqd.config.options import DAEMON, FLAGS
 from pyqd.primitives.durations import INT64_MAX, INT64_MIN

@@ -7,12 +7,13 @@ import http.client
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pyqd.tools.pyq_stat import ChannelTotals, line_of, totals_of
+from pyqd.tools.pyq_stat import line_of, totals_of
 from tests.support.certificates import Certificates
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.nsq import Client
@@ -189,21 +190,21 @@ def test_numbers_of_several_brokers_are_added() -> None:
         answer(depth=4, client_count=1),
         {"topics": None},
     ]
-    assert totals_of(answers, "t", "c") == ChannelTotals(depth=7, message_count=5, client_count=1)
+    assert totals_of(answers, "t", "c") == Counter(depth=7, message_count=5, client_count=1)
     assert totals_of(answers, "t", "e") is None
 
 
 @pytest.mark.parametrize(
     ("before", "rates"),
     [
-        (ChannelTotals(depth=0, message_count=0), "     50      45"),
-        (ChannelTotals(depth=12, message_count=99), "      0       1"),
+        (Counter(depth=0, message_count=0), "     50      45"),
+        (Counter(depth=12, message_count=99), "      0       1"),
         # A broker that was restarted counts from the beginning.
-        (ChannelTotals(depth=0, message_count=103), "     -1      -6"),
+        (Counter(depth=0, message_count=103), "     -1      -6"),
     ],
 )
 def test_rates_are_messages_per_second_without_fractions(before, rates) -> None:
-    now = ChannelTotals(depth=10, backend_depth=4, message_count=100)
+    now = Counter(depth=10, backend_depth=4, message_count=100)
     assert line_of(now, before, 2.0).startswith(f"{rates} |      10       6       4     0     0 |")
 
 

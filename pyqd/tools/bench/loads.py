@@ -14,11 +14,9 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.bench.options import ConsumeOptions, Consuming, LatencyOptions, PublishOptions
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import settled
-from pyqd.tools.bench.progress import LoadProgress
-from pyqd.tools.bench.run import Course, LoadRun, carry_out
+from pyqd.tools.bench.run import Course, LoadProgress, LoadRun, carry_out
 from pyqd.tools.bench.summary import BenchFigures, busy_percent, cpu_between, warnings_of
-from pyqd.tools.bench.target import BenchTarget, with_remedy
-from pyqd.tools.bench.topic import BenchTopic
+from pyqd.tools.bench.target import BenchTarget, BenchTopic, with_remedy
 from pyqd.tools.common import Fatal
 
 RUNFOR_S: Final = 10.0
@@ -45,7 +43,6 @@ class Bench:
     topic: BenchTopic
 
     async def publish(self, options: PublishOptions) -> BenchFigures:
-        """Publish, and count the answers."""
         load = Load(messages=options.count or None, body_bytes=options.size)
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
         progress = LoadProgress("publishing", options.count, whole_s(course), options.size, options.quiet)
@@ -195,7 +192,6 @@ def publishing_settings(options: PublishOptions) -> dict[str, object]:
 
 
 def course_of(options: PublishOptions | ConsumeOptions, otherwise_s: float) -> Course:
-    """Return the times of a load. otherwise_s: duration if the user gives none; 0 for no limit."""
     runfor_s = options.runfor_ns / SECOND_NS or otherwise_s
     return Course(options.warm_up_ns / SECOND_NS, runfor_s, options.timeout_s, options.spin)
 

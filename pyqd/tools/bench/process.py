@@ -70,7 +70,6 @@ def serving_process(connection: socket.socket) -> int | None:
 
 
 def inode_between(local: tuple[str, int], remote: tuple[str, int]) -> str | None:
-    """Return the inode of the socket of this machine that has these two addresses."""
     ends = {(one, other) for one in kernel_forms(local) for other in kernel_forms(remote)}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

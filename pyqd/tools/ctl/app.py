@@ -10,7 +10,7 @@ import click
 
 from pyqd import __version__
 from pyqd.primitives.program_start import begin_program, is_stdout_closed
-from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, trace, watch
+from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, watch
 from pyqd.tools.ctl.exits import FAILED
 from pyqd.tools.ctl.frame import Root
 from pyqd.tools.ctl.output import say
@@ -50,7 +50,7 @@ for command in (
     dead_letters.dead_letters,
     drain.drain,
     doctor.doctor,
-    trace.trace,
+    messages.trace,
     setup.context,
     setup.completion,
 ):

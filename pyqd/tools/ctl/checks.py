@@ -63,7 +63,6 @@ class DoctorFinding(NamedTuple):
 
 
 def finding(check: str, state: str, text: str, fix: str | None = None) -> Callable[[str], DoctorFinding]:
-    """Return a function that makes the finding of a check for a node."""
     return lambda node: DoctorFinding(node, check, state, text, fix)
 
 
@@ -76,7 +75,6 @@ Made = Iterator[Callable[[str], DoctorFinding]]
 
 
 def answers(facts: Facts) -> Made:
-    """Check that the broker answers, and how it feels."""
     if facts.error is not None:
         fix = NO_LOGIN if isinstance(facts.error, AuthenticationError) else NO_ANSWER
         yield finding("answer", FAILURE, str(facts.error), fix)
@@ -93,7 +91,6 @@ def answers(facts: Facts) -> Made:
 
 
 def versions(facts: Facts, others: Sequence[Facts]) -> Made:
-    """Check the version of the broker against those of the others and of pyqctl."""
     nsq_version = facts.info.get("version")
     if not facts.is_pyqd:
         yield finding("version", OK, f"nsqd {nsq_version}")
@@ -113,7 +110,6 @@ def versions(facts: Facts, others: Sequence[Facts]) -> Made:
 
 
 def clock(facts: Facts | LookupFacts) -> Made:
-    """Check the clock against that of this machine."""
     if facts.offset is None:
         yield finding("clock", SKIPPED, "the answer has no date")
         return
@@ -128,7 +124,6 @@ def clock(facts: Facts | LookupFacts) -> Made:
 
 
 def limits(facts: Facts) -> Made:
-    """Check the limits of the machine on the broker's process: descriptors, memory, mappings."""
     metrics = facts.metrics
     for resource, fix in LIMITS.items():
         if metrics.get(f"pyqd_machine_limit_reached:{resource}"):
@@ -146,7 +141,6 @@ def limits(facts: Facts) -> Made:
 
 
 def disk(facts: Facts) -> Made:
-    """Check the free space, and the file system if it can be seen from here."""
     metrics, place = facts.metrics, facts.file_system
     if "pyqd_disk_free_bytes" in metrics:
         free, floor = metrics["pyqd_disk_free_bytes"], metrics["pyqd_disk_free_min_bytes"]
@@ -184,7 +178,6 @@ def file_system(kind: str, text: str) -> Callable[[str], DoctorFinding]:
 
 
 def damage(facts: Facts) -> Made:
-    """Check for damage on disk and failed writes since the start of the broker."""
     metrics = facts.metrics
     found = (facts.stats.get("damage") or {}).get("count", 0)
     if found:
@@ -200,7 +193,6 @@ def damage(facts: Facts) -> Made:
 
 
 def registration(facts: Facts, lookups: Sequence[LookupFacts]) -> Made:
-    """Check that the broker is registered with its lookup daemons, and with those that pyqctl asks."""
     daemons: Sequence[dict[str, Any]] = facts.stats.get("lookup_daemons") or ()
     for daemon in daemons:
         text = f"with {daemon['address']}"

@@ -10,8 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.client.trust import TrustedBrokers
 from pyqd.primitives.addresses import TcpAddress
+from pyqd.tools.ctl.contexts import CtlTarget
 from pyqd.tools.ctl.nodes import AskedBroker, AskedLookupDaemon, AskedNode, https_address
-from pyqd.tools.ctl.target import CtlTarget
 
 THREADS_MAX: Final = 32
 WITHOUT_TOKEN: Final = "%s is asked without the token: a lookup daemon tells this address, and no --trusted-broker does"
@@ -133,7 +133,6 @@ def nodes_of(daemon: AskedLookupDaemon) -> list[dict[str, Any]]:
 
 
 def http_address_of(node: Mapping[str, Any]) -> TcpAddress:
-    """Return the address of an entry in GET /nodes."""
     return TcpAddress(node["broadcast_address"], node["http_port"])
 
 

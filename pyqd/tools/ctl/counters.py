@@ -48,7 +48,6 @@ def read_stats(broker: AskedBroker, topic: str | None = None, channel: str | Non
 
 
 def topic_rows(read: Iterable[NodeStats], pattern: str = "*", *, by_node: bool = False) -> list[Row]:
-    """Return a row for each topic, sorted by name; by_node: for each topic and broker."""
     rows: dict[tuple[str, str], Row] = {}
     channels: dict[tuple[str, str], set[str]] = {}
     for stats in read:
@@ -92,7 +91,6 @@ def channel_rows(
 
 
 def note_node(row: Row, node: str, counted: Mapping[str, Any]) -> None:
-    """Record in a row the broker of added counters."""
     row["nodes"].append(node)
     if counted["paused"]:
         row["paused_nodes"].append(node)
@@ -163,7 +161,6 @@ def channels_table(rows: Sequence[Row], by_node: bool = False) -> Fitted:
 
 
 def counted(row: Row) -> Row:
-    """Return a row with the number of its brokers, and its state."""
     return {**row, "node_count": len(row["nodes"]), "state": paused_text(row)}
 
 

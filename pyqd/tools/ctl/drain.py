@@ -105,7 +105,6 @@ def is_listening(broker: AskedBroker) -> bool:
 
 
 def show(session: CtlSession, broker: AskedBroker, progress: dict[str, Any] | None, state: str | None) -> None:
-    """Print a line with the progress, or with the final state."""
     if session.output.is_json:
         session.output.show_line({"node": broker.address, "state": state or "draining", **(progress or {})})
     elif progress is None:

@@ -42,7 +42,6 @@ def keep_flag(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def shared_options() -> list[click.Option]:
-    """Return new instances of the options that every command has."""
 
     def option(*names: str, **settings: Any) -> click.Option:
         return click.Option([*names], callback=keep_flag, expose_value=False, **settings)

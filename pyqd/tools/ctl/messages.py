@@ -1,8 +1,9 @@
-"""Commands on single messages: peek, cancel, reschedule, deliver-now, publish."""
+"""Commands on single messages: peek, cancel, reschedule, deliver-now, publish, trace."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.quantities import format_size
 from pyqd.primitives.timestamps import parse_timestamp
 from pyqd.tools.ctl.administration import channel_argument, check_names, require_pyqd, topic_argument
-from pyqd.tools.ctl.cluster import Failure
+from pyqd.tools.ctl.cluster import Failure, ask
 from pyqd.tools.ctl.completion import complete_channels
-from pyqd.tools.ctl.exits import FAILED, OK
+from pyqd.tools.ctl.exits import FAILED, OK, UnsupportedError
 from pyqd.tools.ctl.frame import command, duration, yes_option
 from pyqd.tools.ctl.nodes import AskedBroker
+from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import CtlSession
 from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, number, plain_columns, timestamp
 
@@ -31,6 +33,10 @@ PUBLISHED_COLUMNS: Final = plain_columns(Node="node", Topic="topic", ID="id", Me
 
 STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
 MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{16}", re.ASCII)
+# Run as a module: the directory of the programs need not be in PATH.
+MODULE: Final = "pyqd.tools.pyq_trace"
+# The choice of --json and --table for the other program, which decides as this one does without it.
+FORMS: Final = {True: ("--json",), False: ("--table",), None: ()}
 
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 channel_option = click.option(
@@ -299,3 +305,36 @@ def messages_table(rows: Sequence[Row], state: str, several_nodes: bool) -> Fitt
 
 def client_text(client: Row) -> str:
     return f"{client['client_id']} {client['remote_address']}"
+
+
+@command(
+    "GET /trace/log?max_bytes=1 at each broker, to find out whether it records events. Then pyq_trace reads its"
+    " database."
+)
+@click.argument("message_id", metavar="ID")
+@click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1)
+@click.pass_obj
+def trace(session: CtlSession, message_id: str, arguments: tuple[str, ...]) -> int:
+    """Show the life of a message: runs `pyq_trace show ID ARGUMENT...`.
+
+    It needs brokers that record events, and the database that `pyq_trace ship` makes of them. If no broker records
+    events, the command says so and ends with exit code 6. Options of pyq_trace stand behind two dashes.
+    """
+    ids_of((message_id,))
+    found = ask(session.brokers(), probe)
+    missing = [failure.error for failure in found.failures if isinstance(failure.error, UnsupportedError)]
+    session.failures += [failure for failure in found.failures if failure.error not in missing]
+    for error in missing:
+        say(f"{error}; it does not record what becomes of messages")
+    if missing and not found.answers:
+        raise UnsupportedError(
+            "messages cannot be traced here; `pyqctl peek` shows those that wait, with their attempts"
+        )
+    form = FORMS[session.flags.get("as_json")]
+    command = [sys.executable, "-m", MODULE, "show", *form, message_id, *arguments]
+    return subprocess.run(command, check=False).returncode
+
+
+def probe(broker: AskedBroker) -> None:
+    """Ask whether a broker records events. Raises: ClientError."""
+    broker.send("GET", "/trace/log", {"max_bytes": 1})

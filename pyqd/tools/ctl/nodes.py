@@ -10,8 +10,8 @@ from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError, Tl
 from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.nsq_compat import https_port_in, unwrapped_answer
+from pyqd.tools.ctl.contexts import CtlTarget
 from pyqd.tools.ctl.exits import UnsupportedError
-from pyqd.tools.ctl.target import CtlTarget
 
 SUCCESS: Final = 200
 # Of a path that the other side does not know. A missing topic, channel or message has a code of its own.

@@ -12,11 +12,10 @@ import click
 from pyqd.client.errors import NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.ctl.cluster import WITHOUT_TOKEN, Answer, Answers, Failure, N, T, TargetCluster, ask
-from pyqd.tools.ctl.contexts import ContextFile
+from pyqd.tools.ctl.contexts import VARIABLES, ContextFile, CtlTarget, find_target
 from pyqd.tools.ctl.exits import OK, code_of
 from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.output import CommandOutput, say
-from pyqd.tools.ctl.target import VARIABLES, CtlTarget, find_target
 
 FLAGS_KEY: Final = "pyqd.tools.ctl.flags"
 TIMEOUT_NS: Final = 10 * SECOND_NS

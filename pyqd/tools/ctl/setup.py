@@ -9,12 +9,11 @@ import click
 
 from pyqd.client.errors import SettingError
 from pyqd.tools.ctl.completion import SHELLS, complete_contexts
-from pyqd.tools.ctl.contexts import SECRETS, Context, unknown_context
+from pyqd.tools.ctl.contexts import SECRETS, VARIABLES, Context, unknown_context
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
 from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import CtlSession
 from pyqd.tools.ctl.table import Fitted, TableColumn, names
-from pyqd.tools.ctl.target import VARIABLES
 
 NOTHING: Final = "Nothing."
 FILES: Final = ("token_file", "ca", "cert", "key")

@@ -54,7 +54,6 @@ class TableColumn(NamedTuple):
     rank: int = 0
 
     def text(self, row: Row) -> str:
-        """Return the text of a cell; a dash for a value that is missing."""
         value = row.get(self.key)
         return "-" if value is None else printable(self.show(value))
 
@@ -81,7 +80,6 @@ class Fitted:
         self._title = title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield the table, and a line with the columns that are left out."""
         from rich.cells import cell_len
 
         texts = {column: [column.text(row) for row in self._rows] for column in self._columns}
@@ -141,7 +139,6 @@ def new_table(title: str = "") -> Table:
 
 
 def total_chars(widths: Iterator[int]) -> int:
-    """Return the width of a table with columns of these widths."""
     found = list(widths)
     return sum(found) + GAP_CHARS * max(0, len(found) - 1)
 
@@ -170,7 +167,6 @@ def cell(text: str, style: str = "") -> Text:
 
 
 def printable(text: str) -> str:
-    """Return a text with its control characters escaped."""
     return UNPRINTABLE.sub(escaped, text)
 
 
@@ -183,7 +179,6 @@ def count(value: float) -> str:
 
 
 def messages_text(value: int) -> str:
-    """Return a number of messages in words."""
     return f"{value:,} message{'' if value == 1 else 's'}"
 
 
@@ -197,5 +192,4 @@ def names(values: Sequence[str]) -> str:
 
 
 def timestamp(timestamp_ns: int) -> str:
-    """Return a time in UTC, to the millisecond."""
     return f"{format_timestamp(timestamp_ns)}Z"

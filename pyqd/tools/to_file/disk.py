@@ -129,7 +129,6 @@ def lock(descriptor: int) -> None:
 
 
 def names(path: str, descriptor: int) -> bool:
-    """Return whether a path still names an open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -19,16 +19,14 @@ GZIP_WINDOW_BITS: Final = 31
 class Lines:
     """Bodies with line ends. Base of the other encodings.
 
-    suffix: end of the files' names. writes_at_once: messages are written when they arrive, and synced later; otherwise
-    a flush encodes and writes them. is_appendable: an existing file may be continued.
+    suffix: end of the files' names. is_plain: messages are written when they arrive, and synced later, and an existing
+    file may be continued; otherwise a flush encodes and writes them.
     """
 
     suffix = ""
-    writes_at_once = True
-    is_appendable = True
+    is_plain = True
 
     def head(self) -> bytes:
-        """Return the beginning of every file."""
         return b""
 
     def encode(self, messages: Sequence[Message]) -> bytes:
@@ -51,8 +49,7 @@ class Gzip(Lines):
     """Lines in gzip members, one per flush."""
 
     suffix = ".gz"
-    writes_at_once = False
-    is_appendable = False
+    is_plain = False
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -66,8 +63,7 @@ class Zstd(Lines):
     """Lines in zstd frames, one per flush."""
 
     suffix = ".zst"
-    writes_at_once = False
-    is_appendable = False
+    is_plain = False
 
     def __init__(self, level: int) -> None:
         self._level = level

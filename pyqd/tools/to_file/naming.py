@@ -74,16 +74,13 @@ class FileNames:
 
     @property
     def has_revision(self) -> bool:
-        """True if a revision can tell two files apart."""
         return REVISION in self.form
 
     def at(self, time_s: float) -> str:
-        """Return the name at a Unix time, with <REV>."""
         name = self.form.replace("<PID>", str(os.getpid()))
         return name.replace("<DATETIME>", format_time(self.datetime_form, time_s))
 
     def revised(self, name: str, revision: int) -> str:
-        """Return a name of `at` with its revision."""
         return name.replace(REVISION, f"-{revision:06d}" if revision or self.keeps_revision else "")
 
     def wildcard(self) -> str:

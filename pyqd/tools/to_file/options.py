@@ -96,17 +96,14 @@ class ToFileOptions(HttpTimeoutFlags, Sources, ToolOptions):
 
     @property
     def working_dir(self) -> str:
-        """Directory of the files that are written."""
         return os.path.normpath(self.work_dir or self.output_dir)
 
     @property
     def final_dir(self) -> str:
-        """Directory of the finished files."""
         return os.path.normpath(self.output_dir)
 
     @property
     def keeps_revision(self) -> bool:
-        """True if every file name has a revision."""
         is_limited = self.rotate_size > 0 or self.rotate_interval_ns > 0
         return self.gzip or self.zstd or self.parquet or is_limited or self.working_dir != self.final_dir
 

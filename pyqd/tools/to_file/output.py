@@ -76,7 +76,6 @@ class FileOutput:
     # Rotation.
 
     def needs_rotation(self) -> bool:
-        """Return whether the next message begins a new file."""
         file = self._file
         if file is None:
             return True
@@ -121,7 +120,6 @@ class FileOutput:
         raise FileStorageError(f"no file name is free for {name}: other instances need another <HOST>, <PID> or <REV>")
 
     def _open(self, name: str, revision: int) -> OpenFile | None:
-        """Open the file of a revision; None if that revision is taken."""
         if self._places.is_taken(name, revision):
             return None
         path = self._places.working(name, revision)
@@ -142,7 +140,7 @@ class FileOutput:
         return file
 
     def _open_locked(self, path: str) -> int:
-        if self._encoding.is_appendable and self._limits.age_s <= 0:
+        if self._encoding.is_plain and self._limits.age_s <= 0:
             descriptor = disk.open_locked(path, creates=True)
             disk.end_last_line(descriptor, path)
             return descriptor
@@ -163,7 +161,7 @@ class FileOutput:
         assert file is not None, "rotate() opens a file"
         count = self._fitting(file, messages)
         taken = messages if count == len(messages) else messages[:count]
-        if self._encoding.writes_at_once:
+        if self._encoding.is_plain:
             disk.write_all(file.descriptor, self._encoding.encode(taken), file.path)
         else:
             file.pending += taken

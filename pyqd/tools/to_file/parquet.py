@@ -13,16 +13,15 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pyqd.client.message import Message
 from pyqd.tools.to_file import disk
+from pyqd.tools.to_file.disk import FileStorageError
 from pyqd.tools.to_file.encodings import Lines
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from pyqd.tools.to_file.journal import ArrowJournal
 
 WORKING_SUFFIX: Final = ".partial"
 DAMAGED_SUFFIX: Final = ".damaged"
@@ -30,45 +29,39 @@ MAGIC: Final = b"PAR1"
 # A row group has about so many rows or bytes.
 GROUP_ROWS: Final = 100_000
 GROUP_BYTES: Final = 64 << 20
+# Before the metadata of a record batch: a mark, and the size of the metadata.
+HEADER_BYTES: Final = 8
+# The metadata of a record batch has some 600 bytes, whatever its number of rows.
+METADATA_BYTES_MAX: Final = 64 << 10
+# The columns of docs/spark.md.
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("channel", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("timestamp_ns", pa.int64(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+    ]
+)
 
 logger = logging.getLogger("pyqd.tools.to_file")
 
 
 class Parquet(Lines):
-    """Rows with body, topic, channel, broker, time, id and number of attempts. Raises: ImportError without pyarrow."""
+    """Rows with body, topic, channel, broker, time, id and number of attempts."""
 
     suffix = ".parquet"
-    writes_at_once = False
-    is_appendable = False
+    is_plain = False
 
     def __init__(self, topic: str, channel: str) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        from pyqd.tools.to_file.journal import ArrowJournal
-
-        self._journal = ArrowJournal
-        self._pa = pa
-        self._pq = pq
         self._topic = topic
         self._channel = channel
-        # The columns of docs/spark.md.
-        self.schema = pa.schema(
-            [
-                pa.field("value", pa.binary(), nullable=False),
-                pa.field("topic", pa.string(), nullable=False),
-                pa.field("channel", pa.string(), nullable=False),
-                pa.field("node", pa.string(), nullable=False),
-                pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
-                pa.field("timestamp_ns", pa.int64(), nullable=False),
-                pa.field("id", pa.string(), nullable=False),
-                pa.field("attempts", pa.int32(), nullable=False),
-            ]
-        )
 
     def head(self) -> bytes:
-        """Return the schema in Arrow's stream format."""
-        return bytes(self.schema.serialize())
+        return bytes(SCHEMA.serialize())
 
     def encode(self, messages: Sequence[Message]) -> bytes:
         """Return a record batch in Arrow's stream format; without a message, the beginning of a file."""
@@ -77,7 +70,6 @@ class Parquet(Lines):
         return bytes(self._batch(messages).serialize())
 
     def _batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
-        pa = self._pa
         count = len(messages)
         times = pa.array([message.timestamp_ns for message in messages], pa.int64())
         columns = [
@@ -90,7 +82,7 @@ class Parquet(Lines):
             pa.array([message.id for message in messages], pa.string()),
             pa.array([message.attempts for message in messages], pa.int32()),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def working_name(self, name: str) -> str:
         """Return a hidden name: readers of the directory must not take a journal for a Parquet file."""
@@ -98,7 +90,6 @@ class Parquet(Lines):
         return os.path.join(directory, f".{base}{WORKING_SUFFIX}")
 
     def final_name(self, name: str) -> str:
-        """Return the name of the Parquet file."""
         directory, base = os.path.split(name)
         return os.path.join(directory, base.removeprefix(".").removesuffix(WORKING_SUFFIX))
 
@@ -128,8 +119,8 @@ class Parquet(Lines):
 
     def _convert(self, path: str, target: str) -> None:
         """Write the rows of a journal to a Parquet file. A damaged journal is kept. Raises: FileStorageError."""
-        journal = self._journal(path)
-        with self._pq.ParquetWriter(target, self.schema, compression="zstd") as writer:
+        journal = ArrowJournal(path)
+        with pq.ParquetWriter(target, SCHEMA, compression="zstd") as writer:
             for group in self._groups(journal):
                 writer.write_table(group)
         if journal.damage:
@@ -152,10 +143,10 @@ class Parquet(Lines):
             rows += batch.num_rows
             size_bytes += batch.nbytes
             if rows >= GROUP_ROWS or size_bytes >= GROUP_BYTES:
-                yield self._pa.Table.from_batches(batches)
+                yield pa.Table.from_batches(batches)
                 batches, rows, size_bytes = [], 0, 0
         if batches:
-            yield self._pa.Table.from_batches(batches)
+            yield pa.Table.from_batches(batches)
 
 
 def _keep(path: str) -> str:
@@ -175,3 +166,62 @@ def _keep(path: str) -> str:
         disk.sync_directory(kept)
         return kept
     raise AssertionError("numbers do not end")
+
+
+class ArrowJournal:
+    """Reader of a journal of record batches in Arrow's stream format: tells an incomplete end from damage.
+
+    A kill leaves an incomplete record batch at the end of the file, whose messages are not finished. A record batch
+    that cannot be decoded although the file has all of its bytes is damaged: it and those after it hold finished
+    messages. damage: offset and cause of the damage that has ended `batches`; empty without damage.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.damage = ""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches up to the end, to an incomplete one or to damage. Raises: FileStorageError."""
+        size = os.stat(self._path).st_size
+        schema: pa.Schema | None = None
+        with pa.OSFile(self._path) as source:
+            while (offset := source.tell()) < size:
+                piece = self._read(source, offset, size)
+                if piece is None:
+                    return
+                try:
+                    if schema is None:
+                        schema = pa.ipc.read_schema(piece)
+                        continue
+                    batch = pa.ipc.read_record_batch(piece, schema)
+                    # Places outside the data would end the process when the batch is converted.
+                    batch.validate(full=True)
+                except (pa.ArrowException, OSError) as error:
+                    self._note(offset, error)
+                    return
+                yield batch
+
+    def _read(self, source: Any, offset: int, size: int) -> Any:
+        """Return the schema or record batch at an offset; None if it is damaged. Raises: FileStorageError."""
+        try:
+            return pa.ipc.read_message(source)
+        except (pa.ArrowException, EOFError, OSError) as error:
+            # Arrow raises an OSError without a number for data that it cannot decode.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise FileStorageError(f"cannot read {self._path}: {error.strerror or error}") from error
+            if not _is_incomplete(source, offset, size):
+                self._note(offset, error)
+            return None
+
+    def _note(self, offset: int, error: Exception) -> None:
+        self.damage = f"damaged at offset {offset} ({error})"
+
+
+def _is_incomplete(source: Any, offset: int, size: int) -> bool:
+    # Arrow has read all that is there then.
+    if source.tell() < size:
+        return False
+    source.seek(offset)
+    header = source.read(HEADER_BYTES)
+    # A damaged size may reach past the end too.
+    return len(header) < HEADER_BYTES or int.from_bytes(header[4:], "little") <= METADATA_BYTES_MAX

@@ -85,6 +85,6 @@ class Places:
             except (InUseError, FileNotFoundError):
                 continue
             logger.info("%s finishing %s, which an instance has left", self.subject, path)
-            if self.encoding.is_appendable:
+            if self.encoding.is_plain:
                 disk.end_last_line(descriptor, path)
             self.finish(descriptor, path, *found)

@@ -76,7 +76,6 @@ class ServerConnection(asyncio.Protocol):
             timer.cancel()
 
     def close(self) -> None:
-        """Disconnect."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -178,7 +177,6 @@ class ServerPool:
                 return connection, True
 
     def give(self, connection: ServerConnection) -> None:
-        """Take a connection back."""
         if connection.is_open and not self._wake(connection):
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)
@@ -193,7 +191,6 @@ class ServerPool:
         return False
 
     def _kept(self, now_s: float) -> ServerConnection | None:
-        """Return the connection that was used last, if it is open."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and now_s - connection.idle_since_s < IDLE_S:
@@ -222,14 +219,12 @@ class ServerPool:
         return connection
 
     def close(self) -> None:
-        """Close the connections that are not used."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
 
 def expire(waiter: asyncio.Future[ServerConnection | None]) -> None:
-    """End the wait for a connection."""
     if not waiter.done():
         waiter.set_exception(RequestTimeoutError("no connection in time"))
 
@@ -270,7 +265,6 @@ class ServerConnections:
         return pool
 
     def close(self) -> None:
-        """Close the connections that are not used."""
         for pool in self._pools.values():
             pool.close()
 

@@ -24,7 +24,7 @@ from pyqd.tools.common import (
 )
 from pyqd.tools.targets import Targets, targets_for
 from pyqd.tools.to_http.address import AddressError
-from pyqd.tools.to_http.sender import DeliveryRequest, get_requests, post_requests
+from pyqd.tools.to_http.delivery import DeliveryRequest, get_requests, post_requests
 
 CONTENT_TYPE: Final = "application/octet-stream"
 MODES: Final = ("round-robin", "hostpool", "epsilon-greedy")

@@ -72,7 +72,6 @@ def _follow_story(output: CommandOutput, ask: Callable[[], list[Story]]) -> int:
 
 
 def _whole(stories: list[Story]) -> Any:
-    """Return the view of stories: head and table of each."""
     from rich.console import Group
 
     from pyqd.tools.ctl.table import cell

@@ -53,7 +53,6 @@ def story_value(story: Story) -> dict[str, Any]:
 
 
 def step_value(story: Story, step: Step) -> dict[str, Any]:
-    """Return a step for JSON, on its own."""
     value = {"message_id": story.message_id, "topic": story.topic, "nsqd": story.nsqd, **asdict(step)}
     del value["position"]
     found: dict[str, Any] = jsonable(value)
@@ -167,7 +166,6 @@ def note_of(step: Step) -> str:
 
 
 def head_of(story: Story) -> list[str]:
-    """Return the lines above the table of a story."""
     lines = [f"message {story.message_id} of topic {story.topic} at {story.nsqd}"]
     if story.size is not None:
         lines[0] += f", {count(story.size)} bytes"
@@ -198,7 +196,6 @@ def found_view(found: Sequence[FoundMessage]) -> RenderableType:
 
 
 def figures_views(figures: TraceFigures) -> Sequence[RenderableType]:
-    """Return the tables of topics and of channels, and one of lost events if there are any."""
     channels = [
         {
             **asdict(channel),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pyqd.tools.bench.progress import LoadProgress
+from pyqd.tools.bench.run import LoadProgress
 
 
 def test_elsewhere_there_is_a_line_for_each_second(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pyqd.tools.ctl import target
+from pyqd.tools.ctl import contexts
 from pyqd.tools.ctl.app import cli
 from tests.lookupd.conftest import LookupDaemon
 from tests.lookupd.conftest import running as lookup_running
@@ -20,7 +20,7 @@ from tests.support.server import Daemon, nsqd, pyqd, running
 
 # A dead letter is published with a sync.
 FLAGS = ("-sync-timeout=50ms",)
-VARIABLES = (*target.VARIABLES.values(), target.CONTEXT_VARIABLE, "XDG_CONFIG_HOME", "COLUMNS")
+VARIABLES = (*contexts.VARIABLES.values(), contexts.CONTEXT_VARIABLE, "XDG_CONFIG_HOME", "COLUMNS")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.tools.ctl.cluster import TargetCluster
-from pyqd.tools.ctl.contexts import Context
-from pyqd.tools.ctl.target import CtlTarget
+from pyqd.tools.ctl.contexts import Context, CtlTarget
 from pyqd.tools.trace.ship import Brokers
 from tests.lookupd.conftest import LookupDaemon
 from tests.lookupd.conftest import running as lookup_running

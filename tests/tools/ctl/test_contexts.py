@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.client.errors import SettingError
-from pyqd.tools.ctl.contexts import Context, ContextFile
-from pyqd.tools.ctl.target import DEFAULT_ADDRESS, CtlTarget, find_target
+from pyqd.tools.ctl.contexts import DEFAULT_ADDRESS, Context, ContextFile, CtlTarget, find_target
 from tests.support.server import Daemon
 from tests.tools.ctl.conftest import Ctl, address_of
 

@@ -6,10 +6,9 @@ import json
 import threading
 from pathlib import Path
 
-from pyqd.tools.ctl.contexts import Context
+from pyqd.tools.ctl.contexts import Context, CtlTarget
 from pyqd.tools.ctl.drain import progress_of
 from pyqd.tools.ctl.nodes import AskedBroker
-from pyqd.tools.ctl.target import CtlTarget
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 from tests.tools.ctl.conftest import Ctl, Ran, address_of

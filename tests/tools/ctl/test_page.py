@@ -9,8 +9,8 @@ import pytest
 
 from pyqd.tools.ctl import exits
 from pyqd.tools.ctl.app import cli
+from pyqd.tools.ctl.contexts import CONTEXT_VARIABLE, VARIABLES
 from pyqd.tools.ctl.frame import shared_options
-from pyqd.tools.ctl.target import CONTEXT_VARIABLE, VARIABLES
 from tests.support.pages import FENCE, SHELLS
 from tests.support.server import REPOSITORY
 from tests.tools.ctl.pictures import PICTURES

@@ -17,7 +17,7 @@ from pyqd.tools.to_file.encodings import Gzip, Lines, Zstd
 from pyqd.tools.to_file.naming import FileNames
 from pyqd.tools.to_file.output import Clock, FileOutput, Limits
 from pyqd.tools.to_file.places import Places
-from pyqd.tools.to_file.recorder import Recorder
+from pyqd.tools.to_file.topic_log import Recorder
 from tests.tools.to_file.conftest import HeldClock, messages
 
 FORM = "<TOPIC><REV>.<DATETIME>.log"

@@ -13,7 +13,7 @@ from pyqd.tools.to_file import disk
 from pyqd.tools.to_file.naming import FileNames
 from pyqd.tools.to_file.output import Clock, FileOutput, Limits
 from pyqd.tools.to_file.places import Places
-from pyqd.tools.to_file.recorder import Recorder
+from pyqd.tools.to_file.topic_log import Recorder
 from tests.tools.to_file.conftest import TIMESTAMP_NS, HeldClock, messages
 
 pa = pytest.importorskip("pyarrow")

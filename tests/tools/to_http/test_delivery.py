@@ -11,8 +11,7 @@ import pytest
 
 from pyqd.tools.targets import HostPool, RoundRobin, Targets
 from pyqd.tools.to_http.connection import ServerConnections
-from pyqd.tools.to_http.delivery import Delivery, Retries
-from pyqd.tools.to_http.sender import DeliveryError, Sender, get_requests, post_requests
+from pyqd.tools.to_http.delivery import Delivery, DeliveryError, Sender, get_requests, post_requests
 from tests.support.http_target import Answer, HttpTarget, Taken, http_target
 from tests.support.server import free_port
 
@@ -51,7 +50,7 @@ def deliver(
         connections = ServerConnections(TIMEOUT_S)
         sender = Sender(connections, headers or {"User-Agent": "x"}, timeout_s)
         make = post_requests if method == "post" else get_requests
-        delivery = Delivery(sender, urls, [make(url) for url in urls], targets, Retries(retries, 0.001), 0)
+        delivery = Delivery(sender, urls, [make(url) for url in urls], targets, retries, 0.001, 0)
         error = ""
         for body in bodies:
             try:
