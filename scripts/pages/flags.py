@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyqd.config.options import FLAGS
 from pyqd.primitives.goflags import Flag
-from pyqd.primitives.nsq_compat import NSQ_VERSION, NSQD_FLAGS
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 HEAD = """\
@@ -18,6 +18,20 @@ configuration file with the keys of the second column. Flags marked with * are p
 accepts every flag of nsqd {version}.
 """
 COLUMNS = "| flag | key | value | default | range | meaning |\n| --- | --- | --- | --- | --- | --- |"
+
+_NAMES = """
+auth-http-address auth-http-request-method broadcast-address broadcast-http-port broadcast-tcp-port config data-path
+deflate e2e-processing-latency-percentile e2e-processing-latency-window-time enable-experiment http-address
+http-client-connect-timeout http-client-request-timeout https-address log-level log-prefix lookupd-tcp-address
+max-body-size max-bytes-per-file max-channel-consumers max-deflate-level max-heartbeat-interval max-msg-size
+max-msg-timeout max-output-buffer-size max-output-buffer-timeout max-rdy-count max-req-timeout mem-queue-size
+min-output-buffer-timeout msg-timeout node-id output-buffer-timeout queue-scan-selection-count
+queue-scan-worker-pool-max snappy statsd-address statsd-exclude-ephemeral statsd-interval statsd-mem-stats
+statsd-prefix statsd-udp-packet-size sync-every sync-timeout tcp-address tls-cert tls-client-auth-policy tls-key
+tls-min-version tls-required tls-root-ca-file topology-region topology-zone verbose version worker-id
+"""
+# The flags in nsqd's --help.
+NSQD_FLAGS = frozenset(_NAMES.split())
 
 
 def row(flag: Flag) -> str:

@@ -10,6 +10,7 @@ from pyqd.config.options import parse_args
 from pyqd.metrics import statsd
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, LATENCY, LATENCY_HELP, TOPIC_FAMILIES, Family
+from pyqd.primitives.memory import memory_stats
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 HEAD = "| metric | type | |\n| --- | --- | --- |\n"
@@ -38,12 +39,11 @@ def daemon_table() -> str:
 
 
 def statsd_table() -> str:
-    rows = [(f"topic.<t>.{key}", key) for key in statsd.TOPIC_KEYS]
-    rows += [(f"topic.<t>.{statsd.LATENCY_KEY}<p>", "")]
-    rows += [(f"topic.<t>.channel.<c>.{key}", key) for key, _ in statsd.CHANNEL_KEYS]
-    rows += [(f"topic.<t>.channel.<c>.{statsd.LATENCY_KEY}<p>", "")]
-    rows += [(f"mem.{key}", key) for key, _ in statsd.MEMORY_KEYS]
-    lines = [f"| `{key}` | {'c' if statsd.is_counter(key) else 'g'} |\n" for key, _ in rows]
+    keys = [f"topic.<t>.{key}" for key in (*statsd.TOPIC_KEYS, f"{statsd.LATENCY_KEY}<p>")]
+    keys += [f"topic.<t>.channel.<c>.{statsd.RENAMED.get(key, key)}" for key in statsd.CHANNEL_KEYS]
+    keys += [f"topic.<t>.channel.<c>.{statsd.LATENCY_KEY}<p>"]
+    keys += [f"mem.{statsd.RENAMED.get(key, key)}" for key in memory_stats()]
+    lines = [f"| `{key}` | {'c' if statsd.is_counter(key) else 'g'} |\n" for key in keys]
     return "| key | type |\n| --- | --- |\n" + "".join(lines)
 
 
