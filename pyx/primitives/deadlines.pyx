@@ -127,7 +127,7 @@ cdef class DeadlineQueue:
         """Assert the invariants. Cost: O(slot_count_max)."""
         cdef uint32_t index, number, slot
         cdef uint32_t kept = 0
-        cdef int64_t before_ns = -INT64_MAX
+        cdef int64_t before_ns = -INT64_MAX - 1
         for number in range(self.used):
             index = (self.head + number) & (self.ring_size - 1)
             slot = self.ring[index].slot
