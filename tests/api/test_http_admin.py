@@ -264,22 +264,6 @@ def test_a_client_may_finish_messages_of_a_paused_channel(server: Daemon, connec
     assert consumer.read_message().body == b"2"
 
 
-def test_pauses_outlive_a_kill(own_server: Daemon) -> None:
-    server = own_server
-    for name in ("paused", "resumed"):
-        post(server, "/topic/create", topic=name)
-        post(server, "/channel/create", topic=name, channel="c")
-        post(server, "/topic/pause", topic=name)
-        post(server, "/channel/pause", topic=name, channel="c")
-    post(server, "/topic/unpause", topic="resumed")
-    post(server, "/channel/unpause", topic="resumed", channel="c")
-    server.kill()
-    server.start()
-    for name, paused in (("paused", True), ("resumed", False)):
-        server.wait_for_topic(name, paused=paused)
-        server.wait_for_channel(name, "c", paused=paused)
-
-
 @pytest.mark.pyqd_only("nsqd writes its metadata behind the answer, and its queue files at intervals")
 def test_deleted_and_emptied_messages_do_not_return_after_a_kill(own_server: Daemon) -> None:
     server = own_server

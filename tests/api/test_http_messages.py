@@ -174,17 +174,6 @@ def test_a_ready_message_is_cancelled_on_one_channel_or_on_all(app: HttpApp) -> 
     assert (counts(app, "cancelled"), counts(app, "cancelled", "d")) == ((2, 0), (2, 0))
 
 
-def test_a_deferred_message_is_cancelled(app: HttpApp) -> None:
-    make(app, "uncalled", "c")
-    publish(app, "uncalled", b"a", b"b", query="&defer=30000")
-    of = ids(app, "uncalled", "&channel=c&state=deferred")
-    assert amend(app, "cancel", "uncalled", of["a"])["results"] == [
-        {"channel": "c", "status": "done", "was": "deferred"}
-    ]
-    assert bodies(app, "uncalled", "&channel=c&state=deferred") == ["b"]
-    assert counts(app, "uncalled") == (0, 1)
-
-
 def test_a_message_gets_another_due_time(app: HttpApp) -> None:
     make(app, "moved", "c", "d")
     publish(app, "moved", b"ready")

@@ -233,7 +233,7 @@ def test_memory_is_shown_in_numbers(server: Daemon) -> None:
 
 def test_text_is_for_people(server: Daemon, connect: Connect, topic: str) -> None:
     work(server, connect, topic)
-    reply = server.http("GET", f"/stats?topic={topic}")
+    reply = server.http("GET", f"/stats?topic={topic}&format=JSON")
     assert (reply.status, reply.headers["content-type"]) == (200, TEXT)
     text = reply.body.decode()
     assert re.match(r"nsqd v1\.3\.0 \(built w/\S+\)\nstart_time \S+\nuptime \S+s\n\nHealth: OK\n\nMemory:\n", text)

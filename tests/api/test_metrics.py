@@ -92,19 +92,6 @@ def written(broker: Broker) -> tuple[str, SeriesWriter]:
     return b"".join(writer.write()).decode(), writer
 
 
-def test_every_topic_and_channel_has_every_family(broker_of: Callable[..., Broker]) -> None:
-    text, writer = written(broker_of())
-    values = values_of(text)
-    assert len(values) == 6 * (len(TOPIC_FAMILIES) + 2 * len(CHANNEL_FAMILIES)) == writer.series_count
-    assert writer.summed_count == 0
-    assert values["pyqd_topic_messages_total", "t2", ""] == 3
-    assert values["pyqd_topic_message_bytes_total", "t2", ""] == 6
-    assert values["pyqd_topic_disk_bytes", "t2", ""] == 65536
-    assert values["pyqd_channel_depth", "t2", "a"] == 3
-    assert values["pyqd_channel_paused", "t2", "b#ephemeral"] == 1
-    assert values["pyqd_channel_paused", "t2", "a"] == 0
-
-
 def test_counters_are_typed_and_named_as_such_and_all_have_help(broker_of: Callable[..., Broker]) -> None:
     text, _ = written(broker_of("--e2e-processing-latency-percentile=0.5"))
     declared = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)

@@ -17,7 +17,7 @@ from pyqd.client import ClosedError, NotConnectedError, ProtocolError, RefusedEr
 from pyqd.client.core import discovery
 from tests.lookupd.conftest import LookupDaemon
 from tests.support.http_stub import http_stub
-from tests.support.publish_broker import ERROR, frame
+from tests.support.scripted_broker import ERROR, frame
 from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
 
 WAIT_S = 20.0

@@ -27,7 +27,8 @@ from pyqd.client import (
     publishing,
 )
 from tests.support.http_stub import http_stub, json_answer
-from tests.support.publish_broker import ERROR, RESPONSE, frame, ok, publish_brokers
+from tests.support.publish_broker import ok, publish_brokers
+from tests.support.scripted_broker import ERROR, RESPONSE, frame
 from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
 
 WAIT_S = 20.0

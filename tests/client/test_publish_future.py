@@ -13,7 +13,8 @@ import pytest
 
 from pyqd.client import Producer, UnansweredError
 from pyqd.client.publish_future import PublishFuture
-from tests.support.publish_broker import RESPONSE, Publish, PublishBroker, frame
+from tests.support.publish_broker import Publish, PublishBroker
+from tests.support.scripted_broker import RESPONSE, frame
 from tests.support.server import WAIT_S, wait_until
 
 ROUNDS = 2000

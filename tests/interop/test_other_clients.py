@@ -19,8 +19,8 @@ import pytest
 from tests.interop.conftest import CLIENTS, PYTHON_CLIENTS
 from tests.interop.process import ROOT, ClientProcess
 from tests.support.http_stub import http_stub, json_answer
-from tests.support.publish_broker import ERROR, PublishBroker, publish_brokers
-from tests.support.scripted_broker import ScriptedBroker, frame, scripted_brokers, settle
+from tests.support.publish_broker import PublishBroker, publish_brokers
+from tests.support.scripted_broker import ERROR, ScriptedBroker, frame, scripted_brokers, settle
 from tests.support.server import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]

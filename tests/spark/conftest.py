@@ -22,7 +22,7 @@ from tests.support.server import Daemon, Implementation, daemons_running, pyqd
 from tests.support.spark_cluster import Cluster, cluster
 from tests.support.spark_home import settings, spark_home
 from tests.support.spark_java import fast_java
-from tests.support.spark_side import servers
+from tests.support.spark_side import Starter, servers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,11 +124,16 @@ def daemon(shared_daemons: Callable[[Implementation], Daemon], implementation: I
 
 
 @pytest.fixture
-def make_broker(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Start a daemon of the test's own, make_broker(*flags), which it may stop, kill and start again."""
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Start a daemon of the test's own, start(implementation, *flags), which it may stop, kill and start again."""
     # Clients of a killed daemon reconnect to the same address, so its ports must last.
-    with servers(tmp_path) as start:
-        yield functools.partial(start, pyqd())
+    with servers(tmp_path) as starter:
+        yield starter
+
+
+@pytest.fixture
+def make_broker(start: Starter) -> Callable[..., Daemon]:
+    return functools.partial(start, pyqd())
 
 
 @pytest.fixture

@@ -27,20 +27,13 @@ from pyqd_spark.channel import ChannelReadSettings, ManifestRow, PyqdChannelData
 from pyqd_spark.nsq_client import BrokenError, NsqClient
 from pyqd_spark.options import OptionError
 from tests.support import nsq
-from tests.support.certificates import Certificates
 from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
-from tests.support.spark_side import Starter, http_address, parametrize_implementation, servers, tcp_address
+from tests.support.spark_side import Starter, http_address, parametrize_implementation, tcp_address
 
 pytest_generate_tests = parametrize_implementation
 
 WAIT_S = 30.0
 real_land = channel.land
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with servers(tmp_path) as starter:
-        yield starter
 
 
 @pytest.fixture
@@ -244,18 +237,6 @@ def test_messages_that_could_not_be_finished_are_counted(
     rows = drain(options(daemon, path))
     assert sum(row["count"] for row in rows) == 30
     assert sum(row["unfinished"] for row in rows) == 30
-
-
-def test_a_channel_is_drained_over_tls(start: Starter, path: Path, tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
-    daemon = start(pyqd(), *certificates.server_flags())
-    bodies = fill(daemon, 3000)
-    given = options(daemon, path, nsqdTcp=tcp_address(daemon), tls="true", tlsRootCaFile=certificates.authority.path)
-    given["maxMessages"] = str(len(bodies))
-    del given["nsqd"]
-    drain(given)
-    assert bodies_in(path) == sorted(bodies)
-    daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
 
 
 def test_no_messages_are_taken_if_the_directory_is_not_that_of_the_driver(daemon: Daemon, path: Path) -> None:

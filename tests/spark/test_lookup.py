@@ -24,7 +24,7 @@ from tests.support.certificates import Certificates
 from tests.support.lookup import Lookupd, Registration, lookupd
 from tests.support.nsq import Client
 from tests.support.server import Daemon, free_port, nsqd, pyqd
-from tests.support.spark_side import Starter, batch, bodies_of, http_address, servers
+from tests.support.spark_side import Starter, batch, bodies_of, http_address
 
 Register = Callable[..., Registration]
 
@@ -51,12 +51,6 @@ def register(lookup: Lookupd) -> Iterator[Register]:
             return made
 
         yield make
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with servers(tmp_path) as starter:
-        yield starter
 
 
 def read(lookups: str, **options: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,13 +110,6 @@ def test_a_refusal_of_the_broker_is_the_error_of_spark(spark: SparkSession, brok
         writer.option("topic", "no/topic").save()
     with pytest.raises(Exception, match='no option "topc"; did you mean "topic"'):
         writer.option("topc", "t").save()
-
-
-def test_a_full_topic_fails_the_write(spark: SparkSession, make_broker: Callable[..., Daemon], topic: str) -> None:
-    daemon = make_broker("-max-topic-bytes=262144")
-    table = spark.range(0, 20_000, 1, 1).selectExpr("repeat('x', 100) AS value")
-    with pytest.raises(Exception, match=f"publishing to topic {topic}: E_MPUB_FAILED MPUB failed"):
-        table.write.format("pyqd").option("nsqd", http_address(daemon)).option("topic", topic).mode("append").save()
 
 
 def test_a_channel_is_drained_into_files_that_spark_reads(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import itertools
 import logging
-import socket
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +27,7 @@ from pyqd_spark.options import OptionError
 from pyqd_spark.writer import Published, PyqdArrowWriter, PyqdStreamArrowWriter, publish_batches
 from tests.support import nsq
 from tests.support.authd import AuthServer
-from tests.support.certificates import Certificates
+from tests.support.publish_broker import ok, publish_brokers
 from tests.support.server import Daemon, Implementation, free_port, pyqd
 from tests.support.spark_side import (
     Starter,
@@ -39,7 +35,6 @@ from tests.support.spark_side import (
     bodies_of,
     http_address,
     parametrize_implementation,
-    servers,
     tcp_address,
 )
 
@@ -47,12 +42,6 @@ pytest_generate_tests = parametrize_implementation
 
 HOUR_MS = 3_600_000
 TYPE_OF: dict[str, DataType] = {"topic": StringType(), "deferred_until": TimestampType(), "defer_ms": LongType()}
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with servers(tmp_path) as starter:
-        yield starter
 
 
 def schema(*names: str, value: DataType | None = None) -> StructType:
@@ -280,44 +269,16 @@ def message_count(daemon: Daemon) -> int:
     return int(channel["depth"])
 
 
-class MuteBroker:
-    """Takes connections, answers IDENTIFY and so many commands, then closes after reading some more."""
-
-    def __init__(self, answers: int) -> None:
-        self.answers = answers
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError), self._listener, self._listener.accept()[0] as peer:
-            reader = peer.makefile("rb")
-            reader.read(len(nsq.MAGIC))
-            for answer in [b"{}"] + [b"OK"] * self.answers:
-                self._read_command(reader)
-                peer.sendall(nsq.int32(4 + len(answer)) + nsq.int32(nsq.RESPONSE) + answer)
-            self._read_command(reader)
-
-    @staticmethod
-    def _read_command(reader: Any) -> None:
-        reader.readline()
-        reader.read(int.from_bytes(reader.read(4), "big"))
-
-    def close(self) -> None:
-        self._thread.join()
-
-
 @pytest.mark.parametrize("answers", [0, 1, 3])
 def test_only_unanswered_batches_are_sent_again(start: Starter, answers: int, caplog: pytest.LogCaptureFixture) -> None:
-    daemon, mute = start(pyqd()), MuteBroker(answers)
+    daemon = start(pyqd())
     batches = [batch(value=numbered(10, 10 * index)) for index in range(6)]
-    with caplog.at_level(logging.WARNING, "pyqd_spark"):
+    with publish_brokers(1) as (mute,), caplog.at_level(logging.WARNING, "pyqd_spark"):
+        mute.answer = lambda message: ok(message) if message.number <= answers else None
         done = publish({"nsqdTcp": f"{mute.address},{tcp_address(daemon)}", "topic": "t"}, *batches)
-    mute.close()
+        assert mute.address in caplog.text
     assert done.rows == 60
     assert bodies_of(daemon, "t", 60 - 10 * answers) == numbered(60 - 10 * answers, 10 * answers)
-    assert mute.address in caplog.text
 
 
 def test_a_connection_idle_for_long_is_reconnected(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,28 +297,16 @@ def test_a_connection_idle_for_long_is_reconnected(start: Starter, monkeypatch: 
     assert bodies_of(daemon, "t", 10) == numbered(10)
 
 
-def test_tls_and_a_secret_are_used_if_given(start: Starter, tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
+def test_a_secret_is_used_if_given(start: Starter) -> None:
     authd = AuthServer()
-    daemon = start(pyqd(), *certificates.server_flags(), f"-auth-http-address={authd.address}")
+    daemon = start(pyqd(), f"-auth-http-address={authd.address}")
     try:
-        options = {
-            "nsqdTcp": tcp_address(daemon),
-            "topic": "t",
-            "tls": "true",
-            "tlsRootCaFile": str(certificates.authority.path),
-            "authSecret": "sesame",
-        }
+        options = {"nsqdTcp": tcp_address(daemon), "topic": "t", "authSecret": "sesame"}
         assert publish(options, batch(value=[b"a"])).rows == 1
         assert daemon.topics()["t"]["message_count"] == 1
         assert authd.queries[0].secret == "sesame"
         with pytest.raises(BrokerError, match="E_AUTH_FIRST"):
             publish({"nsqdTcp": tcp_address(daemon), "topic": "t"}, batch(value=[b"a"]))
-        with pytest.raises(BrokerError, match="certificate verify failed"):
-            publish(
-                {**options, "retryTimeoutMs": "0", "tlsRootCaFile": str(certificates.stranger.path)},
-                batch(value=[b"a"]),
-            )
     finally:
         authd.stop()
 

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
-RESPONSE, ERROR = 0, 1
+from tests.support.scripted_broker import RESPONSE, WAIT_S, frame
+
 OK = b"OK"
 WITH_BODY = (b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB", b"DMPUB")
-WAIT_S = 20.0
 
 
 class Publish(NamedTuple):
@@ -25,11 +25,6 @@ class Publish(NamedTuple):
     number: int
     line: bytes
     body: bytes
-
-
-def frame(kind: int, data: bytes) -> bytes:
-    """Return the bytes of a frame."""
-    return struct.pack(">ii", len(data) + 4, kind) + data
 
 
 def ok(_publish: Publish) -> bytes:

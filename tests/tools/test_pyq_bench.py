@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import socketserver
-import struct
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,8 @@ import pytest
 from pyqd.tools.pyq_bench import main
 from tests.support.authd import AuthServer
 from tests.support.nsq import Client
+from tests.support.publish_broker import publish_brokers
+from tests.support.scripted_broker import RESPONSE, frame
 from tests.support.server import Daemon, Implementation, free_port, running, wait_until
 from tests.support.tools import Result, Run
 
@@ -339,50 +336,26 @@ def test_a_host_name_that_cannot_exist_is_named(run_ours: Run) -> None:
     assert "cannot find the host of a..b:4150: " in result.err
 
 
-@contextlib.contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """A server that sends the same bytes to each client, and nothing else; yields its address."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            # The client closes a connection with bytes that it has not read.
-            with contextlib.suppress(ConnectionResetError):
-                self.request.sendall(answer)
-                while self.request.recv(4096):
-                    pass
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def frame(data: bytes) -> bytes:
-    return struct.pack(">ii", len(data) + 4, 0) + data
-
-
 @pytest.mark.parametrize(
     ("answer", "mistake"),
     [
         (b"", " gave no answer in time; is it the TCP address of nsqd or pyqd?"),
         (b"220 mail.example.org ESMTP\r\n", " does not speak NSQ's protocol"),
-        (frame(b"OK"), " does not speak NSQ's protocol"),
-        (frame(b'{"auth_required": true, "version": "1.3.0"}'), " demands authorization; give --auth-secret"),
+        (frame(RESPONSE, b"OK"), " does not speak NSQ's protocol"),
+        (frame(RESPONSE, b'{"auth_required": true, "version": "1.3.0"}'), " demands authorization; give --auth-secret"),
     ],
 )
 def test_a_server_that_is_no_broker_for_us_is_named(answer, mistake, capsys) -> None:
-    with answering(answer) as address:
-        assert main(["publish", f"--nsqd-tcp-address={address}", "--timeout=300ms"]) == 1
-        assert f"{address}{mistake}" in capsys.readouterr().err
+    with publish_brokers(1) as (server,):
+        server.greeting = answer
+        assert main(["publish", f"--nsqd-tcp-address={server.address}", "--timeout=300ms"]) == 1
+        assert f"{server.address}{mistake}" in capsys.readouterr().err
 
 
 def test_a_broker_that_answers_no_command_ends_a_run_without_a_duration(capsys) -> None:
-    with answering(frame(b'{"max_rdy_count": 2500, "version": "1.3.0"}')) as address:
-        base = (f"--nsqd-tcp-address={address}", "--topic=t", "--timeout=300ms")
+    with publish_brokers(1) as (silent,):
+        silent.answer = lambda _: b""
+        base = (f"--nsqd-tcp-address={silent.address}", "--topic=t", "--timeout=300ms")
         assert main(["publish", *base, "--count=200", "--connections=1"]) == 1
     assert "the broker has done nothing for 0.3 s" in capsys.readouterr().err
 

@@ -85,14 +85,6 @@ class TestFiles:
         broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, client_count=0)
         assert f"[{topic}/c] syncing 1 records to disk" in running.err
 
-    def test_a_file_that_exists_is_continued(self, to_file, publish, broker, topic, out) -> None:
-        (out / f"{topic}.{HOST}.x.log").write_bytes(b"before\n")
-        publish(b"one")
-        running = to_file()
-        finished(broker, topic)
-        assert running.stop(signal.SIGINT).code == 0
-        assert files(out) == {f"{topic}.{HOST}.x.log": b"before\none\n"}
-
     def test_held_messages_are_synced_at_intervals(self, to_file, publish, broker, topic) -> None:
         running = to_file("--sync-interval=100ms")
         broker.wait_for_channel(topic, "c", client_count=1)

@@ -71,14 +71,6 @@ class TestRequests:
         assert {taken.method for taken in target.requests} == {"GET"}
         assert "Content-Type" not in target.requests[0].headers
 
-    def test_a_redirect_is_followed(self, to_http, publish, broker, topic, target) -> None:
-        target.answer = lambda taken: Answer(308, {"Location": "/b"}) if taken.path == "/a" else Answer()
-        publish(b"one")
-        tool = to_http(f"--post={target.url}/a")
-        finished(broker, topic)
-        assert tool.stop().code == 0
-        assert [(taken.path, taken.body) for taken in target.requests] == [("/a", b"one"), ("/b", b"one")]
-
     def test_many_requests_run_at_the_same_time(self, to_http, publish, broker, topic, target) -> None:
         together = threading.Barrier(5)
 
@@ -168,14 +160,6 @@ class TestModes:
         with http_target() as first, http_target() as second:
             yield [first, second]
 
-    @pytest.mark.parametrize("mode", ["round-robin", "hostpool"])
-    def test_servers_have_their_turns(self, to_http, publish, broker, topic, two, mode) -> None:
-        publish(*[b"%d" % number for number in range(10)])
-        tool = to_http(f"--mode={mode}", *(f"--post={each.url}" for each in two))
-        finished(broker, topic)
-        assert tool.stop().code == 0
-        assert [len(each.bodies) for each in two] == [5, 5]
-
     def test_any_other_mode_means_all(self, to_http, publish, broker, topic, two) -> None:
         publish(b"1", b"2")
         tool = to_http("--mode=multicast", *(f"--post={each.url}" for each in two))
@@ -212,14 +196,6 @@ class TestModes:
 
 @pytest.mark.parametrize("tools", ["ours"], indirect=True)
 class TestWhatTheOriginalLacks:
-    def test_connections_are_kept(self, to_http, publish, broker, topic, target) -> None:
-        publish(*[b"%d" % number for number in range(200)])
-        tool = to_http(f"--post={target.url}", "-n=10")
-        finished(broker, topic)
-        assert tool.stop().code == 0
-        assert len(target.bodies) == 200
-        assert target.connection_count <= 10
-
     def test_a_passing_failure_is_retried_before_the_message_is_requeued(
         self, to_http, publish, broker, topic, target
     ) -> None:
@@ -230,13 +206,6 @@ class TestWhatTheOriginalLacks:
         finished(broker, topic, requeue_count=0)
         assert tool.stop().code == 0
         assert target.bodies == [b"one"] * 3
-
-    def test_percent_signs_of_the_url_stay(self, to_http, publish, broker, topic, target) -> None:
-        publish(b"one")
-        tool = to_http(f"--get={target.url}/%20/%s")
-        finished(broker, topic)
-        assert tool.stop().code == 0
-        assert target.requests[0].path == "/%20/one"
 
     @pytest.mark.parametrize(
         ("arguments", "mistake"),

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.publish_broker import ERROR, OK, RESPONSE, Publish, frame, ok, publish_brokers
+from tests.support.publish_broker import OK, Publish, ok, publish_brokers
+from tests.support.scripted_broker import ERROR, RESPONSE, frame
 from tests.support.server import wait_until
 from tests.support.tools import Tools, bodies_of, tools_environment
 

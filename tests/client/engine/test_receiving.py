@@ -14,7 +14,8 @@ import pytest
 from pyqd.client import Producer
 from pyqd.client.engine import link
 from pyqd.client.engine.poller import SocketPoller
-from tests.support.publish_broker import ERROR, PublishBroker, frame, ok
+from tests.support.publish_broker import PublishBroker, ok
+from tests.support.scripted_broker import ERROR, frame
 from tests.support.server import REPOSITORY, WAIT_S
 
 # Each test takes long, by itself or with the programs that it starts.
