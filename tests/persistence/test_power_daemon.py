@@ -1,21 +1,18 @@
 """The whole daemon with --sync-every=1: confirmed messages of clients over TCP and HTTP survive a power cut."""
 
 import http.client
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.persistence.power_daemon import PowerDaemon
 from tests.persistence.test_power_loss import FLAGS, unfinished
 from tests.support.nsq import ERROR, MESSAGE, Client, Closed, Frame, dpub, mpub, parse_message, pub
 from tests.support.power import PowerFiles
-from tests.support.server import REPOSITORY, wait_until
+from tests.support.server import wait_until
 from tests.support.storage import broker_on
 
 pytestmark = pytest.mark.slow
@@ -24,61 +21,14 @@ WAIT_S = 20
 ENOUGH = 300
 
 
-class Running:
-    """A process of power_daemon.py."""
-
-    def __init__(self, directory: Path) -> None:
-        (directory / "before").mkdir()
-        flags = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--sync-every=1", "--sync-timeout=1h"]
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.persistence.power_daemon", str(directory / "after")),
-                *(f"--data-path={directory / 'before'}", *flags),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        )
-        self.tcp_port, self.http_port = map(int, self.line().split())
-
-    def line(self) -> bytes:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def post(self, target: str, body: bytes) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=WAIT_S)
-        try:
-            connection.request("POST", target, body=body)
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
-    def client(self, receive_buffer_bytes: int = 0) -> Client:
-        return Client(("127.0.0.1", self.tcp_port), receive_buffer_bytes=receive_buffer_bytes)
-
-    def in_flight(self, topic: str) -> int:
-        """Return how many messages of the topic are in flight on all its channels."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=WAIT_S)
-        try:
-            connection.request("GET", f"/stats?format=json&topic={topic}")
-            (found,) = json.loads(connection.getresponse().read())["topics"]
-            return sum(channel["in_flight_count"] for channel in found["channels"])
-        finally:
-            connection.close()
-
-
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
+def daemon(tmp_path: Path) -> Iterator[PowerDaemon]:
+    running = PowerDaemon(tmp_path, "--sync-every=1", "--sync-timeout=1h")
     yield running
-    running.process.kill()
-    running.process.wait(WAIT_S)
-    assert running.process.stdout is not None
-    running.process.stdout.close()
+    running.end()
 
 
-def publish_over_tcp(daemon: Running, name: str, acknowledged: list[bytes], enough: threading.Semaphore) -> None:
+def publish_over_tcp(daemon: PowerDaemon, name: str, acknowledged: list[bytes], enough: threading.Semaphore) -> None:
     with daemon.client() as client:
         for number in range(1_000_000):
             bodies = [f"{name}{number:06}{part}".encode() for part in range(1 + number % 3)]
@@ -93,7 +43,7 @@ def publish_over_tcp(daemon: Running, name: str, acknowledged: list[bytes], enou
             enough.release()
 
 
-def publish_over_http(daemon: Running, name: str, acknowledged: list[bytes], enough: threading.Semaphore) -> None:
+def publish_over_http(daemon: PowerDaemon, name: str, acknowledged: list[bytes], enough: threading.Semaphore) -> None:
     for number in range(1_000_000):
         body = f"{name}{number:06}0".encode()
         try:
@@ -105,7 +55,7 @@ def publish_over_http(daemon: Running, name: str, acknowledged: list[bytes], eno
         enough.release()
 
 
-def test_acknowledged_operations_survive_a_power_cut(daemon: Running, tmp_path: Path) -> None:
+def test_acknowledged_operations_survive_a_power_cut(daemon: PowerDaemon, tmp_path: Path) -> None:
     with daemon.client() as client:
         client.sub("t", "c", rdy_count=0)
         enough = threading.Semaphore(0)
@@ -117,8 +67,7 @@ def test_acknowledged_operations_survive_a_power_cut(daemon: Running, tmp_path: 
             threads[-1].start()
         for _ in range(ENOUGH):
             assert enough.acquire(timeout=WAIT_S)
-        daemon.process.send_signal(signal.SIGUSR1)
-        assert daemon.process.wait(WAIT_S) == 0
+        daemon.cut()
         for thread in threads:
             thread.join(WAIT_S)
     files = PowerFiles(tmp_path / "after", "after")
@@ -130,17 +79,15 @@ def test_acknowledged_operations_survive_a_power_cut(daemon: Running, tmp_path: 
     files.close()
 
 
-def test_a_failed_sync_is_reported_to_waiting_publishers_and_the_next_sync_succeeds(daemon: Running) -> None:
+def test_a_failed_sync_is_reported_to_waiting_publishers_and_the_next_sync_succeeds(daemon: PowerDaemon) -> None:
     assert daemon.post("/pub?topic=t", b"x") == 200
-    daemon.process.send_signal(signal.SIGUSR2)
-    assert daemon.line() == b"True\n"
+    assert daemon.toggle_failing() == b"True\n"
     with daemon.client() as client:
         client.send(pub("t", b"x"))
         assert client.read_frame().data.startswith(b"E_PUB_FAILED PUB failed ")
         client.expect_closed()
     assert daemon.post("/pub?topic=t", b"x") == 503
-    daemon.process.send_signal(signal.SIGUSR2)
-    assert daemon.line() == b"False\n"
+    assert daemon.toggle_failing() == b"False\n"
     with daemon.client() as client:
         client.pub("t", b"x")
     assert daemon.post("/pub?topic=t", b"x") == 200
@@ -157,7 +104,7 @@ def frames_until_closed(client: Client) -> list[Frame]:
 
 
 @pytest.mark.parametrize("upgrade", ["plain", "deflate"])
-def test_the_error_of_a_failed_sync_follows_the_half_sent_message(daemon: Running, upgrade: str) -> None:
+def test_the_error_of_a_failed_sync_follows_the_half_sent_message(daemon: PowerDaemon, upgrade: str) -> None:
     bodies = [os.urandom(1 << 20) for _ in range(10)]
     with daemon.client(receive_buffer_bytes=4096) as client:
         if upgrade == "deflate":
@@ -175,8 +122,7 @@ def test_the_error_of_a_failed_sync_follows_the_half_sent_message(daemon: Runnin
 
         wait_until(has_stopped, "the consumer takes no more")
         assert seen[-1] < len(bodies)
-        daemon.process.send_signal(signal.SIGUSR2)
-        assert daemon.line() == b"True\n"
+        assert daemon.toggle_failing() == b"True\n"
         client.send(pub("other", b"x"))
         *messages, failure = frames_until_closed(client)
     assert failure.type == ERROR

@@ -1,11 +1,7 @@
 """With --sync-fin no finished message comes again after a power cut, except those in flight."""
 
 import contextlib
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import combinations
@@ -21,10 +17,10 @@ from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.replay import seek
 from pyqd.http.messages import Request
+from tests.persistence.power_daemon import PowerDaemon
 from tests.persistence.test_power_cuts import run_now
-from tests.support.nsq import Client, fin, rdy, req
+from tests.support.nsq import fin, rdy, req
 from tests.support.power import Change, PowerFiles
-from tests.support.server import REPOSITORY
 from tests.support.storage import Jobs, broker_on, consumer_on, run_all_wakes
 
 # Each test takes long, by itself or with the programs that it starts.
@@ -242,49 +238,11 @@ def test_the_answer_that_a_channel_is_empty_or_paused_leaves_when_no_power_cut_c
     assert all(machine.paused_after(written) for written in machine.subsets())
 
 
-class Running:
-    """The whole daemon with --sync-fin, as a process of power_daemon.py."""
-
-    def __init__(self, directory: Path, *flags: str) -> None:
-        (directory / "before").mkdir()
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.persistence.power_daemon", str(directory / "after")),
-                *(f"--data-path={directory / 'before'}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"),
-                *("--sync-fin", *flags),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        )
-        assert self.process.stdout is not None
-        self.tcp_port = int(self.process.stdout.readline().split()[0])
-
-    def client(self) -> Client:
-        return Client(("127.0.0.1", self.tcp_port))
-
-    def toggle_failing(self) -> bytes:
-        self.process.send_signal(signal.SIGUSR2)
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def cut(self) -> None:
-        self.process.send_signal(signal.SIGUSR1)
-        assert self.process.wait(WAIT_S) == 0
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(WAIT_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ready", [1, 7])
 @pytest.mark.parametrize("sync_every", [1, 1_000_000])
 def test_a_power_cut_brings_back_no_more_than_a_consumers_rdy(tmp_path: Path, ready: int, sync_every: int) -> None:
-    running = Running(tmp_path, "--sync-timeout=1h", f"--sync-every={sync_every}")
+    running = PowerDaemon(tmp_path, "--sync-fin", "--sync-timeout=1h", f"--sync-every={sync_every}")
     try:
         with running.client() as client:
             bodies = [b"%d" % number for number in range(MESSAGES)]
@@ -316,7 +274,7 @@ def test_a_power_cut_brings_back_no_more_than_a_consumers_rdy(tmp_path: Path, re
 
 @pytest.mark.slow
 def test_a_consumer_gets_nothing_in_place_of_a_fin_whose_sync_fails_until_one_succeeds(tmp_path: Path) -> None:
-    running = Running(tmp_path, "--sync-timeout=200ms")
+    running = PowerDaemon(tmp_path, "--sync-fin", "--sync-timeout=200ms")
     try:
         with running.client() as client:
             client.mpub("t", [b"0", b"1", b"2"])
