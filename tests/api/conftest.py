@@ -79,7 +79,6 @@ class HttpApp:
             self.kill()
 
     def kill(self) -> None:
-        """End the process, if it runs, and close its pipes."""
         self.process.kill()
         self.process.wait(WAIT_S)
         for pipe in (self.process.stdin, self.process.stdout):

@@ -29,13 +29,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def series_of(broker: Any) -> dict[str, float]:
-    """Return the values of all series by name."""
     text = b"".join(SeriesWriter(broker, pause=lambda: None).write()).decode()
     return {name: float(value) for name, value in re.findall(r"^(\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
 
 
 def named(kind: str, values: dict[str, int]) -> dict[str, float]:
-    """Return the expected values by the names of their series."""
     return {f"pyqd_{kind}_{key}{'_total' if key in TOTALS else ''}": float(value) for key, value in values.items()}
 
 

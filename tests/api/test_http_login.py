@@ -125,7 +125,6 @@ def request(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with the tokens of LINES."""
     directory = tmp_path_factory.mktemp("login")
     with running(Daemon(pyqd(), directory, (f"-http-auth-token-file={token_file(directory, LINES)}",))) as daemon:
         yield daemon

@@ -45,7 +45,6 @@ def families_of(text: str) -> dict[str, Any]:
 
 
 def values_of(text: str) -> Values:
-    """Return the values by name, topic and channel."""
     values: Values = {}
     for family in families_of(text).values():
         for sample in family.samples:

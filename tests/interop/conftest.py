@@ -128,7 +128,6 @@ def daemon(
 
 @pytest.fixture(params=CLIENTS)
 def library(request: pytest.FixtureRequest) -> str:
-    """Name one client library after the other."""
     return str(request.param)
 
 
@@ -146,7 +145,6 @@ _topic_numbers = itertools.count()
 
 @pytest.fixture
 def topic() -> str:
-    """Give a topic no other test uses."""
     return f"interop-{next(_topic_numbers)}"
 
 

@@ -44,7 +44,6 @@ class ClientProcess:
         self.events.put({"source": self, "event": "end"})
 
     def send(self, op: str, *, bodies: Sequence[bytes] = (), **fields: str | int) -> None:
-        """Give the script one command."""
         assert self.process.stdin is not None
         encoded = [base64.b64encode(body).decode() for body in bodies]
         self.process.stdin.write(json.dumps({"op": op, "bodies": encoded, **fields}).encode() + b"\n")
@@ -78,7 +77,6 @@ class ClientProcess:
         self.expect("published")
 
     def finish(self, message: Event) -> None:
-        """Finish a message this process holds."""
         self.send("fin", id=message["id"])
 
     def close(self) -> int:
@@ -89,7 +87,6 @@ class ClientProcess:
         return status
 
     def kill(self) -> None:
-        """End the script if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(WAIT_S)

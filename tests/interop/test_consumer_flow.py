@@ -54,23 +54,19 @@ class GoClient:
         self._process.stdin.flush()
 
     def wait_until_held(self) -> None:
-        """Wait until one more handler holds a message."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "held\n"
 
     def release(self) -> None:
-        """Let the handlers go that hold messages."""
         self._say("release")
 
     def stop(self) -> None:
-        """Begin to stop."""
         self._say("stop")
 
     def wait_until_stopped(self) -> None:
         assert self._process.wait(WAIT_S) == 0
 
     def end(self) -> None:
-        """End the process if it still runs."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -95,22 +91,18 @@ class PyqdClient:
             assert self._released.wait(WAIT_S)
 
     def wait_until_held(self) -> None:
-        """Wait until one more handler holds a message."""
         assert self._held.acquire(timeout=WAIT_S)
 
     def release(self) -> None:
-        """Let the handlers go that hold messages."""
         self._released.set()
 
     def stop(self) -> None:
-        """Begin to stop."""
         self.consumer.stop()
 
     def wait_until_stopped(self) -> None:
         assert self.consumer.drain(WAIT_S)
 
     def end(self) -> None:
-        """Stop if that has not been done."""
         self.release()
         self.consumer.close()
 
@@ -141,22 +133,18 @@ class AsyncioClient:
             await self._released.wait()
 
     def wait_until_held(self) -> None:
-        """Wait until one more handler holds a message."""
         assert self._held.acquire(timeout=WAIT_S)
 
     def release(self) -> None:
-        """Let the handlers go that hold messages."""
         self._loop.call_soon_threadsafe(self._released.set)
 
     def stop(self) -> None:
-        """Begin to stop."""
         self.consumer.stop()
 
     def wait_until_stopped(self) -> None:
         assert self._call(self.consumer.drain(WAIT_S))
 
     def end(self) -> None:
-        """Stop if that has not been done."""
         self.release()
         self._call(self.consumer.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -175,7 +163,6 @@ def raise_result(body: bytes) -> None:
 
 
 def pyqd_options(options: Options) -> dict[str, Any]:
-    """Return the options as keywords of a consumer of pyqd.client."""
     return {
         "max_in_flight": options.max_in_flight,
         "retry": RetryPolicy(delay=0),
@@ -194,7 +181,6 @@ Start = Callable[..., Client]
 
 @pytest.fixture(params=["go-nsq", "pyqd", "pyqd-asyncio"])
 def client_name(request: pytest.FixtureRequest) -> str:
-    """Name one client library after the other."""
     return str(request.param)
 
 

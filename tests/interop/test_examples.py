@@ -60,12 +60,10 @@ class Examples:
         self.home = machine.home
 
     def start(self, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start a Python program; return it and its output."""
         log = self.machine.directory / f"log-{len(list(self.machine.directory.glob('log-*')))}"
         return self.machine.start([sys.executable, *words], log), log
 
     def run(self, *words: str) -> str:
-        """Run a Python program to its end and return its output."""
         process, log = self.start(*words)
         assert process.wait(WAIT_S) == 0, log.read_text()
         return log.read_text()

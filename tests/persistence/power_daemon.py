@@ -57,7 +57,6 @@ class PowerDaemon:
         return Client(("127.0.0.1", self.tcp_port), receive_buffer_bytes=receive_buffer_bytes)
 
     def in_flight(self, topic: str) -> int:
-        """Return how many messages of the topic are in flight on all its channels."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=WAIT_S)
         try:
             connection.request("GET", f"/stats?format=json&topic={topic}")

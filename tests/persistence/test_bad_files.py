@@ -53,7 +53,6 @@ def taken(channel: Any, count_max: int = COUNT) -> list[int]:
 
 
 def segments(root: Path) -> list[Path]:
-    """Return the segments' files in order."""
     found = [path for path in (root / "topics" / "t.topic" / "log").iterdir() if any(path.read_bytes()[16:24])]
     return sorted(found, key=lambda path: path.read_bytes()[16:24][::-1])
 

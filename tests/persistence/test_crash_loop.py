@@ -62,7 +62,6 @@ class Accounts(NamedTuple):
             self.taker.on_error(b"E_FIN_FAILED FIN " + guid + b" failed ID not in flight")
 
     def look(self, **counts: int) -> None:
-        """Compare with a channel of /stats."""
         zero = dict.fromkeys(("depth", "in_flight_count", "deferred_count", "requeue_count", "timeout_count"), 0)
         channel = {"channel_name": self.channel.name, **zero, **counts}
         self.books.look(self.channel.topic, {"message_count": 1, "depth": 0, "channels": [channel]})

@@ -83,7 +83,6 @@ def fail_power(daemon: Daemon) -> None:
 
 
 def run_command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a subcommand of pyqd on the data directory."""
     command = [sys.executable, "-m", "pyqd.apps.cli", *words]
     return completed(command, wait_s=60)
 

@@ -86,7 +86,6 @@ class Machine:
         self.start(root)
 
     def publish(self, bodies: list[bytes]) -> None:
-        """Publish on topic t, and wait for the OK of --sync-every=1."""
         topic = self.topic()
         topic.publish_frames(frames_of(bodies), time.time_ns())
         gevent.spawn(self.commit.wait, [topic]).get(timeout=WAIT_S)

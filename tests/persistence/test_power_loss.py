@@ -133,7 +133,6 @@ class World:
                 self.finished[name].add(body)
 
     def run(self, operations: int) -> None:
-        """Do random things, many at once."""
         for name in CHANNELS:
             self.channel(name)
         gevent.spawn(self.publish, 2).get(timeout=10)

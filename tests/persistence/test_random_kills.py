@@ -148,7 +148,6 @@ def run_child(directory: Path, seed: int, first: int, seconds: float) -> list[An
 
 
 def apply(model: Model, what: str, begun: dict[str, Any], ended: dict[str, Any]) -> None:
-    """Apply the child's operation to the model."""
     if what == "publish":
         due_ns = (begun["due"], begun["due"]) if begun["due"] > 1 else None
         for messages in model.values():

@@ -41,7 +41,6 @@ class GatedReader(PyqdReader):
         self.gate = gate
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """Yield the messages of a range."""
         for number, batch in enumerate(super().read(partition)):
             yield batch
             if number == 0:

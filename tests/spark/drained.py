@@ -31,7 +31,6 @@ class InProcess:
 
 
 def publish(daemon: Daemon, topic: str, numbers: Iterable[int]) -> None:
-    """Publish numbers, as text."""
     bodies = [b"%d" % number for number in numbers]
     with Client(daemon.tcp_address) as client:
         for first in range(0, len(bodies), BATCH):

@@ -58,7 +58,6 @@ def waiting(directory: Path) -> list[int]:
 
 
 def main() -> int:
-    """Run the command until it is killed."""
     gate, *words = sys.argv[1:]
     # The command looks the class up here.
     runner.OnSpark = lambda spark, _: Gated(spark, gate)  # type: ignore[assignment, misc]

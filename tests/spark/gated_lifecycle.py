@@ -52,7 +52,6 @@ class GatedProcesses:
 
 
 def main() -> None:
-    """Run until killed."""
     gate, table, *addresses = sys.argv[1:]
     options = LifecycleOptions(table, BrokerOptions(nsqd=tuple(addresses)))
     update(options, cast("SparkSession", None), JobProgress(quiet=True), GatedProcesses(gate))

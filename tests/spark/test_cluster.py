@@ -87,8 +87,6 @@ print(json.dumps({"executors": executors, "rows": rows, "ended": ended}))
 
 
 class Ended(NamedTuple):
-    """Result of a command."""
-
     code: int
     out: str
     err: str

@@ -56,7 +56,6 @@ def brokers() -> Iterator[list[TraceBroker]]:
 
 @pytest.fixture
 def run(spark: SparkSession, brokers: list[TraceBroker], tmp_path: Path) -> Callable[[], RunReport]:
-    """Function that brings the table up to date."""
     addresses = tuple(broker.address for broker in brokers)
     options = LifecycleOptions(str(tmp_path / "lives"), BrokerOptions(nsqd=addresses, retry_timeout_s=0.0))
     return lambda: update(options, spark, QUIET)

@@ -55,13 +55,11 @@ class Query:
         return True
 
     def numbers(self, batch: int) -> list[int]:
-        """Read a batch that was planned."""
         partitions = self.reader.partitions(self.start_of(batch), json.loads(self.offsets[batch]))
         tables = [rows for one in partitions for rows in read_range(self.reader.settings, one.value)]
         return [int(value) for rows in tables for value in rows["value"].to_pylist()]
 
     def run(self) -> list[int]:
-        """Plan and read the present messages."""
         found = []
         while self.plan():
             found += self.numbers(len(self.offsets) - 1)

@@ -53,7 +53,6 @@ def start(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) 
 
 @pytest.fixture
 def optional(start: Starter) -> Daemon:
-    """A broker that offers TLS."""
     return start(pyqd())
 
 
@@ -87,7 +86,6 @@ def read(given: Options, _: Path | None = None) -> list[bytes]:
 
 
 def publish(given: Options, _: Path | None = None, topic: str = "t") -> Published:
-    """Publish numbered messages."""
     rows = batch(value=[b"%d" % number for number in range(COUNT)])
     table = StructType([StructField("value", BinaryType())])
     settings = WriteSettings.of({"topic": topic, "retryTimeoutMs": PATIENT_MS, **given}, table)

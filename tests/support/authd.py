@@ -36,12 +36,10 @@ class Answer(NamedTuple):
 def entry(
     topic: str = ".*", channels: tuple[str, ...] = (".*",), permissions: str = "subscribe publish"
 ) -> dict[str, Any]:
-    """Return one authorization."""
     return {"topic": topic, "channels": list(channels), "permissions": permissions.split()}
 
 
 def state(*entries: dict[str, Any], ttl: Any = 3600, identity: str = "bob", identity_url: str = "http://bob") -> Answer:
-    """Return an answer with these authorizations."""
     answer = {"ttl": ttl, "identity": identity, "identity_url": identity_url, "authorizations": list(entries)}
     return Answer(200, json.dumps(answer).encode())
 

@@ -18,7 +18,6 @@ app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, worker_pre
 
 @app.task  # type: ignore[untyped-decorator]
 def run(number: int, due_s: float = 0.0) -> None:
-    """Note a run."""
     note(number, due_s)
 
 

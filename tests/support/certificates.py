@@ -19,8 +19,6 @@ VALID = datetime.timedelta(days=2)
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate and its key, in files."""
-
     path: Path
     key_path: Path
     certificate: x509.Certificate

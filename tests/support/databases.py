@@ -100,7 +100,6 @@ class Server:
         return True
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end."""
         if self._process is not None:
             # Children of PostgreSQL that were stopped would never notice the end of the first process.
             self.send_signal(signal.SIGCONT)
@@ -109,7 +108,6 @@ class Server:
             self._process = None
 
     def stop(self) -> None:
-        """End the process in good order."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT if self.scheme == "postgresql" else signal.SIGTERM)
             try:
@@ -169,7 +167,6 @@ class Postgresql(Server):
         subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL, **as_unprivileged())
 
     def arguments(self) -> Sequence[str]:
-        """Return the command of the server."""
         return [
             str(self._programs / "postgres"),
             f"-D{self.directory / 'data'}",
@@ -180,11 +177,9 @@ class Postgresql(Server):
         ]
 
     def url(self, database: str) -> str:
-        """Return the URL of a database."""
         return f"postgresql://pyqd@/{database}?host={self.directory}"
 
     def connect(self, database: str | None = None) -> Any:
-        """Return a connection."""
         import psycopg
 
         return psycopg.connect(
@@ -211,7 +206,6 @@ class Mariadb(Server):
         self.stop()
 
     def arguments(self) -> Sequence[str]:
-        """Return the command of the server."""
         program = program_of_mariadb()
         assert program is not None
         return [
@@ -228,11 +222,9 @@ class Mariadb(Server):
         ]
 
     def url(self, database: str) -> str:
-        """Return the URL of a database."""
         return f"mariadb://root@127.0.0.1:{self.port}/{database}"
 
     def connect(self, database: str | None = None) -> Any:
-        """Return a connection."""
         import pymysql
 
         return pymysql.connect(

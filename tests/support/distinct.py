@@ -40,7 +40,6 @@ IN_FLIGHT_TIMEOUT_NS = 1
 
 
 def take(channel: Any, consumer: Any, count: int) -> list[int]:
-    """Return the ids of messages taken."""
     return [channel.take_message(consumer)[0] for _ in range(count)]
 
 

@@ -17,5 +17,4 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor
 def run(number: int, due_s: float) -> None:
-    """Note a run."""
     note(number, due_s)

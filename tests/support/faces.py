@@ -27,12 +27,9 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in the loop, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_S)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the loop."""
-
         async def run() -> Any:
             return function()
 

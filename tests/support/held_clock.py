@@ -18,7 +18,6 @@ class HeldClock:
         clock.hold(0, 0)
 
     def advance(self, time_ns: int) -> None:
-        """Let time pass."""
         self.jump(time_ns, time_ns)
 
     def jump(self, wall_ns: int, mono_ns: int = 0) -> None:

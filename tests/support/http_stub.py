@@ -41,7 +41,6 @@ class HttpStub:
 
 @contextmanager
 def http_stub(answer: Handler) -> Iterator[HttpStub]:
-    """Serve answers for a while."""
     stub = HttpStub(answer)
     try:
         yield stub
@@ -50,7 +49,6 @@ def http_stub(answer: Handler) -> Iterator[HttpStub]:
 
 
 def json_answer(shown: Any, status: int = 200) -> Answer:
-    """Return an answer with a JSON body."""
     return status, {"Content-Type": "application/json"}, json.dumps(shown).encode()
 
 

@@ -108,7 +108,6 @@ class HttpTarget:
 
     @property
     def bodies(self) -> list[bytes]:
-        """Bodies of the requests, in order."""
         return [taken.body for taken in self.requests]
 
     def stop(self) -> None:
@@ -120,7 +119,6 @@ class HttpTarget:
 
 @contextmanager
 def http_target(answer: Answers = lambda taken: Answer()) -> Iterator[HttpTarget]:
-    """Take requests for a while."""
     target = HttpTarget(answer)
     try:
         yield target

@@ -73,7 +73,6 @@ class Issuer:
 
 @contextmanager
 def running_issuer() -> Iterator[Issuer]:
-    """Run an issuer for a block."""
     issuer = Issuer()
     try:
         yield issuer

@@ -101,7 +101,6 @@ class Registration:
         assert self._ask(b"PING\n") == OK
 
     def register(self, topic: str) -> None:
-        """Register a topic of the broker."""
         answer = self._ask(b"REGISTER %s\n" % topic.encode())
         assert answer == OK, answer
 
@@ -125,7 +124,6 @@ class Registration:
 
 @contextlib.contextmanager
 def lookupd(command: Sequence[str], directory: Path) -> Iterator[Lookupd]:
-    """Run a lookup daemon for a while."""
     running = Lookupd(command, directory)
     try:
         yield running

@@ -120,7 +120,6 @@ class Admin:
         assert self.daemon.http("POST", path, None, **query).status == 200
 
     def node(self) -> dict[str, Any]:
-        """Return the node's fields of /info."""
         info: dict[str, Any] = self.get(INFO, "/info")
         assert VERSION.fullmatch(info["version"]), "nsqadmin takes this for a node of version 0"
         return info

@@ -18,7 +18,6 @@ def message(number: int, attempts: int = 0, body: bytes | None = None) -> NsqdMe
 
 
 def messages(*numbers: int) -> list[NsqdMessage]:
-    """Return fresh messages of these numbers."""
     return [message(number) for number in numbers]
 
 

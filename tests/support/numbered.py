@@ -30,7 +30,6 @@ def body_of(number: int, size_bytes: int = 8) -> bytes:
 
 
 def publish_bodies(daemon: Daemon, topic: str, bodies: Iterable[bytes]) -> None:
-    """Publish messages in one request."""
     framed = [struct.pack(">i", len(body)) + body for body in bodies]
     body = struct.pack(">i", len(framed)) + b"".join(framed)
     reply = daemon.http("POST", "/mpub", body, topic=topic, binary="true")
@@ -38,7 +37,6 @@ def publish_bodies(daemon: Daemon, topic: str, bodies: Iterable[bytes]) -> None:
 
 
 def publish_numbers(daemon: Daemon, topic: str, start: int, stop: int, size_bytes: int = 8) -> None:
-    """Publish the messages from one number to before another."""
     for first in range(start, stop, PER_REQUEST):
         numbers = range(first, min(first + PER_REQUEST, stop))
         publish_bodies(daemon, topic, [body_of(number, size_bytes) for number in numbers])

@@ -67,7 +67,6 @@ class PowerFiles(Files):
         self._adopt(str(root))
 
     def close(self) -> None:
-        """Close all files."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()

@@ -76,8 +76,6 @@ class Process(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a program."""
-
     command: Sequence[str]
     directory: str
     environment: Mapping[str, str]
@@ -130,11 +128,9 @@ class Forked:
                 signal.pidfd_send_signal(self._fd, sig)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _has_ended(self, wait_s: float | None) -> bool:
@@ -360,7 +356,6 @@ def _report_start(pid: int, pidfd: int, report: socket.socket) -> None:
 
 
 def _report_end(pid: int, report: socket.socket) -> None:
-    """Report the exit code of a child that has ended."""
     code = os.waitstatus_to_exitcode(_waitpid(pid, 0)[1])
     # The process that runs the tests may have closed its end.
     with report, contextlib.suppress(BrokenPipeError, ConnectionResetError):

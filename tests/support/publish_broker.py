@@ -62,7 +62,6 @@ class PublishBroker:
             assert self.changed.wait_for(is_reached, WAIT_S), text
 
     def wait_for_connection(self) -> None:
-        """Wait until a client has connected."""
         self.wait(lambda: self.connection_count > 0, "a connection")
 
     def bodies(self) -> list[bytes]:
@@ -70,7 +69,6 @@ class PublishBroker:
             return [publish.body for publish in self.published]
 
     def hang_up(self) -> None:
-        """Close all connections."""
         for client in self._clients:
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
@@ -127,7 +125,6 @@ class PublishBroker:
 
 @contextlib.contextmanager
 def publish_brokers(count: int) -> Iterator[list[PublishBroker]]:
-    """Give brokers, which stop at the end."""
     with contextlib.ExitStack() as stack:
         brokers = [PublishBroker() for _ in range(count)]
         for broker in brokers:

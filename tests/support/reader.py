@@ -116,7 +116,6 @@ class Reader:
             assert block.language in SAMPLES, f"{self.what(block)}: nothing runs a block of {block.language}"
 
     def run(self, command: str, block: Block) -> None:
-        """Run a command of a console block."""
         if starts_broker(command):
             self.start_broker(command)
         else:

@@ -14,8 +14,6 @@ from pyqd.tcp.drain import Drain
 
 
 class NoRestarts:
-    """Restarts that are refused."""
-
     def begin(self) -> int:
         raise RestartError("this broker is no process of its own")
 

@@ -46,12 +46,10 @@ class Journal:
             self.changed.notify_all()
 
     def of(self, broker: str) -> list[str]:
-        """Return the commands that one broker got."""
         with self.changed:
             return [entry.command for entry in self.entries if entry.broker == broker]
 
     def wait(self, is_reached: Callable[[], bool], text: str) -> None:
-        """Wait until a condition on the journal holds."""
         with self.changed:
             if not self.changed.wait_for(is_reached, WAIT_S):
                 raise AssertionError(f"no {text} in {[(entry.broker, entry.command) for entry in self.entries]}")
@@ -147,7 +145,6 @@ class ScriptedBroker:
         self.journal.wait(lambda: is_reached(self.rdy), f"awaited RDY at {self.name}")
 
     def stop(self) -> None:
-        """Close everything."""
         self._is_stopping = True
         self._admitted.set()
         # shutdown() wakes accept(); close() alone does not.
@@ -231,7 +228,6 @@ def _read_exactly(stream: io.RawIOBase, size: int) -> bytes:
 
 
 def frame(kind: int, data: bytes) -> bytes:
-    """Return a frame."""
     return struct.pack(">ii", len(data) + 4, kind) + data
 
 

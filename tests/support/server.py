@@ -188,7 +188,6 @@ class Adopted:
         self._fd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Return 0 if the process has ended; None if it runs."""
         return 0 if is_readable(self._fd, 0.0) else None
 
     def wait(self, timeout: float) -> int:
@@ -199,11 +198,9 @@ class Adopted:
         return 0
 
     def send_signal(self, number: int) -> None:
-        """Send a signal."""
         signal.pidfd_send_signal(self._fd, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             self.send_signal(signal.SIGKILL)
 
@@ -281,7 +278,6 @@ class Daemon:
         self._check_log()
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end; nothing is asserted about it."""
         if self._process is not None:
             self._process.kill()
             self._reap()
@@ -348,7 +344,6 @@ class Daemon:
             connection.close()
 
     def topics(self) -> dict[str, dict[str, Any]]:
-        """Return the topics of /stats by name."""
         reply = self.http("GET", "/stats", format="json")
         assert reply.status == 200, reply
         return {topic["topic_name"]: topic for topic in reply.json()["topics"] or []}

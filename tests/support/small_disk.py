@@ -35,7 +35,6 @@ def mounted(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def enlarge(path: Path, size_bytes: int) -> None:
-    """Free space on a file system that was mounted here."""
     mount(path, size_bytes, REMOUNT)
 
 

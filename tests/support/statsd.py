@@ -37,14 +37,12 @@ class StatsdServer:
         self._socket.close()
 
     def read_packets(self) -> list[bytes]:
-        """Return the datagrams of one round."""
         packets: list[bytes] = []
         while not packets or f"{LAST_KEY}:".encode() not in packets[-1]:
             packets.append(self._socket.recv(65536))
         return packets
 
     def read_round(self, prefix: str) -> list[Line]:
-        """Return the lines of one round."""
         text = b"".join(self.read_packets()).decode()
         assert text.endswith("\n")
         return [parse_line(line, prefix) for line in text.splitlines()]

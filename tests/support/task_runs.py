@@ -32,7 +32,6 @@ def note(number: int, due_s: float) -> None:
 
 
 def runs_in(path: Path) -> list[Run]:
-    """Return the runs in a file."""
     if not path.exists():
         return []
     rows = [line.split() for line in path.read_text().splitlines()]
@@ -58,7 +57,6 @@ def assert_complete(runs: list[Run], count: int) -> None:
 
 
 def report(runs: list[Run], count: int, began_s: float, published_s: float) -> str:
-    """Return the figures of a proof."""
     late_s = sorted(run.ran_s - run.due_s for run in runs)
     return (
         f"{count} tasks published in {published_s:.1f} s, {len(runs)} runs, {len(runs) - count} of them repeated; "

@@ -89,7 +89,6 @@ class Running:
         return self.out.split(b"\n")[:-1]
 
     def write(self, data: bytes) -> None:
-        """Write to standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(data)
         self.process.stdin.flush()
@@ -100,18 +99,15 @@ class Running:
         return self.lines()
 
     def wait_for_error(self, text: str) -> None:
-        """Wait for a text on standard error."""
         wait_until(lambda: text in self.err, text, RUN_S)
 
     def wait(self) -> Result:
-        """Wait for the end."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         code = self.process.wait(RUN_S)
         return Result(code, self.out, self.err)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> Result:
-        """Send a signal, and wait for the end."""
         self.process.send_signal(number)
         # With its input still open: the end of it is another reason to end.
         self.process.wait(RUN_S)
@@ -165,7 +161,6 @@ def bodies_of(daemon: Daemon, topic: str, count: int) -> list[bytes]:
 
 
 def run_tool(tools: Tools, tool: str, *arguments: str, stdin: bytes = b"") -> Result:
-    """Run a tool to its end."""
     command = [*tools.command(tool), *arguments]
     code, out, err = run(command, REPOSITORY, tools_environment(), stdin, RUN_S)
     return Result(code, out, err.decode(errors="replace"))

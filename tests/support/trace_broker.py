@@ -49,7 +49,6 @@ class TraceBroker:
 
     @contextmanager
     def serving(self) -> Iterator[TraceBroker]:
-        """Serve the log for a block."""
         self._stub = HttpStub(self._answer)
         try:
             yield self

@@ -83,7 +83,6 @@ class TraceLog:
         return position
 
     def seal(self) -> None:
-        """End the block."""
         block = self._block
         if block.event_count:
             body = blocks.block(block.first, block.event_count, *block.entries)

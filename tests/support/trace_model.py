@@ -13,8 +13,6 @@ TAKEN_BACK = ("emptied", "channel_deleted", "topic_deleted", "seek")
 
 @dataclass
 class ModelDelivery:
-    """One delivery."""
-
     message_id: str
     topic: str
     channel: str
@@ -66,7 +64,6 @@ class Model:
 
 
 def model_of(rows: Iterable[Any]) -> Model:
-    """Return the state after events."""
     model = Model()
     for row in rows:
         model.add(row)

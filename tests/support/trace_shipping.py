@@ -21,7 +21,6 @@ TIMEOUT_S = 20.0
 
 
 def clients(*addresses: str) -> Callable[[], Sequence[HttpClient]]:
-    """Return a function that names brokers to a shipper."""
     return lambda: [HttpClient(address, timeout_s=TIMEOUT_S, retry_timeout_s=0) for address in addresses]
 
 
@@ -33,7 +32,6 @@ def ship_once(database: Database, *brokers: TraceBroker) -> list[ClientError]:
 
 @contextmanager
 def shipping(database: Database, find: Callable[[], Sequence[HttpClient]], **options: Any) -> Iterator[Shipper]:
-    """Run a shipper in a thread for a block."""
     shipper = Shipper(database, find, Retention(), ShipOptions(interval_s=0.01, **options))
     thread = threading.Thread(target=shipper.run)
     thread.start()
@@ -56,7 +54,6 @@ def publish(first: int, count: int) -> Callable[[TraceLog], None]:
 
 
 def ids_of(database: Database, nsqd: str) -> list[int]:
-    """Return the ids of the messages that a broker has published."""
     return [int(row["message_id"], 16) for row in rows_of(database, "publish_log") if row["nsqd"] == f"{nsqd}:4151"]
 
 

@@ -81,7 +81,6 @@ def run_server(
 
 @pytest.fixture(scope="session")
 def server(implementation: Implementation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A server with the default limits."""
     yield from run_server(implementation, tmp_path_factory, PLAIN_FLAGS)
 
 
@@ -152,13 +151,11 @@ def connect(server: Daemon) -> Iterator[Connect]:
 
 @pytest.fixture
 def client(connect: Connect) -> Client:
-    """A fresh connection to the default server, magic sent."""
     return connect()
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name no other test uses."""
     words = re.sub(r"[^a-zA-Z0-9_]", "_", request.node.name.removeprefix("test_"))
     return f"{words[:40]}_{next(_topic_numbers)}"
 

@@ -25,7 +25,6 @@ class Spawn(Protocol):
 
 
 def url_of(*daemons: Daemon) -> str:
-    """Return the URL of daemons, with their HTTP addresses."""
     hosts = ",".join(f"127.0.0.1:{daemon.tcp_port}" for daemon in daemons)
     https = ",".join(f"127.0.0.1:{daemon.http_port}" for daemon in daemons)
     return f"pyqd://{hosts}?http={https}"

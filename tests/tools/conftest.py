@@ -48,13 +48,11 @@ def broker(implementation: Implementation, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def address(broker: Daemon) -> str:
-    """TCP address of the broker."""
     return f"127.0.0.1:{broker.tcp_port}"
 
 
 @pytest.fixture
 def http_address(broker: Daemon) -> str:
-    """HTTP address of the broker."""
     return f"127.0.0.1:{broker.http_port}"
 
 
@@ -81,8 +79,6 @@ def topic() -> str:
 
 @pytest.fixture
 def publish(broker: Daemon, topic: str) -> Callable[..., None]:
-    """Function that publishes bodies."""
-
     def publish_all(*bodies: bytes, to: str = topic) -> None:
         with Client(broker.tcp_address) as client:
             client.pub_each(to, bodies)
@@ -99,7 +95,6 @@ def start(tools: Tools, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def run(tools: Tools) -> Run:
-    """Function that runs a tool to its end."""
     return partial(run_tool, tools)
 
 

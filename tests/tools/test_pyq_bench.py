@@ -41,14 +41,11 @@ def new_topics(broker: Daemon) -> list[str]:
 
 @pytest.fixture
 def addresses(address: str, http_address: str) -> tuple[str, str]:
-    """Flags that name the broker."""
     return f"--nsqd-tcp-address={address}", f"--nsqd-http-address={http_address}"
 
 
 @pytest.fixture
 def bench(run_ours: Run, addresses: tuple[str, str]) -> Run:
-    """Function that runs a command of pyq_bench with the broker."""
-
     def function(tool: str, *arguments: str, stdin: bytes = b"") -> Result:
         return run_ours(TOOL, tool, *addresses, *arguments, stdin=stdin)
 

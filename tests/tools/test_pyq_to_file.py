@@ -35,7 +35,6 @@ NO_TIME = "--datetime-format=x"
 
 @pytest.fixture
 def out(tmp_path):
-    """Directory of the files."""
     path = tmp_path / "out"
     path.mkdir()
     return path
@@ -43,8 +42,6 @@ def out(tmp_path):
 
 @pytest.fixture
 def to_file(start, address, topic, out):
-    """Function that starts the tool on the topic and the directory."""
-
     def start_it(*arguments, directory=out):
         base = (f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}", f"--output-dir={directory}")
         return start(TOOL, *base, NO_TIME, *arguments)

@@ -24,14 +24,12 @@ QUICK = ("--consumer-opt=max_requeue_delay,10ms", "--consumer-opt=backoff_multip
 
 @pytest.fixture
 def target() -> Iterator[HttpTarget]:
-    """A server that takes messages."""
     with http_target() as made:
         yield made
 
 
 @pytest.fixture
 def to_http(start, address, topic):
-    """Function that starts the tool on the topic."""
     base = (f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}", "--consumer-opt=output_buffer_size,-1")
     return lambda *arguments: start(TOOL, *base, *arguments)
 

@@ -36,8 +36,6 @@ def second(implementation, tmp_path_factory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def forward(start, address, topic):
-    """Function that starts the tool on the topic, to brokers."""
-
     def start_it(*arguments, to):
         destinations = [f"--destination-nsqd-tcp-address=127.0.0.1:{each.tcp_port}" for each in to]
         base = (f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}")

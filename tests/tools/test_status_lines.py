@@ -9,7 +9,6 @@ from pyqd.tools.status_lines import StatusLines, percentile, status_lines
 
 @pytest.fixture
 def lines(monkeypatch):
-    """The printed lines."""
     found: list[str] = []
     monkeypatch.setattr("pyqd.tools.status_lines.log", found.append)
     return found

@@ -41,20 +41,17 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """All servers of the session."""
     with ExitStack() as stack:
         yield Servers(stack)
 
 
 @pytest.fixture
 def postgresql(servers: Servers) -> Server:
-    """A running PostgreSQL."""
     return servers.get("postgresql")
 
 
 @pytest.fixture
 def mariadb(servers: Servers) -> Server:
-    """A running MariaDB."""
     return servers.get("mariadb")
 
 
@@ -112,7 +109,6 @@ def sqlite(databases: Callable[[str], Database]) -> Database:
 
 @pytest.fixture
 def log() -> TraceLog:
-    """An empty log of a broker."""
     return TraceLog()
 
 
@@ -131,6 +127,5 @@ def store(database: Database, log: TraceLog) -> Store:
 
 @pytest.fixture
 def brokers() -> Iterator[list[TraceBroker]]:
-    """Two brokers."""
     with ExitStack() as stack:
         yield [stack.enter_context(TraceBroker(name).serving()) for name in ("one", "two")]

@@ -296,7 +296,6 @@ def test_a_database_that_fails_is_an_exit_code(capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def shipping(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Function that starts `pyq_trace ship` as a process."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A finished run without kills."""
     kind = exactness.TraceExactness
     given = module_of("harness").parse(kind, ["--messages=400"])
     run = kind(given, tmp_path_factory.mktemp("exactness"))

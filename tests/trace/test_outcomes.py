@@ -14,7 +14,6 @@ from tests.trace.conftest import Store
 
 @pytest.fixture
 def database(sqlite: Database) -> Database:
-    """The database of these tests."""
     return sqlite
 
 

@@ -34,7 +34,6 @@ class Command:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line every client script takes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=["producer", "consumer"], required=True)
     parser.add_argument("--lookupd", default="", help="host:port of a lookup daemon, instead of --address")
@@ -63,13 +62,11 @@ def read_commands(lines: Iterable[bytes] | None = None) -> Iterator[Command]:
 
 
 def report(event: str, **fields: object) -> None:
-    """Write one event."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def report_message(message_id: str, attempts: int, body: bytes) -> None:
-    """Write the arrival of one message."""
     report("message", id=message_id, attempts=attempts, body=base64.b64encode(body).decode())
 
 

@@ -99,7 +99,6 @@ class Report:
     descriptors: list[int] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the figures for people."""
         return (
             f"seed {self.seed}: {self.cases} cases, {self.connections} connections, {self.steps} steps,"
             f" {self.sent_bytes / 1e6:.1f} MB sent; slowest probe {self.slowest_probe_s:.2f} s; memory"
@@ -190,7 +189,6 @@ class Campaign:
         self.daemon.stop()
 
     def kill(self) -> None:
-        """Kill the processes of the campaign that still run."""
         if self._consumer is not None:
             self._consumer.close()
         self.daemon.kill()
@@ -220,7 +218,6 @@ class Campaign:
             raise Unwell(f"after cases {numbers[0]} to {numbers[-1]} of seed {self.report.seed}: {error}") from error
 
     def check(self) -> None:
-        """Assert that the daemon is well."""
         self.restore()
         started_s = time.monotonic()
         self.probe()

@@ -59,8 +59,6 @@ class Step(NamedTuple):
 
 @dataclass
 class Script:
-    """Steps of one connection."""
-
     port: Port
     steps: list[Step] = field(default_factory=list)
 
@@ -74,7 +72,6 @@ class Case:
     order: list[int]
 
     def text(self) -> str:
-        """Return the case for people."""
         lines = [f"case {self.number}"]
         places = [0] * len(self.scripts)
         for index in self.order:
@@ -184,7 +181,6 @@ def sending(rng: random.Random, data: bytes, kind: Kind = "send") -> list[Step]:
 
 
 def ending(rng: random.Random) -> list[Step]:
-    """Return how a connection ends."""
     steps = [] if rng.random() < 0.3 else [Step("read")]
     if rng.random() < 0.2:
         steps += [Step("half_close"), Step("read")]

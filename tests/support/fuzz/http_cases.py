@@ -252,5 +252,4 @@ def script_of(rng: random.Random) -> Script:
 
 
 def http_case(rng: random.Random, number: int) -> Case:
-    """Make a case of connections over HTTP and HTTPS."""
     return interleave(rng, number, [script_of(rng) for _ in range(rng.choice((1, 1, 2, 4)))])

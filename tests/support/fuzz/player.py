@@ -137,7 +137,6 @@ class Connection:
                     raise Gone from None
 
     def read(self) -> None:
-        """Receive bytes through the layers."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(64):
                 self.take(self.receive_raw())

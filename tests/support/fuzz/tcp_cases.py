@@ -234,5 +234,4 @@ def script_of(rng: random.Random) -> Script:
 
 
 def tcp_case(rng: random.Random, number: int) -> Case:
-    """Make a case of connections over TCP."""
     return interleave(rng, number, [script_of(rng) for _ in range(rng.choice((1, 1, 2, 4)))])

@@ -73,7 +73,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Another broker for tests with several."""
     with running(Daemon(pyqd(), tmp_path_factory.mktemp("second"), FLAGS)) as started:
         yield started
 

@@ -160,7 +160,6 @@ SOUND = Facts(
 
 
 def bad(facts: Facts, *lookups: LookupFacts, others: tuple[Facts, ...] = ()) -> list[DoctorFinding]:
-    """Return the warnings and failures."""
     every = checks.broker_findings(facts, (facts, *others), lookups)
     return [each for each in every if each.state in (checks.WARNING, checks.FAILURE)]
 

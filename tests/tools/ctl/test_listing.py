@@ -13,7 +13,6 @@ from tests.tools.ctl.conftest import Ctl, address_of
 
 
 def publish(daemon: Daemon, topic: str, count: int, channel: str = "email") -> None:
-    """Publish messages to a topic that has a channel."""
     assert daemon.http("POST", "/topic/create", topic=topic).status == 200
     assert daemon.http("POST", "/channel/create", topic=topic, channel=channel).status == 200
     with Client(daemon.tcp_address) as client:

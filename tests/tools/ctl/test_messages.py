@@ -19,7 +19,6 @@ UNKNOWN = "0123456789abcdef"
 
 @pytest.fixture
 def queue(broker: Daemon, topic: str) -> str:
-    """A topic with a channel `email`."""
     broker.http("POST", "/topic/create", topic=topic)
     broker.http("POST", "/channel/create", topic=topic, channel="email")
     return topic

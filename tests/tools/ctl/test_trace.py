@@ -19,8 +19,6 @@ MESSAGE_ID = "0c5f0e5b2ac07000"
 
 @pytest.fixture
 def recorder() -> Iterator[HttpStub]:
-    """A broker that records events."""
-
     def answer(path: str, query: dict[str, str]) -> Answer:
         return (200, {}, b"") if path == "/trace/log" else (404, {}, b'{"message":"NOT_FOUND"}')
 

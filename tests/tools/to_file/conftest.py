@@ -16,13 +16,10 @@ def message(body: bytes, number: int = 0) -> Message:
 
 
 def messages(*bodies: bytes) -> list[Message]:
-    """Return messages with these bodies."""
     return [message(body, number) for number, body in enumerate(bodies)]
 
 
 class HeldClock:
-    """Clock that moves when the test says so."""
-
     def __init__(self) -> None:
         self.wall_s = 1_795_446_245.0
         self.monotonic_s = 1000.0

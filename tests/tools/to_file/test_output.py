@@ -55,7 +55,6 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Return the contents of all files below a directory."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 

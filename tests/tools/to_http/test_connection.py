@@ -59,7 +59,6 @@ class Server:
         writer.close()
 
     async def stop(self) -> None:
-        """End all connections."""
         for writer in self._writers:
             writer.transport.abort()
         await asyncio.gather(*filter(None, self._tasks), return_exceptions=True)
@@ -67,7 +66,6 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(*scripts: Sequence[bytes], tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    """Serve connections by scripts."""
     server = Server(scripts)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
     server.origin = HttpAddress("127.0.0.1", listening.sockets[0].getsockname()[1], tls is not None)
@@ -79,8 +77,6 @@ async def serving(*scripts: Sequence[bytes], tls: ssl.SSLContext | None = None) 
 
 
 def run(test: Callable[[ServerConnections], Coroutine[Any, Any, None]], connect_timeout_s: float = TIMEOUT_S) -> None:
-    """Run a test with connections."""
-
     async def limited() -> None:
         connections = ServerConnections(connect_timeout_s)
         await asyncio.wait_for(test(connections), 30)

@@ -20,7 +20,6 @@ TIMEOUT_S = 10.0
 
 @pytest.fixture
 def target() -> Iterator[HttpTarget]:
-    """A server that takes requests."""
     with http_target() as made:
         yield made
 
