@@ -137,10 +137,6 @@ def test_there_are_never_more_series_than_allowed_but_for_the_sums(
     assert series_count(text) == writer.series_count <= max(series_max, sums)
 
 
-def test_without_a_limit_all_have_their_own(broker_of: Callable[..., Broker]) -> None:
-    assert written(broker_of("--metrics-max-series=0"))[1].summed_count == 0
-
-
 def test_latencies_are_a_summary_with_the_quantiles_asked_for(broker_of: Callable[..., Broker]) -> None:
     broker = broker_of("--e2e-processing-latency-percentile=0.99,0.5")
     latency = broker.topic("t1").channel("a").latency

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.process import ROOT, WAIT_S, ClientProcess, Event
+from tests.support.scripted_broker import ScriptedBroker, scripted_brokers
 from tests.support.server import Daemon, Implementation, nsqd, pyqd, wait_until
 
 # The name of a client library, and the module whose absence means it is not installed.
@@ -190,3 +191,10 @@ def _go(directory: Path, *arguments: str, check: bool) -> None:
     subprocess.run(
         ["go", *arguments], cwd=directory, check=check, timeout=GO_BUILD_WAIT_S, capture_output=True, text=True
     )
+
+
+@pytest.fixture
+def brokers() -> Iterator[list[ScriptedBroker]]:
+    """Give three brokers, a, b and c. None has admitted the client."""
+    with scripted_brokers("a", "b", "c") as brokers:
+        yield brokers

@@ -191,13 +191,6 @@ def library(client_name: str) -> str:
 
 
 @pytest.fixture
-def brokers() -> Iterator[list[ScriptedBroker]]:
-    """Give three brokers, a, b and c. None has admitted the client."""
-    with scripted_brokers("a", "b", "c") as brokers:
-        yield brokers
-
-
-@pytest.fixture
 def start(client_name: str, go_programs: Callable[[str], Path], tmp_path: Path) -> Iterator[Start]:
     """Give a function that starts the client on some brokers, with Options as keywords."""
     started: list[Client] = []

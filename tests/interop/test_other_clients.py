@@ -78,13 +78,6 @@ def row(name: str, libraries: list[str] = LIBRARIES) -> Callable[[Callable[..., 
 
 
 @pytest.fixture
-def brokers() -> Iterator[list[ScriptedBroker]]:
-    """Give three brokers, a, b and c. None has admitted the client."""
-    with scripted_brokers("a", "b", "c") as brokers:
-        yield brokers
-
-
-@pytest.fixture
 def broker(brokers: list[ScriptedBroker]) -> ScriptedBroker:
     """Give one broker that admits clients."""
     brokers[0].admit()

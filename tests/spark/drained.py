@@ -16,6 +16,7 @@ from pyqd_spark.jobs.runner import Runner, Task
 from pyqd_spark.options import BrokerOptions
 from tests.support.nsq import Client
 from tests.support.server import Daemon
+from tests.support.spark_side import http_address
 
 QUIET = JobProgress(quiet=True)
 BATCH = 1000
@@ -35,10 +36,6 @@ def publish(daemon: Daemon, topic: str, numbers: Iterable[int]) -> None:
     with Client(daemon.tcp_address) as client:
         for first in range(0, len(bodies), BATCH):
             client.mpub(topic, bodies[first : first + BATCH])
-
-
-def http_address(daemon: Daemon) -> str:
-    return "{}:{}".format(*daemon.http_address)
 
 
 def connection(*daemons: Daemon, retry_s: float = 0.0) -> BrokerOptions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,14 +42,15 @@ def at_gate(function: Task, directory: str, task: Any) -> dict[str, Any]:
 
 
 class Gated(OnSpark):
-    """Runs tasks on Spark, those behind the first few when the gate is open."""
+    """Runs tasks on Spark when the gate is open. at: `gated`, or `at_gate` if none passes before."""
 
-    def __init__(self, spark: SparkSession, directory: str | Path) -> None:
-        super().__init__(spark, "gated drain")
+    def __init__(self, spark: SparkSession, directory: str | Path, at: Callable[..., dict[str, Any]] = gated) -> None:
+        super().__init__(spark, "gated job")
         self.directory = str(directory)
+        self.at = at
 
     def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        return super().run(partial(gated, function, self.directory), arguments)
+        return super().run(partial(self.at, function, self.directory), arguments)
 
 
 def waiting(directory: Path) -> list[int]:

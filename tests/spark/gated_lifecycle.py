@@ -11,30 +11,16 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pyqd_spark.jobs.lifecycle import LifecycleOptions, update
 from pyqd_spark.jobs.progress import JobProgress
-from pyqd_spark.jobs.runner import OnSpark, Task
+from pyqd_spark.jobs.runner import Task
 from pyqd_spark.options import BrokerOptions
-from tests.spark.gated_drain import at_gate, waiting
+from tests.spark.gated_drain import at_gate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["Gated", "waiting"]
-
-
-class Gated(OnSpark):
-    """Runs tasks on Spark when the gate is open."""
-
-    def __init__(self, spark: SparkSession, directory: str | Path) -> None:
-        super().__init__(spark, "gated lifecycle")
-        self.directory = str(directory)
-
-    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        return super().run(partial(at_gate, function, self.directory), arguments)
 
 
 class GatedProcesses:

@@ -15,9 +15,10 @@ import pytest
 
 import pyqd_spark
 from pyqd_spark import cli
-from tests.spark.drained import files, http_address, numbers, publish
+from tests.spark.drained import files, numbers, publish
 from tests.support.server import Daemon
 from tests.support.spark_cluster import DRIVER_WAIT_S, Cluster
+from tests.support.spark_side import http_address
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(700)]
 

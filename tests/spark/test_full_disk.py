@@ -20,10 +20,11 @@ from pyqd_spark.jobs.compact import CompactOptions, compact
 from pyqd_spark.jobs.errors import DrainError, TableError
 from pyqd_spark.jobs.profile import ProfileOptions, profile
 from pyqd_spark.jobs.table import JobTable
-from tests.spark.drained import QUIET, InProcess, connection, files, http_address, options, run
+from tests.spark.drained import QUIET, InProcess, connection, files, options, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
 from tests.support.small_disk import enlarge, fill, mounted_or_skipped
+from tests.support.spark_side import http_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,9 @@ import pytest
 from pyqd_spark import cli
 from pyqd_spark.jobs import runner
 from pyqd_spark.options import BrokerOptions
-from tests.spark.drained import InProcess, http_address, numbers, publish
+from tests.spark.drained import InProcess, numbers, publish
 from tests.support.server import Daemon
+from tests.support.spark_side import http_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

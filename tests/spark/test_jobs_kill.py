@@ -15,11 +15,12 @@ import pytest
 
 from pyqd_spark.jobs.runner import OnSpark
 from tests.spark import gated_drain
-from tests.spark.drained import connection, http_address, numbers, options, publish, run
+from tests.spark.drained import connection, numbers, options, publish, run
 from tests.spark.gated_drain import Gated, waiting
 from tests.support.numbered import how_many
 from tests.support.server import REPOSITORY, Daemon, wait_until
 from tests.support.spark_home import settings
+from tests.support.spark_side import http_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

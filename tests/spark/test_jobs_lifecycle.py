@@ -27,11 +27,12 @@ from pyqd_spark.jobs.table import JobTable
 from pyqd_spark.jobs.trace_log import EventRange, EventTask, land_events
 from pyqd_spark.options import BrokerOptions
 from tests.spark import gated_lifecycle
-from tests.spark.drained import QUIET, connection, files, http_address
-from tests.spark.gated_lifecycle import Gated, waiting
+from tests.spark.drained import QUIET, connection, files
+from tests.spark.gated_drain import Gated, at_gate, waiting
 from tests.support.nsq import Client
 from tests.support.numbered import how_many
 from tests.support.server import REPOSITORY, Daemon, wait_until
+from tests.support.spark_side import http_address
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import AT_US, TraceLog
 
@@ -305,7 +306,7 @@ def test_a_worker_and_a_broker_may_be_killed_during_a_run(
     options = LifecycleOptions(str(tmp_path / "lives"), connection(steady, dying, retry_s=60))
     with ThreadPoolExecutor(1) as pool:
         try:
-            running = pool.submit(update, options, spark, QUIET, Gated(spark, gate))
+            running = pool.submit(update, options, spark, QUIET, Gated(spark, gate, at_gate))
             wait_until(lambda: len(waiting(gate)) == 2 or running.done(), "workers at the gate", WAIT_S)
             os.kill(waiting(gate)[0], signal.SIGKILL)
             dying.kill()

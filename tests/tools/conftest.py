@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.http_target import HttpTarget, http_target
 from tests.support.lookup import Lookupd, Registration, lookupd
 from tests.support.nsq import Client
 from tests.support.server import Daemon, Implementation, nsqd, pyqd, running
@@ -109,3 +110,9 @@ def start_ours(tmp_path: Path) -> Iterator[Start]:
 def run_ours() -> Run:
     """Function that runs a tool of this repository to its end, for behaviour that the originals do not have."""
     return partial(run_tool, Tools())
+
+
+@pytest.fixture
+def target() -> Iterator[HttpTarget]:
+    with http_target() as made:
+        yield made

@@ -23,7 +23,7 @@ from pyqd.tools.to_file.options import ToFileOptions
 from tests.support import small_disk
 from tests.support.http_stub import http_stub
 from tests.support.server import free_port, wait_until
-from tests.support.tools import Tools, tools_environment
+from tests.support.tools import Tools, finished, tools_environment
 
 TOOL = "pyq_to_file"
 NSQD = "--nsqd-tcp-address=127.0.0.1:1"
@@ -56,13 +56,6 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def is_in_a_file(directory: Path, data: bytes) -> bool:
     return data in files(directory).values()
-
-
-def finished(broker, topic):
-    """Wait until the tool has finished all messages of the channel."""
-    # nsqd makes a channel before it moves the messages of the topic to it.
-    count = broker.topic(topic)["message_count"]
-    broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, message_count=count)
 
 
 class TestFiles:

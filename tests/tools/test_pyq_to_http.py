@@ -23,12 +23,6 @@ QUICK = ("--consumer-opt=max_requeue_delay,10ms", "--consumer-opt=backoff_multip
 
 
 @pytest.fixture
-def target() -> Iterator[HttpTarget]:
-    with http_target() as made:
-        yield made
-
-
-@pytest.fixture
 def to_http(start, address, topic):
     base = (f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}", "--consumer-opt=output_buffer_size,-1")
     return lambda *arguments: start(TOOL, *base, *arguments)

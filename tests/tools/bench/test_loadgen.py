@@ -241,49 +241,38 @@ def test_with_a_rate_all_connections_are_used_in_turn() -> None:
     assert (report.confirmed, report.timed_out) == (6, False)
 
 
-def test_the_latency_of_every_answer_and_of_every_message_is_counted() -> None:
+def publish_and_consume(commands: list[bytes], **how: Any) -> LoadReport:
+    """Confirm these commands, one a message, and then deliver the messages to a consumer."""
+    counters = range(len(commands))
     published = threading.Event()
 
     def publisher(far: socket.socket) -> None:
-        for counter in range(2):
-            expect(far, pub(counter))
-        far.sendall(OK + OK)
+        expect(far, b"".join(commands))
+        far.sendall(OK * len(commands))
         published.set()
 
     def consumer(far: socket.socket) -> None:
         expect(far, b"RDY 7\n")
         assert published.wait(DEADLINE_S)
-        far.sendall(message(0) + message(1))
-        leave(far, 0, 1)
+        far.sendall(b"".join(map(message, counters)))
+        leave(far, *counters)
 
-    load = Load(messages=2, body_bytes=BODY_BYTES)
+    load = Load(messages=len(commands), body_bytes=BODY_BYTES)
     with peer(consumer) as subscribed, peer(publisher) as publishing:
         load.add_consumers([subscribed], rdy=7)
-        load.add_publishers([publishing], topic="t", batch=1, outstanding=2)
-        report = load.run(DEADLINE_S)
+        load.add_publishers([publishing], topic="t", batch=1, outstanding=len(commands), **how)
+        report: LoadReport = load.run(DEADLINE_S)
+    return report
+
+
+def test_the_latency_of_every_answer_and_of_every_message_is_counted() -> None:
+    report = publish_and_consume([pub(0), pub(1)])
     assert (report.answers.count, report.deliveries.count, report.behind.count) == (2, 2, 0)
     assert 0 < report.deliveries.p50_ns <= report.deliveries.p99_ns <= report.deliveries.max_ns
 
 
 def test_a_deferred_message_that_comes_before_its_due_time_is_early() -> None:
-    published = threading.Event()
-
-    def publisher(far: socket.socket) -> None:
-        expect(far, b"DPUB t 60000\n" + sized(0))
-        far.sendall(OK)
-        published.set()
-
-    def consumer(far: socket.socket) -> None:
-        expect(far, b"RDY 7\n")
-        assert published.wait(DEADLINE_S)
-        far.sendall(message(0))
-        leave(far, 0)
-
-    load = Load(messages=1, body_bytes=BODY_BYTES)
-    with peer(consumer) as subscribed, peer(publisher) as publishing:
-        load.add_consumers([subscribed], rdy=7)
-        load.add_publishers([publishing], topic="t", batch=1, outstanding=1, defer_ms=60_000)
-        report = load.run(DEADLINE_S)
+    report = publish_and_consume([b"DPUB t 60000\n" + sized(0)], defer_ms=60_000)
     assert (report.early, report.deliveries.count, report.deliveries.max_ns) == (1, 1, 0)
 
 

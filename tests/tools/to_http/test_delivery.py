@@ -18,12 +18,6 @@ from tests.support.server import free_port
 TIMEOUT_S = 10.0
 
 
-@pytest.fixture
-def target() -> Iterator[HttpTarget]:
-    with http_target() as made:
-        yield made
-
-
 def script(*answers: Answer) -> Callable[[Taken], Answer]:
     """Return a function that gives these answers, the last one for ever."""
     rest = list(answers)
