@@ -74,34 +74,26 @@ def test_a_re_created_topic_is_reported_with_the_remedy(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (["--path", "/t"], "exactly one of nsqd, lookupd is needed"),
-        (["--path", "/t", "--nsqd", "h", "--lookupd", "h"], "nsqd and lookupd are given"),
-        (["--path", "/t", "--nsqd", "h", "--topic", "a", "--topics-pattern", "b"], "exclude each other"),
-        (["--path", "/t", "--nsqd", "h", "--retry-timeout", "soon"], "--retry-timeout 'soon'"),
-        (["--path", "/t", "--nsqd", "h", "--token-file", "/none"], "--token-file /none: No such file"),
-        (["--path", "/t", "--nsqd", "h", "--tls-key", "k"], "tlsKey needs tlsCert"),
+        (["--path", "/t"], cli.MISUSED, "exactly one of nsqd, lookupd is needed"),
+        (["--path", "/t", "--nsqd", "h", "--lookupd", "h"], cli.MISUSED, "nsqd and lookupd are given"),
+        (["--path", "/t", "--nsqd", "h", "--topic", "a", "--topics-pattern", "b"], cli.MISUSED, "exclude each other"),
+        (["--path", "/t", "--nsqd", "h", "--retry-timeout", "soon"], cli.MISUSED, "--retry-timeout 'soon'"),
+        (["--path", "/t", "--nsqd", "h", "--token-file", "/none"], cli.MISUSED, "--token-file /none: No such file"),
+        (["--path", "/t", "--nsqd", "h", "--tls-key", "k"], cli.MISUSED, "tlsKey needs tlsCert"),
+        (["--path", "s3a://bucket/t", "--nsqd", "127.0.0.1:1"], cli.FAILED, "only paths of file systems"),
+        (
+            ["--path", "/t", "--nsqd", "127.0.0.1:1", "--start", "soon"],
+            cli.FAILED,
+            "start 'soon' is invalid: expected earliest",
+        ),
     ],
 )
-def test_contradictory_arguments_are_refused(
-    in_process: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_contradictory_or_impossible_arguments_are_refused_before_any_request(
+    in_process: None, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["drain", *words]) == cli.MISUSED
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--path", "s3a://bucket/t", "--nsqd", "127.0.0.1:1"], "only paths of file systems"),
-        (["--path", "/t", "--nsqd", "127.0.0.1:1", "--start", "soon"], "start 'soon' is invalid: expected earliest"),
-    ],
-)
-def test_impossible_commands_fail_before_any_request(
-    in_process: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["drain", *words]) == cli.FAILED
+    assert cli.main(["drain", *words]) == code
     assert said in capsys.readouterr().err
 
 
