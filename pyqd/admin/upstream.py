@@ -252,30 +252,23 @@ class Upstream:
         body: bytes | None,
     ) -> Reply:
         client = self._take(place)
+        # A change may take its time.
+        within_s = self._answer_within_s if method == "GET" else None
+        ask = partial(client.request, method, path, query, body, retry=False, within_s=within_s)
+        # The other side may close a kept connection at any time. A request with a body may not be repeated.
+        may_repeat = client.is_open and body is None
         started_s = time.monotonic()
         try:
-            return self._send(client, method, path, query, body)
+            return ask()
+        except NotConnectedError:
+            if not may_repeat or time.monotonic() - started_s >= self._closed_within_s:
+                raise
+            return ask()
         finally:
             took_s = time.monotonic() - started_s
             with self._lock:
                 self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
             self._give_back(place, client)
-
-    def _send(
-        self, client: HttpClient, method: str, path: str, query: Mapping[str, object] | None, body: bytes | None
-    ) -> Reply:
-        was_open = client.is_open
-        started_s = time.monotonic()
-        # A change may take its time.
-        within_s = self._answer_within_s if method == "GET" else None
-        try:
-            return client.request(method, path, query, body, retry=False, within_s=within_s)
-        except NotConnectedError:
-            # The other side may close a kept connection at any time. A request with a body may not be repeated.
-            is_late = time.monotonic() - started_s >= self._closed_within_s
-            if not was_open or body is not None or is_late:
-                raise
-            return client.request(method, path, query, body, retry=False, within_s=within_s)
 
     def _take(self, place: UpstreamServer) -> HttpClient:
         with self._lock:
