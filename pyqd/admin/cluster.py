@@ -96,13 +96,10 @@ class Stats:
     topics: list[TopicStats]
     processes: dict[str, ProcessStats] = dataclasses.field(default_factory=dict)
 
-    def channels(self) -> list[ChannelStats]:
-        """Return the sums of all channels over brokers."""
-        parts: dict[tuple[str, str], list[ChannelStats]] = {}
-        for topic in self.topics:
-            for channel in topic.channels:
-                parts.setdefault((channel.topic, channel.channel), []).append(channel)
-        return [ChannelStats.total(each) for each in parts.values()]
+    def channel(self, name: str) -> ChannelStats | None:
+        """Return the sum of a channel over brokers, if these are numbers of one topic that has it."""
+        parts = [channel for topic in self.topics for channel in topic.channels if channel.channel == name]
+        return ChannelStats.total(parts) if parts else None
 
 
 class Cluster:

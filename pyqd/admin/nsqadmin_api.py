@@ -127,11 +127,11 @@ class Handlers:
     def channel(self, topic: str, channel: str) -> Response:
         self.site.require(UserRole.VIEW, topic)
         stats = self.site.cluster.stats_of(topic, channel, clients=True)
-        for found in stats.value.channels():
-            if found.channel == channel:
-                found.clients.sort(key=topology_order)
-                return json_reply({**found.to_dict(), "message": warning(stats.failures)})
-        raise ApiError(404, "CHANNEL_NOT_FOUND")
+        found = stats.value.channel(channel)
+        if found is None:
+            raise ApiError(404, "CHANNEL_NOT_FOUND")
+        found.clients.sort(key=topology_order)
+        return json_reply({**found.to_dict(), "message": warning(stats.failures)})
 
     def nodes(self) -> Response:
         found = self.site.cluster.nodes()

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, AnyStr, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from flask import g, request
@@ -203,13 +203,18 @@ def read_token(path: str) -> str:
     """Return the token in a file; empty without a file. Raises: StartupError."""
     if not path:
         return ""
-    try:
-        token = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"failed to read --http-client-token-file - {error}") from None
+    token = secret_in(path, "http-client-token-file", Path.read_text)
     if not token or not token.isascii() or not token.isprintable():
         raise StartupError(f"failed to read --http-client-token-file - {path} holds no token: one line of ASCII")
     return token
+
+
+def secret_in(path: str, flag: str, read: Callable[[Path], AnyStr]) -> AnyStr:
+    """Return the secret in the file that a flag names. Raises: StartupError."""
+    try:
+        return read(Path(path)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"failed to read --{flag} - {error}") from None
 
 
 def path_here() -> str:

@@ -18,10 +18,10 @@ import pytest
 
 from pyqd.admin.access.limiter import OF_ADDRESS, OF_USER, WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.oidc import user_of_claims
-from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import EVERYBODY, User, UserRole
 from pyqd.admin.access.routes import local_path
 from pyqd.admin.access.users import add_user, entries_of, remove_user
+from pyqd.admin.app import behind_proxy
 from pyqd.admin.options import AdminOptions
 from tests.admin.conftest import PASSWORDS, Admin, Answer, World
 from tests.support.http_stub import http_stub, json_answer

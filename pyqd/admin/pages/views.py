@@ -147,7 +147,7 @@ class Views:
         self.site.require(UserRole.VIEW, topic)
         producers = self._producers_of(topic) or Collected([], [])
         stats = self._stats(producers.value, topic, channel)
-        found = next((each for each in stats.value.channels() if each.channel == channel), None)
+        found = stats.value.channel(channel)
         if found is None:
             return self.show("missing.html", topic=topic, channel=channel), 404
         table = table_of(found.clients, CLIENT_COLUMNS, text_of=client_text, sort="node")
