@@ -21,7 +21,7 @@ from pyqd.admin.access.policy import Policy, basic_credentials
 from pyqd.admin.access.roles import User, UserRole
 from pyqd.admin.cluster import Cluster
 from pyqd.admin.notifications import Caller, Notifier
-from pyqd.admin.options import ADMIN, AdminOptions
+from pyqd.admin.options import AdminOptions
 from pyqd.admin.poller import ClusterPoller
 from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.client.errors import SettingError
@@ -35,8 +35,6 @@ from pyqd.primitives.http_client import fetch
 POLLED_AT_ONCE: Final = 16
 # Flask gives the path decoded: a `#` of an ephemeral topic would end it.
 SAFE: Final = "/:@!$&'()*+,;=~"
-
-FLAG_OF: Final = {flag.config_key: flag for flag in ADMIN.flags if flag.config_key is not None}
 
 
 class Site:
@@ -55,7 +53,12 @@ class Site:
             connect_timeout_s=options.http_client_connect_timeout_ns / SECOND_NS,
             new_context=context_maker(options),
             token=read_token(options.http_client_token_file),
-            is_token_secure=has_tls(options),
+            # Flags of TLS for requests to brokers keep the token from going in clear.
+            is_token_secure=bool(
+                options.http_client_tls_root_ca_file
+                or options.http_client_tls_cert
+                or options.http_client_tls_insecure_skip_verify
+            ),
             trusted=trusted_by(options),
             may_be_local=any(is_local(address) for address in options.lookupd_http_address),
         )
@@ -132,10 +135,6 @@ class Site:
         self.change_options(lookupd_http_address=addresses)
         self.cluster.lookupds = self.poller.cluster.lookupds = addresses
 
-    def option(self, key: str) -> Any:
-        """Return an option by its key in the configuration file. Raises: KeyError."""
-        return getattr(self.options, FLAG_OF[key].attribute)
-
     def ask_graphite(self, target: str, forwarded_for: str = "") -> tuple[int, str, bytes]:
         """Send a GET to Graphite and return status, content type and body. Raises: OSError, ValueError.
 
@@ -174,12 +173,6 @@ def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:
         except (OSError, ssl.SSLError) as error:
             raise StartupError(f"failed to LoadX509KeyPair {certificate}, {key} - {error}") from None
     return lambda: context
-
-
-def has_tls(options: AdminOptions) -> bool:
-    """Return whether a flag of TLS for requests to brokers is given: then the token must not go in clear."""
-    files = (options.http_client_tls_root_ca_file, options.http_client_tls_cert)
-    return any(files) or options.http_client_tls_insecure_skip_verify
 
 
 def trusted_by(options: AdminOptions) -> TrustedBrokers:

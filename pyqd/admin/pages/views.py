@@ -235,7 +235,6 @@ class Views:
         return found if found.value or self.site.cluster.lookupds else None
 
     def _stats(self, nodes: list[ClusterNode], topic: str, channel: str = "") -> Collected:
-        """Return the numbers of a topic, or of one channel with its clients."""
         if not nodes:
             return Collected(Stats([]), [])
         return self.site.cluster.stats(nodes, topic, channel, clients=bool(channel))
