@@ -150,12 +150,15 @@ def problems_of(options: AdminOptions) -> list[str]:
             reason = address_problem(address)
             if reason:
                 found.append(f"failed to resolve --{flag} ({address}) - {reason}")
-    for flag, is_needed, url in (
+    graphs = (
         ("graphite-url", options.proxy_graphite, options.graphite_url),
         ("prometheus-url", bool(options.prometheus_url), options.prometheus_url),
-    ):
-        if is_needed and not urlsplit(url).netloc:
-            found.append(f"failed to parse --{flag} ({url}) - expected http://host:port")
+    )
+    found += [
+        f"failed to parse --{flag} ({url}) - expected http://host:port"
+        for flag, is_needed, url in graphs
+        if is_needed and not urlsplit(url).netloc
+    ]
     networks = [("allow-config-from-cidr", options.allow_config_from_cidr)] if options.allow_config_from_cidr else []
     networks += [("trusted-proxy", text) for text in options.trusted_proxy]
     for flag, cidr in networks:
