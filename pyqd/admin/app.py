@@ -101,7 +101,6 @@ def new_app(site: Site) -> Flask:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(quote(base), 301), strict_slashes=True)
         app.register_error_handler(404, lambda error: refusal(outside_of(base, error)))
     app.register_error_handler(HTTPException, refusal)
-    app.after_request(mark_fragment)
     app.after_request(compress)
     app.after_request(lambda response: protect(response, is_secure=bool(site.options.tls_cert)))
     return app
@@ -221,6 +220,9 @@ def protect(response: AnyResponse, *, is_secure: bool) -> AnyResponse:
         response.headers.setdefault("Strict-Transport-Security", HSTS)
     if response.mimetype == "text/html":
         response.headers.setdefault("Cache-Control", "no-store")
+    if "fragment" in request.args:
+        # For the script of the page: this is its live part, and not a page of a proxy or of a login.
+        response.headers["X-Fragment"] = "1"
     return response
 
 
@@ -276,13 +278,6 @@ def outside_of(base: str, error: HTTPException) -> HTTPException:
             "base": base
         }
     return error
-
-
-def mark_fragment(response: AnyResponse) -> AnyResponse:
-    """Tell the script of the page that an answer is the page's live part, and not a page of a proxy or of a login."""
-    if "fragment" in request.args:
-        response.headers["X-Fragment"] = "1"
-    return response
 
 
 def compress(response: AnyResponse) -> AnyResponse:

@@ -55,6 +55,17 @@ class Browser:
         body = urlencode({"csrf": token, **fields}).encode()
         return self.take(self.admin.ask("POST", path, body, {**FORM, "Cookie": self.cookie}))
 
+    def ids(self) -> list[str]:
+        """Return the ids of messages that the last page lets the reader choose."""
+        return re.findall(r'name="id" value="([0-9a-f]{16})"', self.page)
+
+    def ids_of_pages(self, path: str) -> list[str]:
+        """Return those of a page and of all that follow it."""
+        self.get(path)
+        found = self.ids()
+        following = re.search(r'rel="next" href="([^"]+)"', self.page)
+        return found + self.ids_of_pages(following[1].replace("&amp;", "&")) if following else found
+
     def log_in(self, name: str) -> Answer:
         self.get("/login")
         answer = self.post("/login", name=name, password=PASSWORDS[name])

@@ -74,7 +74,13 @@ class Users:
         self._load()
 
     def entry(self, name: str) -> UserEntry | None:
-        self._reload()
+        """Return a user, from the file as it is now. A file that is wrong leaves the users as they are."""
+        try:
+            found = self.path.stat()
+            if (found.st_mtime_ns, found.st_ino) != self._seen:
+                self._load()
+        except (OSError, StartupError) as error:
+            logger.error("%s; the users read before stay in force", error)
         return self._entries.get(name)
 
     def login(self, name: str, password: str) -> UserEntry | None:
@@ -89,15 +95,6 @@ class Users:
         if entry is not None:
             self._proofs[name] = proof
         return entry
-
-    def _reload(self) -> None:
-        """Read the file again if it has changed. A file that is wrong leaves the users as they are."""
-        try:
-            found = self.path.stat()
-            if (found.st_mtime_ns, found.st_ino) != self._seen:
-                self._load()
-        except (OSError, StartupError) as error:
-            logger.error("%s; the users read before stay in force", error)
 
     def _load(self) -> None:
         with self._lock:
