@@ -1,4 +1,4 @@
-"""The daemon's options: nsqd's names and defaults, the and the ranges."""
+"""The daemon's options: nsqd's names and defaults, and the ranges."""
 
 import re
 import socket
