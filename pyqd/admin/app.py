@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import secrets
 import time
 import zlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
@@ -18,11 +20,11 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd import __version__
 from pyqd.admin.access.oidc import add_oidc
-from pyqd.admin.access.proxies import behind_proxy
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.graphs import Graphs
 from pyqd.admin.nsqadmin_api import CONFIG_BODY_MAX, TEXT_TYPE, api, json_reply, text_reply
+from pyqd.admin.options import AdminOptions
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.consumers import consumers
@@ -31,11 +33,18 @@ from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
 from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
-from pyqd.admin.site import Site, address_here
+from pyqd.admin.site import Site, address_here, secret_in
+from pyqd.primitives.addresses import is_ip_address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.quantities import format_size, format_span
 from pyqd.primitives.timestamps import format_timestamp
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+# Headers of proxies that tell the client's scheme.
+SCHEMES: Final = ("HTTP_X_FORWARDED_PROTO", "HTTP_X_SCHEME")
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
 GZIP_LEVEL: Final = 4
@@ -92,7 +101,6 @@ def new_app(site: Site) -> Flask:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(quote(base), 301), strict_slashes=True)
         app.register_error_handler(404, lambda error: refusal(outside_of(base, error)))
     app.register_error_handler(HTTPException, refusal)
-    app.after_request(mark_fragment)
     app.after_request(compress)
     app.after_request(lambda response: protect(response, is_secure=bool(site.options.tls_cert)))
     return app
@@ -103,6 +111,50 @@ class Sessions(SecureCookieSessionInterface):
 
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002
         return request.is_secure
+
+
+def behind_proxy(inner: WSGIApplication, options: AdminOptions) -> WSGIApplication:
+    """Return an application that takes the client's address and scheme from a trusted proxy.
+
+    Without --trusted-proxy everybody may send the scheme: a client that makes it up only gets wrong URLs itself. With
+    it, the scheme and the user's name count from these proxies only.
+    """
+    networks: list[Network] = [ipaddress.ip_network(text, strict=False) for text in options.trusted_proxy]
+    user = "HTTP_" + options.acl_http_header.upper().replace("-", "_")
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if networks:
+            if is_in(networks, environ.get("REMOTE_ADDR", "")):
+                environ["REMOTE_ADDR"] = client_of(environ, networks)
+            else:
+                for name in (*SCHEMES, user):
+                    environ.pop(name, None)
+        told = next((environ[name] for name in SCHEMES if environ.get(name)), "").partition(",")[0]
+        if told.strip() == "https":
+            environ["wsgi.url_scheme"] = "https"
+        return inner(environ, start_response)
+
+    return application
+
+
+def client_of(environ: WSGIEnvironment, networks: Sequence[Network]) -> str:
+    """Return the address before that of the first proxy that is trusted; a client may have written those before it."""
+    address = str(environ.get("REMOTE_ADDR", ""))
+    for part in reversed(environ.get("HTTP_X_FORWARDED_FOR", "").split(",")):
+        told = str(part).strip().strip("[]")
+        if not is_ip_address(told):
+            return address
+        address = told
+        if not is_in(networks, address):
+            return address
+    return address
+
+
+def is_in(networks: Sequence[Network], text: str) -> bool:
+    if not is_ip_address(text):
+        return False
+    ip = ipaddress.ip_address(text)
+    return any((getattr(ip, "ipv4_mapped", None) or ip) in network for network in networks)
 
 
 def body_max(app: Flask, site: Site, method: str, path: str, cookie: bytes) -> int:
@@ -168,6 +220,9 @@ def protect(response: AnyResponse, *, is_secure: bool) -> AnyResponse:
         response.headers.setdefault("Strict-Transport-Security", HSTS)
     if response.mimetype == "text/html":
         response.headers.setdefault("Cache-Control", "no-store")
+    if "fragment" in request.args:
+        # For the script of the page: this is its live part, and not a page of a proxy or of a login.
+        response.headers["X-Fragment"] = "1"
     return response
 
 
@@ -194,10 +249,7 @@ def session_key(path: str) -> bytes:
     """Return the key that signs sessions: of a file, or a random one. Raises: StartupError."""
     if not path:
         return secrets.token_bytes(KEY_BYTES_MIN)
-    try:
-        key = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise StartupError(f"failed to read --session-key-file - {error}") from None
+    key = secret_in(path, "session-key-file", Path.read_bytes)
     if len(key) < KEY_BYTES_MIN:
         raise StartupError(
             f"failed to read --session-key-file - {path} has {len(key)} bytes; {KEY_BYTES_MIN} are needed"
@@ -226,13 +278,6 @@ def outside_of(base: str, error: HTTPException) -> HTTPException:
             "base": base
         }
     return error
-
-
-def mark_fragment(response: AnyResponse) -> AnyResponse:
-    """Tell the script of the page that an answer is the page's live part, and not a page of a proxy or of a login."""
-    if "fragment" in request.args:
-        response.headers["X-Fragment"] = "1"
-    return response
 
 
 def compress(response: AnyResponse) -> AnyResponse:

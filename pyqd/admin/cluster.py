@@ -21,6 +21,8 @@ from pyqd.primitives.nsq_compat import unwrapped_answer
 VERSION_PART: Final = re.compile(r"\d+")
 LOOKUPD: Final = "nsqlookupd"
 NSQD: Final = "nsqd"
+# Fields of a broker that have the same names in NSQ's answers and in nsqadmin's.
+TOLD: Final = ("hostname", "broadcast_address", "tcp_port", "http_port", "version")
 
 
 @dataclasses.dataclass(slots=True)
@@ -71,15 +73,7 @@ class ClusterNode:
         return str(TcpAddress(self.broadcast_address, self.tcp_port))
 
     def to_dict(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "remote_addresses": self.remote_addresses,
-            "remote_address": self.remote_address,
-            "hostname": self.hostname,
-            "broadcast_address": self.broadcast_address,
-            "tcp_port": self.tcp_port,
-            "http_port": self.http_port,
-            "version": self.version,
-        }
+        shown = {name: getattr(self, name) for name in ("remote_addresses", "remote_address", *TOLD)}
         if self.zone:
             shown["topology_zone"] = self.zone
         if self.region:
@@ -96,13 +90,10 @@ class Stats:
     topics: list[TopicStats]
     processes: dict[str, ProcessStats] = dataclasses.field(default_factory=dict)
 
-    def channels(self) -> list[ChannelStats]:
-        """Return the sums of all channels over brokers."""
-        parts: dict[tuple[str, str], list[ChannelStats]] = {}
-        for topic in self.topics:
-            for channel in topic.channels:
-                parts.setdefault((channel.topic, channel.channel), []).append(channel)
-        return [ChannelStats.total(each) for each in parts.values()]
+    def channel(self, name: str) -> ChannelStats | None:
+        """Return the sum of a channel over brokers, if these are numbers of one topic that has it."""
+        parts = [channel for topic in self.topics for channel in topic.channels if channel.channel == name]
+        return ChannelStats.total(parts) if parts else None
 
 
 class Cluster:
@@ -132,15 +123,11 @@ class Cluster:
         for topic in (each for each in topics.value if each not in active):
             producers = self.lookup(topic)
             if not producers.value:
-                channels = self.channels_of(topic)
+                channels = self._names("channels", {"topic": topic})
                 failures += channels.failures
                 inactive[topic] = channels.value
             failures += producers.failures
         return Collected(inactive, list(dict.fromkeys(failures)))
-
-    def channels_of(self, topic: str) -> Collected:
-        """Return the names of the channels of a topic that the lookup daemons know, sorted."""
-        return self._names("channels", {"topic": topic})
 
     def _names(self, field: str, query: Mapping[str, str] | None = None) -> Collected:
         """Return the names that GET /FIELD of the lookup daemons tells, sorted."""
@@ -154,9 +141,21 @@ class Cluster:
 
     def nodes(self) -> Collected:
         """Return the brokers; those of lookup daemons are sorted by hostname."""
-        if self.lookupds:
-            return self._registered_nodes()
-        return self._ask(NSQD, self.nsqds, self._describe)
+        if not self.lookupds:
+            return self._ask(NSQD, self.nsqds, self._describe)
+        answers, failures = self._ask(
+            LOOKUPD, self.lookupds, lambda address: (address, producers_in(self.upstream.get(address, "/nodes")))
+        )
+        nodes: dict[str, ClusterNode] = {}
+        for address, found in answers:
+            for each in found:
+                node = nodes.setdefault(each.tcp_address, each)
+                remote = each.remote_address or "N/A"
+                node.remote_addresses = [*(node.remote_addresses or ()), f"{address}/{remote}"]
+        newest = max((version_key(node.version) for node in nodes.values()), default=((), True))
+        for node in nodes.values():
+            node.out_of_date = version_key(node.version) < newest
+        return Collected(sorted(nodes.values(), key=lambda node: node.hostname), failures)
 
     def producers_of(self, topic: str) -> Collected:
         if self.lookupds:
@@ -166,12 +165,11 @@ class Cluster:
 
     def lookup(self, topic: str) -> Collected:
         """Return the brokers that have a topic, by the lookup daemons."""
-        query = {"topic": topic}
-
-        def ask(address: str) -> list[ClusterNode]:
-            return producers_in(self.upstream.get(address, "/lookup", query))
-
-        answers, failures = self._ask(LOOKUPD, self.lookupds, ask)
+        answers, failures = self._ask(
+            LOOKUPD,
+            self.lookupds,
+            lambda address: producers_in(self.upstream.get(address, "/lookup", {"topic": topic})),
+        )
         nodes: dict[str, ClusterNode] = {}
         for found in answers:
             for node in found:
@@ -255,21 +253,6 @@ class Cluster:
             # A broker of a lookup daemon could name itself like another one.
             self.upstream.note_given(node.http_address, address)
         return node
-
-    def _registered_nodes(self) -> Collected:
-        answers, failures = self._ask(
-            LOOKUPD, self.lookupds, lambda address: (address, producers_in(self.upstream.get(address, "/nodes")))
-        )
-        nodes: dict[str, ClusterNode] = {}
-        for address, found in answers:
-            for each in found:
-                node = nodes.setdefault(each.tcp_address, each)
-                remote = each.remote_address or "N/A"
-                node.remote_addresses = [*(node.remote_addresses or ()), f"{address}/{remote}"]
-        newest = max((version_key(node.version) for node in nodes.values()), default=((), True))
-        for node in nodes.values():
-            node.out_of_date = version_key(node.version) < newest
-        return Collected(sorted(nodes.values(), key=lambda node: node.hostname), failures)
 
 
 def producers_in(answer: Any) -> list[ClusterNode]:

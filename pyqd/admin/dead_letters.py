@@ -115,7 +115,8 @@ class DeadLetters:
         found: list[MessageRow] = []
         looked_at = 0
         for state in states[number:]:
-            part = self._messages(place.target, holder, state).page(cursor, text, PAGE_SIZE - len(found))
+            messages = MessageList(self._upstream, self._node, place.target, holder, state)
+            part = messages.page(cursor, text, PAGE_SIZE - len(found))
             found += part.messages
             looked_at += part.looked_at
             if part.next:
@@ -150,6 +151,3 @@ class DeadLetters:
         except ClientError as error:
             errors.append(str(error))
         return counts, errors
-
-    def _messages(self, target: str, holder: str, state: str) -> MessageList:
-        return MessageList(self._upstream, self._node, target, holder, state)

@@ -9,9 +9,6 @@ from typing import Final
 
 STEP_S: Final = 10.0
 POINT_COUNT: Final = 360
-# A ring that got no value for this long belongs to a deleted topic or channel.
-STALE_POINTS: Final = POINT_COUNT
-
 # Points of the spans that a chart has while the history is young.
 SPANS: Final = (60, 180)
 
@@ -97,7 +94,9 @@ class History:
             self._put("rate", key, rate)
         self.rates = sums
         self._counts = {node: (now_s, counts) for node, counts in counters.items()}
-        self._drop_stale()
+        # A ring that got no value for this long belongs to a deleted topic or channel.
+        limit = self.slot - POINT_COUNT
+        self._series = {key: series for key, series in self._series.items() if series.last_slot >= limit}
 
     def values(self, name: str, key: Key) -> list[float]:
         """Return POINT_COUNT values, oldest first, NaN where there is none."""
@@ -121,12 +120,6 @@ class History:
             series = self._series[name, key] = Series()
         # A series without a value in the last poll has a gap: its broker did not answer.
         series.put(self.slot, value, value if series.last_slot == self._bridged else math.nan)
-
-    def _drop_stale(self) -> None:
-        limit = self.slot - STALE_POINTS
-        stale = [key for key, series in self._series.items() if series.last_slot < limit]
-        for key in stale:
-            del self._series[key]
 
 
 def thinned(values: list[float], count: int) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pyqd.admin.shapes import OPTIONAL_TEXT, answer_of, check_shape
@@ -103,25 +103,23 @@ class MessageList:
         if not text and not client:
             rows, following = self._rows(after, size)
             return MessagePage(rows, following, len(rows))
+        return self._search(after, text, client, size, max(size, PAGE_SIZE))
+
+    def all_ids(self, text: str = "") -> list[str]:
+        """Return the ids of the messages, SCAN_MAX at most. text: only with it. Raises: UpstreamError."""
+        return [row.id for row in self._search("", text, "", SCAN_MAX, PAGE_MAX).messages]
+
+    def _search(self, after: str, text: str, client: str, wanted: int, page_size: int) -> MessagePage:
+        """Read pages of the broker until so many messages match."""
         found: list[MessageRow] = []
         looked_at = 0
         while True:
             # A page of the broker is taken whole, or its cursor would skip messages.
-            rows, after = self._rows(after, min(PAGE_MAX, max(size, PAGE_SIZE)))
+            rows, after = self._rows(after, min(PAGE_MAX, page_size))
             looked_at += len(rows)
             found += [row for row in rows if row.matches(text, client)]
-            if not after or len(found) >= size or looked_at >= SCAN_MAX:
+            if not after or len(found) >= wanted or looked_at >= SCAN_MAX:
                 return MessagePage(found, after, looked_at)
-
-    def all_ids(self, text: str = "") -> Iterator[str]:
-        """Yield the ids of the messages, SCAN_MAX at most. text: only with this text. Raises: UpstreamError."""
-        after, looked_at = "", 0
-        while looked_at < SCAN_MAX:
-            rows, after = self._rows(after, PAGE_MAX)
-            looked_at += len(rows)
-            yield from (row.id for row in rows if not text or row.matches(text))
-            if not after:
-                return
 
     def change(self, change: str, ids: Iterable[str], when: Mapping[str, str], counts: dict[str, int]) -> None:
         """Change messages one by one. when: `defer` or `due` of a reschedule. counts: gets how many by status.

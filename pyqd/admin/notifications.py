@@ -55,21 +55,18 @@ class Notifier:
             self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
             self._thread.start()
 
-    def notify(
-        self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "", details: str = ""
-    ) -> None:
-        """Log an action, and queue its notification. details: for the log only, as the notification is nsqadmin's."""
-        self.audit(action, caller, topic=topic, channel=channel, node=node, details=details)
+    def notify(self, action: str, caller: Caller, details: str = "", **place: str) -> None:
+        """Log an action, and queue its notification. details: for the log only, as the notification is nsqadmin's.
+
+        place: topic, channel and node, in this order, if it has them.
+        """
+        self.audit(action, caller, details, **place)
         if self._thread is None:
             return
-        message: dict[str, Any] = {"action": action, "topic": topic}
-        message.update({name: value for name, value in (("channel", channel), ("node", node)) if value})
+        message: dict[str, Any] = {"action": action} | {name: value for name, value in place.items() if value}
         message["timestamp"] = int(time.time())
-        if caller.user:
-            message["user"] = caller.user
-        message.update(
-            remote_ip=caller.remote_ip, user_agent=caller.user_agent, url=caller.url, via=socket.gethostname()
-        )
+        message |= {name: value for name, value in dataclasses.asdict(caller).items() if value or name != "user"}
+        message["via"] = socket.gethostname()
         try:
             self._waiting.put_nowait(json.dumps(message, separators=(",", ":")).encode())
         except queue.Full:
@@ -77,15 +74,11 @@ class Notifier:
                 "%s: %d notifications wait already: the one of %s is dropped", self.endpoint, QUEUE_MAX, action
             )
 
-    def audit(
-        self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "", details: str = ""
-    ) -> None:
+    def audit(self, action: str, caller: Caller, details: str = "", **place: str) -> None:
         """Log an action, without a notification."""
-        place = " ".join(
-            f"{name}={value}" for name, value in (("topic", topic), ("channel", channel), ("node", node)) if value
-        )
-        place = f"{place} {details}".strip()
-        audit_logger.info("%s %s by %s from %s", action, place, caller.user or ANONYMOUS, caller.remote_ip)
+        words = [*(f"{name}={value}" for name, value in place.items() if value), details]
+        text = " ".join(words).strip()
+        audit_logger.info("%s %s by %s from %s", action, text, caller.user or ANONYMOUS, caller.remote_ip)
 
     def close(self) -> None:
         """Send the queued notifications, for at most the time of one request, and end the thread."""

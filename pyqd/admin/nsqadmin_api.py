@@ -18,6 +18,7 @@ from flask import Blueprint, Response, request
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.actions import ACTIONS, perform
 from pyqd.admin.notifications import ANONYMOUS, audit_logger
+from pyqd.admin.options import ADMIN
 from pyqd.admin.site import Site
 from pyqd.admin.stats import TopicStats, topology_order
 from pyqd.admin.upstream import UpstreamError
@@ -30,6 +31,8 @@ JSON_TYPE: Final = "application/json; charset=utf-8"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
 # Options whose URLs may have a password.
 SECRET_URLS: Final = ("graphite_url", "trace_database", "notification_http_endpoint")
+
+ATTRIBUTE_OF: Final = {flag.config_key: flag.attribute for flag in ADMIN.flags if flag.config_key is not None}
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +130,11 @@ class Handlers:
     def channel(self, topic: str, channel: str) -> Response:
         self.site.require(UserRole.VIEW, topic)
         stats = self.site.cluster.stats_of(topic, channel, clients=True)
-        for found in stats.value.channels():
-            if found.channel == channel:
-                found.clients.sort(key=topology_order)
-                return json_reply({**found.to_dict(), "message": warning(stats.failures)})
-        raise ApiError(404, "CHANNEL_NOT_FOUND")
+        found = stats.value.channel(channel)
+        if found is None:
+            raise ApiError(404, "CHANNEL_NOT_FOUND")
+        found.clients.sort(key=topology_order)
+        return json_reply({**found.to_dict(), "message": warning(stats.failures)})
 
     def nodes(self) -> Response:
         found = self.site.cluster.nodes()
@@ -246,7 +249,7 @@ class Handlers:
     def config(self, option: str) -> Response:
         self.check_config_access()
         try:
-            value = self.site.option(option)
+            value = getattr(self.site.options, ATTRIBUTE_OF[option])
         except KeyError:
             raise ApiError(400, "INVALID_OPTION") from None
         if isinstance(value, Enum) and isinstance(value.value, str):

@@ -140,10 +140,9 @@ def problems_of(options: AdminOptions) -> list[str]:
         found.append("--nsqd-http-address or --lookupd-http-address required")
     if options.nsqd_http_address and options.lookupd_http_address:
         found.append("use --nsqd-http-address or --lookupd-http-address not both")
-    if options.http_client_tls_cert and not options.http_client_tls_key:
-        found.append("--http-client-tls-key must be specified with --http-client-tls-cert")
-    if options.http_client_tls_key and not options.http_client_tls_cert:
-        found.append("--http-client-tls-cert must be specified with --http-client-tls-key")
+    for given, needed in (("cert", "key"), ("key", "cert")):
+        if getattr(options, f"http_client_tls_{given}") and not getattr(options, f"http_client_tls_{needed}"):
+            found.append(f"--http-client-tls-{needed} must be specified with --http-client-tls-{given}")
     if bool(options.tls_cert) is not bool(options.tls_key):
         found.append("--tls-cert and --tls-key must be given together")
     for flag in ("lookupd-http-address", "nsqd-http-address"):
@@ -151,7 +150,15 @@ def problems_of(options: AdminOptions) -> list[str]:
             reason = address_problem(address)
             if reason:
                 found.append(f"failed to resolve --{flag} ({address}) - {reason}")
-    found += graph_problems(options)
+    graphs = (
+        ("graphite-url", options.proxy_graphite, options.graphite_url),
+        ("prometheus-url", bool(options.prometheus_url), options.prometheus_url),
+    )
+    found += [
+        f"failed to parse --{flag} ({url}) - expected http://host:port"
+        for flag, is_needed, url in graphs
+        if is_needed and not urlsplit(url).netloc
+    ]
     networks = [("allow-config-from-cidr", options.allow_config_from_cidr)] if options.allow_config_from_cidr else []
     networks += [("trusted-proxy", text) for text in options.trusted_proxy]
     for flag, cidr in networks:
@@ -159,15 +166,6 @@ def problems_of(options: AdminOptions) -> list[str]:
             ipaddress.ip_network(cidr, strict=False)
         except ValueError:
             found.append(f"failed to parse --{flag} ({cidr}) - invalid CIDR address: {cidr}")
-    return found
-
-
-def graph_problems(options: AdminOptions) -> list[str]:
-    found = []
-    if options.proxy_graphite and not urlsplit(options.graphite_url).netloc:
-        found.append(f"failed to parse --graphite-url ({options.graphite_url}) - expected http://host:port")
-    if options.prometheus_url and not urlsplit(options.prometheus_url).netloc:
-        found.append(f"failed to parse --prometheus-url ({options.prometheus_url}) - expected http://host:port")
     return found
 
 

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, AnyStr, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from flask import g, request
@@ -21,7 +21,7 @@ from pyqd.admin.access.policy import Policy, basic_credentials
 from pyqd.admin.access.roles import User, UserRole
 from pyqd.admin.cluster import Cluster
 from pyqd.admin.notifications import Caller, Notifier
-from pyqd.admin.options import ADMIN, AdminOptions
+from pyqd.admin.options import AdminOptions
 from pyqd.admin.poller import ClusterPoller
 from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.client.errors import SettingError
@@ -35,8 +35,6 @@ from pyqd.primitives.http_client import fetch
 POLLED_AT_ONCE: Final = 16
 # Flask gives the path decoded: a `#` of an ephemeral topic would end it.
 SAFE: Final = "/:@!$&'()*+,;=~"
-
-FLAG_OF: Final = {flag.config_key: flag for flag in ADMIN.flags if flag.config_key is not None}
 
 
 class Site:
@@ -55,7 +53,12 @@ class Site:
             connect_timeout_s=options.http_client_connect_timeout_ns / SECOND_NS,
             new_context=context_maker(options),
             token=read_token(options.http_client_token_file),
-            is_token_secure=has_tls(options),
+            # Flags of TLS for requests to brokers keep the token from going in clear.
+            is_token_secure=bool(
+                options.http_client_tls_root_ca_file
+                or options.http_client_tls_cert
+                or options.http_client_tls_insecure_skip_verify
+            ),
             trusted=trusted_by(options),
             may_be_local=any(is_local(address) for address in options.lookupd_http_address),
         )
@@ -132,10 +135,6 @@ class Site:
         self.change_options(lookupd_http_address=addresses)
         self.cluster.lookupds = self.poller.cluster.lookupds = addresses
 
-    def option(self, key: str) -> Any:
-        """Return an option by its key in the configuration file. Raises: KeyError."""
-        return getattr(self.options, FLAG_OF[key].attribute)
-
     def ask_graphite(self, target: str, forwarded_for: str = "") -> tuple[int, str, bytes]:
         """Send a GET to Graphite and return status, content type and body. Raises: OSError, ValueError.
 
@@ -176,12 +175,6 @@ def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:
     return lambda: context
 
 
-def has_tls(options: AdminOptions) -> bool:
-    """Return whether a flag of TLS for requests to brokers is given: then the token must not go in clear."""
-    files = (options.http_client_tls_root_ca_file, options.http_client_tls_cert)
-    return any(files) or options.http_client_tls_insecure_skip_verify
-
-
 def trusted_by(options: AdminOptions) -> TrustedBrokers:
     """Return the addresses that the operator names. Raises: StartupError."""
     try:
@@ -203,13 +196,18 @@ def read_token(path: str) -> str:
     """Return the token in a file; empty without a file. Raises: StartupError."""
     if not path:
         return ""
-    try:
-        token = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"failed to read --http-client-token-file - {error}") from None
+    token = secret_in(path, "http-client-token-file", Path.read_text)
     if not token or not token.isascii() or not token.isprintable():
         raise StartupError(f"failed to read --http-client-token-file - {path} holds no token: one line of ASCII")
     return token
+
+
+def secret_in(path: str, flag: str, read: Callable[[Path], AnyStr]) -> AnyStr:
+    """Return the secret in the file that a flag names. Raises: StartupError."""
+    try:
+        return read(Path(path)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"failed to read --{flag} - {error}") from None
 
 
 def path_here() -> str:

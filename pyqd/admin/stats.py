@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 from pyqd.primitives.durations import SECOND_NS
 
@@ -122,8 +122,10 @@ class EndToEndLatency:
 
 
 @dataclasses.dataclass(slots=True)
-class ChannelStats:
-    """One channel on one broker, or on all of them (node is then `*`)."""
+class PlaceStats:
+    """A topic or a channel on one broker, or on all of them (node is then `*`). channel: empty for a topic."""
+
+    names: ClassVar[tuple[str, ...]]
 
     topic: str
     channel: str
@@ -132,79 +134,90 @@ class ChannelStats:
     sums: dict[str, int] = dataclasses.field(default_factory=dict)
     paused: bool = False
     latency: EndToEndLatency = dataclasses.field(default_factory=EndToEndLatency)
-    nodes: list[ChannelStats] = dataclasses.field(default_factory=list)
-    clients: list[Json] = dataclasses.field(default_factory=list)
+    nodes: list[Any] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def of_broker(cls, topic: str, node: str, hostname: str, found: Mapping[str, Any]) -> ChannelStats:
-        clients = found.get("clients") or []
-        sums = {name: int(found.get(name) or 0) for name in CHANNEL_SUMS}
-        # Before nsqd 1.2.1 only the list told how many.
-        sums["client_count"] = int(found.get("client_count", len(clients)))
+    def place_of(cls, topic: str, channel: str, node: str, hostname: str, found: Mapping[str, Any]) -> Any:
+        sums = {name: int(found.get(name) or 0) for name in cls.names}
         latency = EndToEndLatency.of_broker(found.get("e2e_processing_latency"))
-        paused = bool(found.get("paused"))
-        return cls(topic, str(found["channel_name"]), node, hostname, sums, paused, latency, [], list(clients))
+        return cls(topic, channel, node, hostname, sums, bool(found.get("paused")), latency)
 
     @classmethod
-    def total(cls, parts: Iterable[ChannelStats]) -> ChannelStats:
+    def total_of(cls, topic: str, channel: str, parts: Iterable[PlaceStats]) -> Any:
         parts = sorted(parts, key=lambda part: part.hostname)
-        whole = cls(parts[0].topic, parts[0].channel, ALL_NODES, nodes=parts)
-        whole.sums = sum_of(CHANNEL_SUMS, parts)
-        whole.paused = any(part.paused for part in parts)
+        sums = {name: sum(part.sums[name] for part in parts) for name in cls.names}
+        whole = cls(topic, channel, ALL_NODES, "", sums, any(part.paused for part in parts), nodes=parts)
         for part in parts:
             whole.latency.add(part.latency)
-            whole.clients += part.clients
-        whole.clients.sort(key=lambda client: str(client["hostname"]))
         return whole
 
     @property
     def memory_depth(self) -> int:
         return self.sums["depth"] - self.sums["backend_depth"]
 
-    def to_dict(self) -> Json:
-        """Return the object of nsqadmin's API."""
+    def shown(self, inner: Json) -> Json:
+        """Return the object of nsqadmin's API, without zeros of localities. inner: the lists below this place."""
+        shown: Json = {"node": self.node, "hostname": self.hostname, "topic_name": self.topic}
+        if self.channel:
+            shown["channel_name"] = self.channel
+        shown |= {name: self.sums[name] for name in self.names if name not in LOCALITIES}
+        shown["memory_depth"] = self.memory_depth
+        delivered = sum(self.sums[name] for name in LOCALITIES)
+        if delivered or not self.channel:
+            shown["delivery_msg_count"] = delivered
+        shown |= {name: self.sums[name] for name in LOCALITIES if self.sums[name]}
         return {
-            "node": self.node,
-            "hostname": self.hostname,
-            "topic_name": self.topic,
-            "channel_name": self.channel,
-            **shown_sums(self.sums, CHANNEL_SUMS, omit_delivered=True),
+            **shown,
             "nodes": [part.to_dict() for part in self.nodes] or None,
-            "clients": self.clients or None,
+            **inner,
             "paused": self.paused,
             "e2e_processing_latency": self.latency.to_dict(self.topic, self.channel, self.node),
         }
 
 
 @dataclasses.dataclass(slots=True)
-class TopicStats:
-    """One topic on one broker, or on all of them (node is then `*`)."""
+class ChannelStats(PlaceStats):
+    names: ClassVar[tuple[str, ...]] = CHANNEL_SUMS
 
-    topic: str
-    node: str
-    hostname: str = ""
-    sums: dict[str, int] = dataclasses.field(default_factory=dict)
-    paused: bool = False
-    latency: EndToEndLatency = dataclasses.field(default_factory=EndToEndLatency)
-    nodes: list[TopicStats] = dataclasses.field(default_factory=list)
+    clients: list[Json] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of_broker(cls, topic: str, node: str, hostname: str, found: Mapping[str, Any]) -> ChannelStats:
+        row: ChannelStats = cls.place_of(topic, str(found["channel_name"]), node, hostname, found)
+        row.clients = list(found.get("clients") or ())
+        # Before nsqd 1.2.1 only the list told how many.
+        row.sums["client_count"] = int(found.get("client_count", len(row.clients)))
+        return row
+
+    @classmethod
+    def total(cls, parts: Sequence[ChannelStats]) -> ChannelStats:
+        whole: ChannelStats = cls.total_of(parts[0].topic, parts[0].channel, parts)
+        clients = [client for part in whole.nodes for client in part.clients]
+        whole.clients = sorted(clients, key=lambda client: str(client["hostname"]))
+        return whole
+
+    def to_dict(self) -> Json:
+        return self.shown({"clients": self.clients or None})
+
+
+@dataclasses.dataclass(slots=True)
+class TopicStats(PlaceStats):
+    names: ClassVar[tuple[str, ...]] = TOPIC_SUMS
+
     channels: list[ChannelStats] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of_broker(cls, node: str, hostname: str, found: Mapping[str, Any]) -> TopicStats:
         topic = str(found["topic_name"])
-        sums = {name: int(found.get(name) or 0) for name in TOPIC_SUMS}
-        latency = EndToEndLatency.of_broker(found.get("e2e_processing_latency"))
-        channels = [ChannelStats.of_broker(topic, node, hostname, channel) for channel in found.get("channels") or ()]
-        return cls(topic, node, hostname, sums, bool(found.get("paused")), latency, [], channels)
+        row: TopicStats = cls.place_of(topic, "", node, hostname, found)
+        row.channels = [ChannelStats.of_broker(topic, node, hostname, each) for each in found.get("channels") or ()]
+        return row
 
     @classmethod
     def total(cls, topic: str, parts: Iterable[TopicStats]) -> TopicStats:
-        parts = sorted(parts, key=lambda part: part.hostname)
-        whole = cls(topic, ALL_NODES, nodes=parts, sums=sum_of(TOPIC_SUMS, parts))
-        whole.paused = any(part.paused for part in parts)
+        whole: TopicStats = cls.total_of(topic, "", parts)
         by_name: dict[str, list[ChannelStats]] = {}
-        for part in parts:
-            whole.latency.add(part.latency)
+        for part in whole.nodes:
             for channel in part.channels:
                 by_name.setdefault(channel.channel, []).append(channel)
         whole.channels = [ChannelStats.total(channels) for channels in by_name.values()]
@@ -222,22 +235,8 @@ class TopicStats:
         """Return the number of the topic itself and of its channels, added."""
         return self.sums[name] + self.channel_sum(name)
 
-    @property
-    def memory_depth(self) -> int:
-        return self.sums["depth"] - self.sums["backend_depth"]
-
     def to_dict(self) -> Json:
-        """Return the object of nsqadmin's API."""
-        return {
-            "node": self.node,
-            "hostname": self.hostname,
-            "topic_name": self.topic,
-            **shown_sums(self.sums, TOPIC_SUMS, omit_delivered=False),
-            "nodes": [part.to_dict() for part in self.nodes] or None,
-            "channels": [channel.to_dict() for channel in self.channels] or None,
-            "paused": self.paused,
-            "e2e_processing_latency": self.latency.to_dict(self.topic, "", self.node),
-        }
+        return self.shown({"channels": [channel.to_dict() for channel in self.channels] or None})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -267,22 +266,6 @@ def number(value: Any) -> int | float:
     if not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is not a number")
     return value
-
-
-def sum_of(names: Iterable[str], parts: Iterable[TopicStats] | Iterable[ChannelStats]) -> dict[str, int]:
-    sums = [part.sums for part in parts]
-    return {name: sum(each[name] for each in sums) for name in names}
-
-
-def shown_sums(sums: Mapping[str, int], names: Iterable[str], *, omit_delivered: bool) -> Json:
-    """Return sums as nsqadmin does: with the depth in memory and the deliveries, without zeros of localities."""
-    shown: Json = {name: sums[name] for name in names if name not in LOCALITIES}
-    shown["memory_depth"] = sums["depth"] - sums["backend_depth"]
-    delivered = sum(sums[name] for name in LOCALITIES)
-    if delivered or not omit_delivered:
-        shown["delivery_msg_count"] = delivered
-    shown.update({name: sums[name] for name in LOCALITIES if sums[name]})
-    return shown
 
 
 def client_row(found: Mapping[str, Any], node: str, region: str, zone: str) -> Json:

@@ -5,7 +5,6 @@ Source: docs/nsq/admin-and-tools.md, "Errors and partial failures".
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import logging
@@ -72,28 +71,25 @@ class UpstreamServer(NamedTuple):
 # that answer to local requests only, such as those with the credentials of a machine in a cloud, are not asked.
 
 
-def problem_of(host: str, *, may_be_local: bool) -> str:
-    """Return why no broker is asked at an IP address; empty for other addresses and for names."""
-    with contextlib.suppress(ValueError):
-        ip = ipaddress.ip_address(host)
-        ip = getattr(ip, "ipv4_mapped", None) or ip
-        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_reserved and not ip.is_loopback):
-            return "no broker listens there for other machines"
-        if ip.is_loopback and not may_be_local:
-            return "it is this machine, where no lookup daemon is"
-    return ""
-
-
 def check_registered(address: str, host: str, *, may_be_local: bool) -> None:
     """Check the host of an address that a lookup daemon tells. Raises: NotConnectedError if no broker is asked there.
 
-    may_be_local: whether the host may be this machine.
+    host: an IP address, or a name, which passes. may_be_local: whether the host may be this machine.
     """
-    problem = problem_of(host, may_be_local=may_be_local)
-    if problem:
-        raise NotConnectedError(
-            f"{address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
-        )
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_reserved and not ip.is_loopback):
+        problem = "no broker listens there for other machines"
+    elif ip.is_loopback and not may_be_local:
+        problem = "it is this machine, where no lookup daemon is"
+    else:
+        return
+    raise NotConnectedError(
+        f"{address} is registered as a broker, and not asked: {problem}; --trusted-broker allows it"
+    )
 
 
 class Upstream:
@@ -252,30 +248,23 @@ class Upstream:
         body: bytes | None,
     ) -> Reply:
         client = self._take(place)
+        # A change may take its time.
+        within_s = self._answer_within_s if method == "GET" else None
+        ask = partial(client.request, method, path, query, body, retry=False, within_s=within_s)
+        # The other side may close a kept connection at any time. A request with a body may not be repeated.
+        may_repeat = client.is_open and body is None
         started_s = time.monotonic()
         try:
-            return self._send(client, method, path, query, body)
+            return ask()
+        except NotConnectedError:
+            if not may_repeat or time.monotonic() - started_s >= self._closed_within_s:
+                raise
+            return ask()
         finally:
             took_s = time.monotonic() - started_s
             with self._lock:
                 self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
             self._give_back(place, client)
-
-    def _send(
-        self, client: HttpClient, method: str, path: str, query: Mapping[str, object] | None, body: bytes | None
-    ) -> Reply:
-        was_open = client.is_open
-        started_s = time.monotonic()
-        # A change may take its time.
-        within_s = self._answer_within_s if method == "GET" else None
-        try:
-            return client.request(method, path, query, body, retry=False, within_s=within_s)
-        except NotConnectedError:
-            # The other side may close a kept connection at any time. A request with a body may not be repeated.
-            is_late = time.monotonic() - started_s >= self._closed_within_s
-            if not was_open or body is not None or is_late:
-                raise
-            return client.request(method, path, query, body, retry=False, within_s=within_s)
 
     def _take(self, place: UpstreamServer) -> HttpClient:
         with self._lock:

@@ -12,8 +12,8 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from pyqd.admin.access.command import user_command
 from pyqd.admin.access.oidc import check_oidc
+from pyqd.admin.access.users import user_command
 from pyqd.admin.app import body_max, new_app
 from pyqd.admin.options import ADMIN, AdminOptions, check_options
 from pyqd.admin.site import Site, context_maker, read_token, trusted_by

@@ -27,8 +27,8 @@ def queue(browser: Browser, world: World, topic: str) -> dict[str, str]:
     return {"node": world.addresses()[0], "state": "ready", "change": "cancel", "all": "yes", "confirmed": "yes"}
 
 
-def ids(browser: Browser) -> list[str]:
-    return re.findall(r'name="id" value="([0-9a-f]{16})"', browser.page)
+def depth_of(world: World, topic: str) -> int:
+    return int((world.brokers[0].channel(topic, "c") or {})["depth"])
 
 
 def publish(world: World, topic: str, *bodies: bytes, number: int = 0, **query: str) -> None:
@@ -42,7 +42,7 @@ class TestMessages:
         world.publish(topic, {0: 0}, channel="c")
         publish(world, topic, b'{"a":1}', b"<script>", b"\x00\xff")
         page = browser.get(f"/topics/{topic}/c/messages?body=json")
-        assert (page.status, len(ids(browser))) == (200, 3)
+        assert (page.status, len(browser.ids())) == (200, 3)
         assert "&lt;script&gt;" in browser.page
         assert "<script>alert" not in browser.page
         assert "&#34;a&#34;: 1" in browser.page
@@ -53,43 +53,35 @@ class TestMessages:
         world.publish(topic, {0: 0}, channel="c")
         publish(world, topic, b"later", defer="600000")
         browser.get(f"/topics/{topic}/c/messages?state=deferred")
-        assert ("later" in browser.page, len(ids(browser))) == (True, 1)
+        assert ("later" in browser.page, len(browser.ids())) == (True, 1)
 
     def test_pages_follow_each_other_without_gap_or_repetition(
         self, browser: Browser, world: World, topic: str
     ) -> None:
         world.publish(topic, {0: 120}, channel="c")
-        seen: list[str] = []
-        target = f"/topics/{topic}/c/messages"
-        for _ in range(4):
-            browser.get(target)
-            seen += ids(browser)
-            following = re.search(r'rel="next" href="([^"]+)"', browser.page)
-            if following is None:
-                break
-            target = following[1].replace("&amp;", "&")
+        seen = browser.ids_of_pages(f"/topics/{topic}/c/messages")
         assert (len(seen), len(set(seen))) == (120, 120)
 
     def test_a_filter_finds_messages_by_their_text(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 200}, channel="c")
         browser.get(f"/topics/{topic}/c/messages?text=body%20177")
-        assert len(ids(browser)) == 1
+        assert len(browser.ids()) == 1
 
     def test_chosen_messages_are_cancelled(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 3}, channel="c")
         browser.get(f"/topics/{topic}/c/messages")
-        first = ids(browser)[0]
+        first = browser.ids()[0]
         path = f"/topics/{topic}/c/messages"
         fields = {"node": world.addresses()[0], "state": "ready", "change": "cancel", "id": first}
         answer = browser.post(path, **fields)
         assert (answer.status, b"Cancel 1 message of" in answer.body, first in browser.page) == (200, True, True)
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+        assert depth_of(world, topic) == 3
         assert browser.post(path, **fields, confirmed="yes").status == 303
         line = f"cancel_messages topic={topic} channel=c node={fields['node']} state=ready&done=1"
         assert line in browser.admin.log.read_text()
         world.brokers[0].wait_for_channel(topic, "c", depth=2)
         browser.get(path)
-        assert first not in ids(browser)
+        assert first not in browser.ids()
 
     def test_all_matching_messages_are_cancelled_after_a_confirmation(
         self, browser: Browser, world: World, topic: str
@@ -100,7 +92,7 @@ class TestMessages:
         fields = {"node": world.addresses()[0], "state": "ready", "change": "cancel", "all": "yes", "text": "body 2"}
         answer = browser.post(path, **fields)
         assert (answer.status, b"Cancel 11 messages" in answer.body) == (200, True)
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 30
+        assert depth_of(world, topic) == 30
         assert browser.post(path, **fields, confirmed="yes").status == 303
         world.brokers[0].wait_for_channel(topic, "c", depth=19)
 
@@ -165,7 +157,7 @@ class TestMessages:
     ) -> None:
         answer = browser.post(f"/topics/{topic}/c/messages", **queue | {"node": node})
         assert (answer.status, f"The broker &#39;{node}&#39; of this form" in browser.page) == (502, True)
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+        assert depth_of(world, topic) == 3
 
     @pytest.mark.parametrize(
         "wrong",
@@ -176,7 +168,7 @@ class TestMessages:
         self, browser: Browser, queue: dict[str, str], world: World, topic: str, wrong: dict[str, str]
     ) -> None:
         assert browser.post(f"/topics/{topic}/c/messages", **queue | wrong).status == 400
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+        assert depth_of(world, topic) == 3
 
 
 class TestPublish:
@@ -198,7 +190,7 @@ class TestPublish:
         browser.get(location)
         (told,) = re.findall("<code>([0-9a-f]{16})</code>", browser.page)
         browser.get(f"/topics/{topic}/c/messages")
-        assert ids(browser) == [told]
+        assert browser.ids() == [told]
         assert "<code>" not in browser.get(f"{path}?id=<b>").body.decode()
 
     def test_a_body_is_as_large_as_the_broker_takes(self, browser: Browser, world: World, topic: str) -> None:
@@ -215,7 +207,7 @@ class TestPublish:
     ) -> None:
         answer = browser.post(f"/topics/{topic}/-/publish", node=STRANGER, body="x")
         assert (answer.status, STRANGER in browser.page) == (502, True)
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+        assert depth_of(world, topic) == 3
 
 
 class TestSeek:
@@ -230,7 +222,7 @@ class TestSeek:
         path = f"/topics/{topic}/c/seek"
         browser.get(f"{path}?to=earliest")
         assert '<td class="number">5</td>' in browser.page
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 0
+        assert depth_of(world, topic) == 0
         assert browser.post(path, to="earliest", node=world.addresses()[0]).status == 303
         world.brokers[0].wait_for_channel(topic, "c", depth=5)
 
@@ -240,7 +232,7 @@ class TestSeek:
         assert browser.post(f"/topics/{topic}/c/seek", to="latest", node=STRANGER).status == 303
         browser.get(f"/topics/{topic}/c")
         assert STRANGER in browser.page
-        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+        assert depth_of(world, topic) == 3
 
     def test_a_wrong_place_is_named(self, browser: Browser, world: World, topic: str) -> None:
         world.publish(topic, {0: 0}, channel="c")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.admin.conftest import Admin, World
@@ -48,10 +46,6 @@ def dead_count(world: World, topic: str) -> int:
     return int(answer.json()["dead_letter_count"])
 
 
-def ids(browser: Browser) -> list[str]:
-    return re.findall(r'name="id" value="([0-9a-f]{16})"', browser.page)
-
-
 def depth(world: World, topic: str, channel: str) -> int:
     return int((world.brokers[0].channel(topic, channel) or {})["depth"])
 
@@ -62,9 +56,9 @@ def test_dead_letters_are_shown_and_one_returns_whole(browser: Browser, world: W
     answer = browser.get(f"/topics/{topic}/c/messages?state=dead_letter&text=long")
     assert (answer.status, answer.headers["location"].partition("&text")[0]) == (303, f"{path}?text=long")
     browser.get(f"{path}?text=long")
-    assert len(ids(browser)) == 1
+    assert len(browser.ids()) == 1
     fields = {"node": world.addresses()[0], "holder": ""}
-    assert browser.post(path, **fields, id=ids(browser)[0]).status == 303
+    assert browser.post(path, **fields, id=browser.ids()[0]).status == 303
     place = f"topic={topic} channel=c node={fields['node']}"
     line = f"return_dead_letters {place} target={topic}.dead&holder=&returned=1"
     assert line in browser.admin.log.read_text()
@@ -75,7 +69,7 @@ def test_dead_letters_are_shown_and_one_returns_whole(browser: Browser, world: W
         assert message.body == LONG
         client.fin(message)
     browser.get(path)
-    assert (len(ids(browser)), "&lt;one&gt;" in browser.page, "returned: 1" in browser.page) == (2, True, True)
+    assert (len(browser.ids()), "&lt;one&gt;" in browser.page, "returned: 1" in browser.page) == (2, True, True)
     # Nobody reads the others: the topic holds them, and has no channel that Health would name.
     assert (world.brokers[0].topic(f"{topic}.dead") or {})["channels"] == []
     assert browser.post(path, **fields, all="yes", confirmed="yes").status == 303
@@ -91,15 +85,7 @@ def test_all_that_match_return_after_a_confirmation(browser: Browser, world: Wor
         assert broker.http("POST", "/channel/create", topic=f"{topic}.dead", channel=name).status == 200
     broker.wait_for_channel(f"{topic}.dead", "inspect", depth=120)
     path = f"/topics/{topic}/c/dead-letters?holder=inspect"
-    seen: list[str] = []
-    target = path
-    for _ in range(4):
-        browser.get(target)
-        seen += ids(browser)
-        following = re.search(r'rel="next" href="([^"]+)"', browser.page)
-        if following is None:
-            break
-        target = following[1].replace("&amp;", "&")
+    seen = browser.ids_of_pages(path)
     assert (len(seen), len(set(seen))) == (120, 120)
     fields = {"node": world.addresses()[0], "holder": "inspect", "text": "letter 11", "all": "yes"}
     answer = browser.post(path, **fields)

@@ -136,10 +136,7 @@ def test_clients_have_all_their_attributes(admin: Admin) -> None:
         assert text in page
     assert page.count('href="https://id.example.org/otto"') == 1
     assert "javascript:" not in page
-
-
-def test_clients_near_their_broker_are_marked(admin: Admin) -> None:
-    page = admin.ask("GET", "/topics/t/near").body.decode()
+    # Those near their broker are marked.
     assert (page.count("same zone"), page.count("same region")) == (1, 1)
 
 

@@ -66,6 +66,13 @@ def log_in(browser: Browser, issuer: Issuer, **claims: object) -> Answer:
     return browser.get(f"{back.path}?{back.query}")
 
 
+def check_refused(browser: Browser, answer: Answer, said: str) -> None:
+    assert (answer.status, answer.headers["location"]) == (303, "/login")
+    browser.get("/login")
+    assert said in browser.page
+    assert browser.get("/").status == 303
+
+
 def test_the_groups_of_a_login_give_a_role(admin: Admin, issuer: Issuer, world: World, topic: str) -> None:
     world.publish(f"orders_{topic}", {0: 0})
     world.publish(f"secret_{topic}", {0: 0})
@@ -91,20 +98,14 @@ def test_a_name_of_the_users_file_gives_no_rights_of_its_user(admin: Admin, issu
 
 def test_a_login_without_a_role_is_refused(admin: Admin, issuer: Issuer) -> None:
     browser = Browser(admin)
-    answer = log_in(browser, issuer, groups=["guests", {"odd": 1}])
-    assert (answer.status, answer.headers["location"]) == (303, "/login")
-    browser.get("/login")
-    assert "You have no role here" in browser.page
-    assert browser.get("/").status == 303
+    check_refused(browser, log_in(browser, issuer, groups=["guests", {"odd": 1}]), "You have no role here")
 
 
 def test_a_code_of_another_browser_is_refused(admin: Admin, issuer: Issuer) -> None:
     begun, other = Browser(admin), Browser(admin)
     begun.get("/login/oidc")
     back = urlsplit(answer_of_issuer(begun.get("/login/oidc").headers["location"]))
-    answer = other.get(f"{back.path}?{back.query}")
-    assert (answer.status, answer.headers["location"]) == (303, "/login")
-    assert other.get("/").status == 303
+    check_refused(other, other.get(f"{back.path}?{back.query}"), "The login has failed.")
 
 
 @pytest.mark.parametrize(
@@ -112,11 +113,7 @@ def test_a_code_of_another_browser_is_refused(admin: Admin, issuer: Issuer) -> N
 )
 def test_a_token_with_wrong_claims_is_a_failed_login(admin: Admin, issuer: Issuer, wrong: dict[str, object]) -> None:
     browser = Browser(admin)
-    answer = log_in(browser, issuer, groups=["orders-team"], **wrong)
-    assert (answer.status, answer.headers["location"]) == (303, "/login")
-    browser.get("/login")
-    assert "The login has failed." in browser.page
-    assert browser.get("/").status == 303
+    check_refused(browser, log_in(browser, issuer, groups=["orders-team"], **wrong), "The login has failed.")
 
 
 @pytest.mark.parametrize("id_token", ["no token", 5, "e30.e30.e30"])
@@ -124,8 +121,8 @@ def test_an_answer_without_a_signed_token_is_a_failed_login(
     admin: Admin, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, id_token: object
 ) -> None:
     monkeypatch.setattr(issuer, "token", lambda _given: {"access_token": "a", "token_type": "B", "id_token": id_token})
-    answer = log_in(Browser(admin), issuer)
-    assert (answer.status, answer.headers["location"]) == (303, "/login")
+    browser = Browser(admin)
+    check_refused(browser, log_in(browser, issuer), "The login has failed.")
 
 
 def test_an_address_behind_a_proxy_with_https_is_told_to_the_issuer(admin: Admin, issuer: Issuer) -> None:
@@ -150,7 +147,5 @@ def test_an_issuer_that_does_not_answer_is_named(
         "--oidc-role=staff=view",
     )
     browser = Browser(admin)
-    assert browser.get("/login/oidc").headers["location"] == "/login"
-    browser.get("/login")
-    assert "The login service does not answer." in browser.page
+    check_refused(browser, browser.get("/login/oidc"), "The login service does not answer.")
     assert f"cannot ask the issuer {url}" in admin.log.read_text()

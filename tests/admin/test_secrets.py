@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from pyqd.admin.app import new_app
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import UpstreamError, problem_of
+from pyqd.admin.upstream import UpstreamError, check_registered
+from pyqd.client.errors import NotConnectedError
 from tests.admin.conftest import Admin
 from tests.support.certificates import Certificates
 from tests.support.http_stub import Answer, HttpStub, http_stub, json_answer, lookup_answers
@@ -144,7 +146,9 @@ def test_the_page_of_health_names_brokers_without_the_token(
     ],
 )
 def test_addresses_of_services_for_this_machine_alone_are_no_brokers(host: str, is_local: bool, is_asked: bool) -> None:
-    assert (problem_of(host, may_be_local=is_local) == "") is is_asked
+    refusal = pytest.raises(NotConnectedError, match="registered as a broker, and not asked")
+    with nullcontext() if is_asked else refusal:
+        check_registered("broker:4151", host, may_be_local=is_local)
 
 
 def test_a_registered_name_of_this_machine_is_not_asked_unless_a_lookup_daemon_is_there(stranger: HttpStub) -> None:

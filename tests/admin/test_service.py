@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import socket
@@ -11,12 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.admin.conftest import Admin, World
 from tests.support.http_stub import http_stub, json_answer, lookup_answers
+from tests.support.http_target import Answer, HttpTarget, http_target
 from tests.support.preloaded import completed
 from tests.support.server import free_port, wait_until
 
@@ -91,39 +90,11 @@ def test_all_paths_begin_with_the_base_path(world: World, start_admin: Callable[
     assert (moved.status, moved.headers["location"]) == (301, "/nsq/admin")
 
 
-class Endpoint:
-    """Takes notifications. bodies: what was received, in order."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        endpoint = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                assert self.headers["Content-Type"] == "application/json"
-                endpoint.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(500)
-                self.end_headers()
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/told"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    found = Endpoint()
-    yield found
-    found.close()
+def endpoint() -> Iterator[HttpTarget]:
+    """A server that takes notifications, and whose answers do not matter."""
+    with http_target(lambda _taken: Answer(500)) as target:
+        yield target
 
 
 @pytest.fixture
@@ -163,17 +134,21 @@ class TestEmptyCluster:
 class TestNotifications:
     @pytest.mark.parametrize("name", BOTH)
     def test_each_change_is_told(
-        self, world: World, start_admin: Callable[..., Admin], endpoint: Endpoint, topic: str, name: str
+        self, world: World, start_admin: Callable[..., Admin], endpoint: HttpTarget, topic: str, name: str
     ) -> None:
         world.publish(topic, {0: 0}, channel="c")
-        flags = (f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={endpoint.url}")
+        flags = (
+            f"--lookupd-http-address={world.lookupd}",
+            f"--notification-http-endpoint={endpoint.url}/told",
+        )
         admin = start_admin(name, *flags)
         path = f"/api/topics/{topic}/c"
         headers = {"Authorization": "Basic YWRhOng=", "User-Agent": "tests/1"}
         assert admin.ask("POST", f"{path}?a=b", b'{"action":"pause"}', headers).status == 200
         assert admin.ask("DELETE", path).status == 200
-        wait_until(lambda: len(endpoint.bodies) == 2, "two notifications")
-        first, second = endpoint.bodies
+        wait_until(lambda: len(endpoint.requests) == 2, "two notifications")
+        assert {each.headers["Content-Type"] for each in endpoint.requests} == {"application/json"}
+        first, second = map(json.loads, endpoint.bodies)
         assert {key: first[key] for key in ("action", "topic", "channel", "user", "user_agent", "url")} == {
             "action": "pause_channel",
             "topic": topic,

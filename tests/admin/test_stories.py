@@ -118,14 +118,11 @@ def test_the_story_of_a_message_is_a_timeline(traced: Viewer) -> None:
         assert text in page
 
 
-def test_what_is_no_id_is_told(traced: Viewer) -> None:
-    assert b"is no id of a message" in traced.ask("GET", "/messages?id=12").body
-    assert b"is no id of a message" not in traced.ask("GET", "/messages").body
-
-
-def test_an_id_leads_to_its_story(traced: Viewer) -> None:
+def test_an_id_leads_to_its_story_and_other_text_is_told(traced: Viewer) -> None:
     answer = traced.ask("GET", f"/messages?id={ID}")
     assert (answer.status, answer.headers["location"]) == (303, f"/messages/{ID}")
+    assert b"is no id of a message" in traced.ask("GET", "/messages?id=12").body
+    assert b"is no id of a message" not in traced.ask("GET", "/messages").body
 
 
 def test_an_unknown_message_is_said_to_be_unknown(traced: Viewer) -> None:

@@ -19,6 +19,7 @@ from pyqd.admin.access.roles import User, UserRole
 from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.pages.language import translate as _
+from pyqd.admin.site import secret_in
 from pyqd.primitives.errors import StartupError
 
 SCOPE: Final = "openid profile email"
@@ -70,14 +71,19 @@ def check_oidc(options: AdminOptions) -> None:
 def add_oidc(app: Flask, policy: Policy, base: str) -> None:
     """Add the routes of the login. Raises: StartupError if the client's secret cannot be read."""
     options = policy.options
+    secret_file = options.oidc_client_secret_file
     oauth = OAuth(app)
     oauth.register(
         "issuer",
         server_metadata_url=f"{options.oidc_issuer.rstrip('/')}/.well-known/openid-configuration",
         client_id=options.oidc_client_id,
-        client_secret=read_secret(options.oidc_client_secret_file),
+        client_secret=secret_in(secret_file, "oidc-client-secret-file", Path.read_text) if secret_file else None,
         client_kwargs={"scope": SCOPE, "code_challenge_method": "S256"},
     )
+
+    def refused(text: str) -> Response:
+        flash(text, "bad")
+        return redirect(url_for("access.login"), 303)
 
     def begin() -> Response:
         try:
@@ -85,8 +91,7 @@ def add_oidc(app: Flask, policy: Policy, base: str) -> None:
         except Exception as error:
             # Whatever fails here lies between this process and the issuer.
             logger.error("cannot ask the issuer %s: %s", options.oidc_issuer, error)
-            flash(_("The login service does not answer."), "bad")
-            return redirect(url_for("access.login"), 303)
+            return refused(_("The login service does not answer."))
         return answer
 
     def end() -> Response:
@@ -98,8 +103,7 @@ def add_oidc(app: Flask, policy: Policy, base: str) -> None:
             audit_logger.warning(
                 "login by OpenID Connect from %s has failed at %s: %s", request.remote_addr, options.oidc_issuer, error
             )
-            flash(_("The login has failed."), "bad")
-            return redirect(url_for("access.login"), 303)
+            return refused(_("The login has failed."))
         user = user_of_claims(options, claims)
         if user is None:
             audit_logger.warning(
@@ -109,21 +113,10 @@ def add_oidc(app: Flask, policy: Policy, base: str) -> None:
                 options.oidc_claim,
                 claims.get(options.oidc_claim),
             )
-            flash(_("You have no role here: ask your administrator."), "bad")
-            return redirect(url_for("access.login"), 303)
+            return refused(_("You have no role here: ask your administrator."))
         policy.begin_granted_session(user)
         audit_logger.info("login of %s by OpenID Connect from %s", user.name, request.remote_addr)
         return redirect(target or url_for("pages.home"), 303)
 
     app.add_url_rule(f"{base}/login/oidc", "oidc_begin", begin)
     app.add_url_rule(f"{base}/login/oidc/callback", "oidc_end", end)
-
-
-def read_secret(path: str) -> str | None:
-    """Return the secret in a file; None without a file. Raises: StartupError."""
-    if not path:
-        return None
-    try:
-        return Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"failed to read --oidc-client-secret-file - {error}") from None

@@ -11,20 +11,24 @@ Source: docs/admin.md, "Access".
 from __future__ import annotations
 
 import base64
+import contextlib
+import logging
 import secrets
 import time
+from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from flask import Request, session
 from werkzeug.exceptions import TooManyRequests
 
-from pyqd.admin.access.ended import EndedSessions
 from pyqd.admin.access.limiter import WAIT_MAX_S, LoginLimiter
 from pyqd.admin.access.roles import EVERYBODY, NOBODY, User, UserRole
 from pyqd.admin.access.users import Users
 from pyqd.admin.notifications import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.private_files import replace_private
 
 # Fields of the session's cookie, which is signed.
 NAME: Final = "user"
@@ -33,6 +37,45 @@ UNTIL: Final = "until"
 ID: Final = "id"
 GRANT: Final = "grant"
 ID_BYTES: Final = 16
+
+logger = logging.getLogger(__name__)
+
+
+class EndedSessions:
+    """Sessions that a logout has ended, with the times of their own end: copies of their cookies do not count.
+
+    key_file: path of the key that signs sessions, beside which the list is kept, as the sessions outlast the process;
+    empty: they end with it.
+    """
+
+    def __init__(self, key_file: str = "") -> None:
+        self._path = Path(f"{key_file}.ended") if key_file else None
+        self._lock = Lock()
+        self._until: dict[str, float] = {}
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                for line in self._path.read_text("ascii").splitlines():
+                    session_id, _, until_s = line.partition(" ")
+                    self._until[session_id] = float(until_s)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._until
+
+    def add(self, session_id: str, until_s: float) -> None:
+        """End a session. A file that cannot be written is logged: the session ends with this process only."""
+        now_s = time.time()
+        with self._lock:
+            self._until = {each: end_s for each, end_s in self._until.items() if end_s > now_s}
+            self._until[session_id] = until_s
+            if self._path is None:
+                return
+            text = "".join(f"{each} {end_s:.0f}\n" for each, end_s in self._until.items())
+            try:
+                replace_private(self._path, text)
+            except OSError as error:
+                logger.error(
+                    "cannot write %s: %s; a copy of the cookie counts again after a restart", self._path, error
+                )
 
 
 class Policy:

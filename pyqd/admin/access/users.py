@@ -1,4 +1,4 @@
-"""The users' file: names, roles and hashed passwords, in TOML.
+"""The users' file: names, roles and hashed passwords, in TOML; and `pyqadmin user`, which changes it.
 
     [ada]
     password = "$argon2id$v=19$..."
@@ -12,7 +12,9 @@ Source: docs/admin.md, "Access"; RFC 9106 for the hashes.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import getpass
 import hashlib
 import hmac
 import json
@@ -20,7 +22,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -72,7 +74,13 @@ class Users:
         self._load()
 
     def entry(self, name: str) -> UserEntry | None:
-        self._reload()
+        """Return a user, from the file as it is now. A file that is wrong leaves the users as they are."""
+        try:
+            found = self.path.stat()
+            if (found.st_mtime_ns, found.st_ino) != self._seen:
+                self._load()
+        except (OSError, StartupError) as error:
+            logger.error("%s; the users read before stay in force", error)
         return self._entries.get(name)
 
     def login(self, name: str, password: str) -> UserEntry | None:
@@ -87,15 +95,6 @@ class Users:
         if entry is not None:
             self._proofs[name] = proof
         return entry
-
-    def _reload(self) -> None:
-        """Read the file again if it has changed. A file that is wrong leaves the users as they are."""
-        try:
-            found = self.path.stat()
-            if (found.st_mtime_ns, found.st_ino) != self._seen:
-                self._load()
-        except (OSError, StartupError) as error:
-            logger.error("%s; the users read before stay in force", error)
 
     def _load(self) -> None:
         with self._lock:
@@ -168,3 +167,57 @@ def toml(value: str | list[str]) -> str:
     """Return a string or a list of strings in TOML."""
     # JSON is TOML, except its pairs of escapes for characters beyond 16 bits, and a bare DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def user_command(argv: Sequence[str]) -> int:
+    """Run `pyqadmin user`. argv: the words after these two. Returns: the exit code."""
+    arguments = parser().parse_args(argv)
+    path = Path(arguments.users_file)
+    try:
+        if arguments.verb == "add":
+            add_user(
+                path, arguments.name, read_password(), UserRole.parse(arguments.role), tuple(arguments.topic or "*")
+            )
+        elif arguments.verb == "remove":
+            remove_user(path, arguments.name)
+        else:
+            for name, entry in sorted(entries_of(path.read_text("utf-8")).items()):
+                print(f"{name}\t{entry.user.role.name.lower()}\t{' '.join(entry.user.topics)}")
+    except (OSError, ValueError) as error:
+        print(f"pyqadmin user {arguments.verb}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        "pyqadmin user", description="Users of the web admin. A running one sees changes at once."
+    )
+    verbs = whole.add_subparsers(dest="verb", required=True)
+    for verb, text in (
+        ("add", "add a user, or replace one"),
+        ("list", "print names, roles and topics"),
+        ("remove", "remove a user"),
+    ):
+        each = verbs.add_parser(verb, help=text, description=text)
+        each.add_argument("--users-file", required=True, help="path of the file")
+        if verb != "list":
+            each.add_argument("name")
+        if verb == "add":
+            each.add_argument("--role", default="view", help="view (default), operate or admin")
+            each.add_argument(
+                "--topic", action="append", help="pattern of topics, such as 'orders*'; repeatable; all without it"
+            )
+    return whole
+
+
+def read_password() -> str:
+    """Return a password: typed twice on a terminal, else the first line of standard input. Raises: ValueError."""
+    if sys.stdin is None:
+        raise ValueError("cannot read the password from standard input: it is closed")
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\n")
+    password = getpass.getpass("Password: ")
+    if getpass.getpass("Again: ") != password:
+        raise ValueError("the two passwords differ")
+    return password

@@ -111,7 +111,7 @@ class Browser(SiteViews):
         messages = self.of(node, topic, channel, state)
         ids: Any = fields.getlist("id")
         if fields.get("all") == "yes":
-            ids = list(messages.all_ids(fields.get("text", "")))
+            ids = messages.all_ids(fields.get("text", ""))
         # A filter may match more than the reader has seen.
         is_asked = change == "cancel" or fields.get("all") == "yes"
         if is_asked and ids and fields.get("confirmed") != "yes":

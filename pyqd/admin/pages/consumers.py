@@ -55,7 +55,7 @@ def consumers(site: Site) -> Blueprint:
     def show(topic: str, channel: str) -> str | tuple[str, int]:
         site.require(UserRole.VIEW, topic)
         stats = site.cluster.stats_of(topic, channel, clients=True)
-        found = next((each for each in stats.value.channels() if each.channel == channel), None)
+        found = stats.value.channel(channel)
         if found is None:
             return render_template("missing.html", topic=topic, channel=channel), 404
         rows = looks.compare((topic, channel), found.clients, time.monotonic())

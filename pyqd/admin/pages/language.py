@@ -39,17 +39,9 @@ def language() -> str:
     """Return the language of the current request: by its cookie, else by the browser's list."""
     if "language" not in g:
         chosen = request.cookies.get(COOKIE, "")
-        g.language = chosen if chosen in CATALOGUES else best_language()
+        accepted = (wanted.lower().partition("-")[0] for wanted, _ in request.accept_languages)
+        g.language = next((name for name in (chosen, *accepted) if name in CATALOGUES), DEFAULT)
     return str(g.language)
-
-
-def best_language() -> str:
-    known = [name for name in NAMES if name in CATALOGUES]
-    for wanted, _ in request.accept_languages:
-        primary = wanted.lower().partition("-")[0]
-        if primary in known:
-            return primary
-    return DEFAULT
 
 
 def translate(text: str) -> str:

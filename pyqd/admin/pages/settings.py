@@ -67,15 +67,7 @@ class SettingsViews(SiteViews):
             # Messages will be published there.
             self.site.require(UserRole.ADMIN, given["dead_letter_topic"])
         here = url_for("settings.channel", topic=topic, channel=channel)
-        if not given:
-            flash(_("No value is given."), "warn")
-            return redirect(here, 303)
-        if request.form.get("confirmed") != "yes":
-            return confirmation(f"{topic}/{channel}", given, {}, here)
-        failures = self.change(topic, "/channel/limits", {"topic": topic, "channel": channel, **given})
-        details = details_of(given, failures)
-        self.site.notify("limit_channel", topic=topic, channel=channel, details=details)
-        return redirect(here, 303)
+        return self.change("limit_channel", "/channel/limits", {"topic": topic, "channel": channel}, given, {}, here)
 
     def topic(self, topic: str) -> str:
         self.site.require(UserRole.VIEW, topic)
@@ -88,16 +80,7 @@ class SettingsViews(SiteViews):
         change = request.form.get("change", "")
         given = given_fields(TOPIC_FIELDS.get(change, ()))
         here = url_for("settings.topic", topic=topic)
-        if not given:
-            flash(_("No value is given."), "warn")
-            return redirect(here, 303)
-        query = {name: byte_count(value) if name == "bytes" else value for name, value in given.items()}
-        if request.form.get("confirmed") != "yes":
-            return confirmation(topic, given, {"change": change}, here)
-        failures = self.change(topic, f"/topic/{change}", {"topic": topic, **query})
-        details = details_of(query, failures)
-        self.site.notify(f"set_{change}", topic=topic, details=details)
-        return redirect(here, 303)
+        return self.change(f"set_{change}", f"/topic/{change}", {"topic": topic}, given, {"change": change}, here)
 
     def of_nodes(self, topic: str, paths: tuple[str, ...], query: Mapping[str, str]) -> list[tuple[str, Any, str]]:
         """Return the address of each broker, its answers, and the error; no answer and no error for an nsqd."""
@@ -120,25 +103,34 @@ class SettingsViews(SiteViews):
             check_shape(found, SHAPES[path])
         return found
 
-    def change(self, topic: str, path: str, query: Mapping[str, str]) -> list[str]:
-        """Send a change to all brokers of a topic, and tell the result on the next page. Returns: the failures."""
-        failures = self.site.cluster.post_to(self.nodes(topic), path, query)
-        tell_failures(failures)
-        return failures
+    def change(
+        self,
+        action: str,
+        path: str,
+        place: Mapping[str, str],
+        given: Mapping[str, str],
+        fields: Mapping[str, str],
+        back: str,
+    ) -> Response | str:
+        """Change settings at all brokers of a topic, when the user has confirmed it, and tell the result.
 
-
-def details_of(given: Mapping[str, str], failures: list[str]) -> str:
-    """Return the details of a change for the log: its values, and how many brokers have failed."""
-    return f"{urlencode(given)} {failed(failures)}".strip()
+        fields: of the form, beside the given ones. back: URL of the next page.
+        """
+        if not given:
+            flash(_("No value is given."), "warn")
+        elif request.form.get("confirmed") != "yes":
+            subject = "/".join(place.values())
+            return render_template("confirm_settings.html", subject=subject, given=given, fields=fields, back=back)
+        else:
+            query = {name: byte_count(value) if name == "bytes" else value for name, value in given.items()}
+            failures = self.site.cluster.post_to(self.nodes(place["topic"]), path, {**place, **query})
+            tell_failures(failures)
+            self.site.notify(action, **place, details=f"{urlencode(query)} {failed(failures)}".strip())
+        return redirect(back, 303)
 
 
 def given_fields(names: tuple[str, ...]) -> dict[str, str]:
     return {name: request.form[name].strip() for name in names if request.form.get(name, "").strip()}
-
-
-def confirmation(subject: str, given: Mapping[str, str], fields: Mapping[str, str], back: str) -> str:
-    """Return the page that asks whether to change settings. fields: of the form, beside the given ones."""
-    return render_template("confirm_settings.html", subject=subject, given=given, fields=fields, back=back)
 
 
 def byte_count(text: str) -> str:

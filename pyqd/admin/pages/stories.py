@@ -29,7 +29,6 @@ UNTIL_FORM: Final = "%Y-%m-%dT%H:%M:%S"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SPANS: Final = {"10 min": 600, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
-
 # Names of events, of states and of reasons for readers. docs/trace.md describes them.
 NAMES: Final = {
     "published": mark("published"),

@@ -110,7 +110,8 @@ def table_of(
     column = next((each for each in columns if each.name == wanted.lstrip("-") and each.key is not None), None)
     if column is not None:
         found.sort(key=column.key, reverse=descending)
-    size = page_size()
+    size = number_of(request.args.get("size", ""), PAGE_SIZE)
+    size = size if size in PAGE_SIZES else PAGE_SIZE
     page_count = max(1, -(-len(found) // size))
     page = min(max(1, number_of(request.args.get("page", ""), 1)), page_count)
     shown = found[(page - 1) * size : page * size]
@@ -134,11 +135,6 @@ def table_of(
 def sorted_by(columns: Iterable[PageColumn], name: str, key: Callable[[Any], Any]) -> list[PageColumn]:
     """Return columns, the named one with a key that is known only now."""
     return [dataclasses.replace(each, key=key) if each.name == name else each for each in columns]
-
-
-def page_size() -> int:
-    size = number_of(request.args.get("size", ""), PAGE_SIZE)
-    return size if size in PAGE_SIZES else PAGE_SIZE
 
 
 def number_of(text: str, default: int) -> int:

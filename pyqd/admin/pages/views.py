@@ -147,7 +147,7 @@ class Views:
         self.site.require(UserRole.VIEW, topic)
         producers = self._producers_of(topic) or Collected([], [])
         stats = self._stats(producers.value, topic, channel)
-        found = next((each for each in stats.value.channels() if each.channel == channel), None)
+        found = stats.value.channel(channel)
         if found is None:
             return self.show("missing.html", topic=topic, channel=channel), 404
         table = table_of(found.clients, CLIENT_COLUMNS, text_of=client_text, sort="node")
@@ -235,7 +235,6 @@ class Views:
         return found if found.value or self.site.cluster.lookupds else None
 
     def _stats(self, nodes: list[ClusterNode], topic: str, channel: str = "") -> Collected:
-        """Return the numbers of a topic, or of one channel with its clients."""
         if not nodes:
             return Collected(Stats([]), [])
         return self.site.cluster.stats(nodes, topic, channel, clients=bool(channel))
