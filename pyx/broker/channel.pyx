@@ -134,7 +134,7 @@ cdef class ChannelCore(Scheduled):
             published_ns = record.timestamp_ns
         if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
             return BEYOND_LEDGER
-        debug_require(consumer.in_flight > 0)
+        assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.
             self.trace.note(FINISHED, consumer, held)

@@ -5,8 +5,8 @@
 An event is stored when the act happens, before its answer or frame can leave, and outlives the process. It costs two
 stores, if the event before it had the same topic, channel, client and time. Otherwise an entry precedes it that gives
 the *context*, and, for names that the block does not have yet, their definitions. Consecutive deliveries and FINs,
-whose ids follow each other, share one event that counts them, and an MPUB is a run of sizes. With 16 bytes for each
-event, `e2e` took 1.7 times the CPU time of an untraced one; now it takes 1.1 times as much (bench/trace_cost.py).
+whose ids follow each other, share one event that counts them, and an MPUB is a run of sizes. The cost
+of a trace is in docs/performance.md.
 
 The open block always lies in the same pages, so events find them in the processor's cache. A sealed block becomes a
 record of a Log (pyx/diskqueue/log.pyx), whose id is the position of the block's first event. The Log brings checksums,
