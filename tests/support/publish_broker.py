@@ -105,6 +105,10 @@ class PublishBroker:
             for line in stream:
                 answer = self._answer(line.strip(), stream)
                 if answer is None:
+                    # A close with bytes unread would reset the connection, and the client might lose earlier answers.
+                    client.shutdown(socket.SHUT_WR)
+                    while stream.read1():
+                        pass
                     return
                 client.sendall(answer)
 
