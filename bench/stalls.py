@@ -88,10 +88,6 @@ class Bench:
             for index in range(count):
                 post(client, "/channel/create", topic=topic, channel=f"c{index}")
 
-    def make_topics(self) -> None:
-        for index in range(self.count(1000)):
-            self.make_channels(10, f"t{index}")
-
     def connect(self) -> socket.socket:
         """Return a connection that has said the magic; closed at the end of the run."""
         connection = socket.create_connection(self.server.tcp_address, timeout=TIMEOUT_S)
@@ -168,10 +164,6 @@ def steps(*set_ups: SetUp) -> SetUp:
     return set_up
 
 
-def clients(count: int) -> SetUp:
-    return lambda bench: bench.consumers(bench.count(count))
-
-
 def channels(count: int) -> SetUp:
     return lambda bench: bench.make_channels(bench.count(count) if count > 10 else count)
 
@@ -196,19 +188,14 @@ def deferred(count: int) -> SetUp:
     return set_up
 
 
-def in_flight(timeout_ms: int = 0) -> Callable[[Bench], Connections]:
-    """Return a set-up with 1,000,000 messages in flight, RDY at each consumer. timeout_ms: of them, to scale."""
-
-    def set_up(bench: Bench) -> Connections:
-        count = bench.count(1_000_000)
-        ready(1_000_000)(bench)
-        identify = {"msg_timeout": int(timeout_ms * bench.scale) + 1000} if timeout_ms else {}
-        consumers = bench.consumers(max(1, count // RDY), **identify)
-        take(consumers, RDY)
-        take(consumers, 0)
-        return consumers
-
-    return set_up
+def in_flight(bench: Bench) -> Connections:
+    """Set up 1,000,000 messages in flight, RDY at each consumer, which time out after 10 s and more at full scale."""
+    count = bench.count(1_000_000)
+    ready(1_000_000)(bench)
+    consumers = bench.consumers(max(1, count // RDY), msg_timeout=int(10_000 * bench.scale) + 1000)
+    take(consumers, RDY)
+    take(consumers, 0)
+    return consumers
 
 
 def acts(*paths: str, until: str = "") -> Callable[[Bench, Any], None]:
@@ -257,14 +244,9 @@ def by_id(bench: Bench, _found: Any) -> None:
         bench.act(f"{path}id={each['id']}")
 
 
-def connects(bench: Bench, _found: Any) -> None:
-    handshake = Handshake(identify={"heartbeat_interval": 30_000})
-    Connections.open(bench.server.tcp_address, bench.count(500), handshake, timeout_s=TIMEOUT_S).close()
-    bench.rest()
-
-
 def full_house(bench: Bench) -> None:
-    bench.make_topics()
+    for index in range(bench.count(1000)):
+        bench.make_channels(10, f"t{index}")
     bench.make_channels(1)
     take(bench.consumers(bench.count(400)), RDY)
     bench.publish(bench.count(500_000))
@@ -294,9 +276,6 @@ SITUATIONS = {
     "idle": Situation("nothing", nothing, lambda bench, _found: bench.rest(3)),
     "dpubs": Situation("10,000 DPUBs at once to a topic with 1,000 channels", channels(1000), dpubs_at_once),
     "new-topics": Situation("5,000 PUBs at once, each to a new topic", nothing, pubs_to_new_topics),
-    "delete-wide": Situation(
-        "a topic with 10,000 channels is deleted", ready(10, channel_count=10_000), acts("/topic/delete")
-    ),
     "first-sub": Situation(
         "first SUB on a topic that holds 3,000,000 deferred messages",
         lambda bench: bench.defer(bench.count(3_000_000)),
@@ -307,17 +286,12 @@ SITUATIONS = {
         steps(channels(10), lambda bench: bench.act("/topic/pause"), lambda bench: bench.defer(bench.count(500_000))),
         acts("/topic/unpause", until="depth"),
     ),
-    "rdy": Situation(
-        "400 consumers with RDY 2500 on 1 GB of messages",
-        steps(ready(1_000_000, 1000), clients(400)),
-        lambda _bench, consumers: take(consumers, RDY),
-    ),
     "positions": Situation(
         "1 GB of messages is read by position from the disk", steps(ready(1_000_000, 1000), Bench.restart), positions
     ),
     "timeouts": Situation(
         "1,000,000 messages of 400 consumers time out",
-        in_flight(timeout_ms=10_000),
+        in_flight,
         lambda bench, _found: bench.until("in_flight_count"),
     ),
     "seek": Situation(
@@ -325,16 +299,8 @@ SITUATIONS = {
         deferred(2_000_000),
         acts("/channel/seek?to=earliest", until="depth"),
     ),
-    "late-channel": Situation(
-        "channel made at a position before 2,000,000 deferred messages",
-        deferred(2_000_000),
-        acts("/channel/create?channel=late&start=earliest", until="depth"),
-    ),
     "delete-deferred": Situation(
         "a channel with 3,000,000 deferred messages is deleted", deferred(3_000_000), acts("/channel/delete")
-    ),
-    "delete-in-flight": Situation(
-        "a channel with 1,000,000 messages in flight is deleted", in_flight(), acts("/channel/delete")
     ),
     "empty-paused": Situation(
         "a paused topic with 3,000,000 messages and 10 channels is emptied",
@@ -344,11 +310,7 @@ SITUATIONS = {
     "by-id": Situation(
         "100 messages of 3,000,000 deferred ones are cancelled or rescheduled by id", deferred(3_000_000), by_id
     ),
-    "connects": Situation("500 connections with IDENTIFY", nothing, connects),
     "rolls": Situation("2 GB of large messages fill segment after segment", channels(1), publishes(2_000, 1_000_000)),
-    "make-topics": Situation(
-        "1,000 topics with 10 channels are made", nothing, lambda bench, _found: bench.make_topics()
-    ),
     "stop": Situation(
         "stop with 1,000 topics with 10 channels and 400 consumers, until it listens no more",
         full_house,
