@@ -11,7 +11,7 @@ from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
 from pyqd.api.restart import DrainRoutes, Restarting, RestartRoutes
-from pyqd.api.status import DurabilityRoutes, MetricsRoutes, StatusRoutes
+from pyqd.api.status import StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.api.trace import TraceRoutes
 from pyqd.broker.broker import Broker
@@ -47,8 +47,7 @@ def daemon_routes(
         "broadcast_http_port": lambda: options.broadcast_http_port or identity.http_port,
     }
     return [
-        *StatusRoutes(broker, identity).routes(),
-        *DurabilityRoutes(broker).routes(),
+        *StatusRoutes(broker, identity, metrics).routes(),
         *PublishRoutes(broker, wait_durable).routes(),
         *ReplayRoutes(broker).routes(),
         *MessageRoutes(broker).routes(),
@@ -56,7 +55,6 @@ def daemon_routes(
         *TraceRoutes(broker).routes(),
         *AdminRoutes(broker).routes(),
         *LimitRoutes(broker).routes(),
-        *MetricsRoutes(metrics).routes(),
         *ConfigRoutes(live, resolved).routes(),
         *debug.routes(),
         *DrainRoutes(broker, drain).routes(),
