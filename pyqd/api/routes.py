@@ -10,7 +10,7 @@ from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
-from pyqd.api.restart import DrainRoutes, Restarting, RestartRoutes
+from pyqd.api.restart import ProcessRoutes
 from pyqd.api.status import StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.api.trace import TraceRoutes
@@ -21,7 +21,6 @@ from pyqd.http.messages import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import full_prefix
-from pyqd.tcp.drain import Drain
 
 
 def daemon_routes(
@@ -32,13 +31,12 @@ def daemon_routes(
     metrics: Metrics,
     live: LiveOptions,
     debug: DebugRoutes,
-    drain: Drain,
-    restarts: Restarting,
+    process: ProcessRoutes,
 ) -> list[Route]:
     """Return all routes of the daemon.
 
     wait_durable: waits for publishes with --sync-every=1. metrics: of the broker, for /metrics. live: the changeable
-    options and their listeners. debug: profiles and diagnostics. restarts: of the daemon's process.
+    options and their listeners. debug: profiles and diagnostics. process: its drain and restart.
     """
     options = broker.options
     resolved: dict[str, Callable[[], Any]] = {
@@ -57,6 +55,5 @@ def daemon_routes(
         *LimitRoutes(broker).routes(),
         *ConfigRoutes(live, resolved).routes(),
         *debug.routes(),
-        *DrainRoutes(broker, drain).routes(),
-        *RestartRoutes(restarts).routes(),
+        *process.routes(),
     ]
