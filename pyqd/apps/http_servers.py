@@ -48,7 +48,7 @@ class HttpServers:
             on_internal_error=on_internal_error,
             settings=settings,
             admission=admission,
-            login=login,
+            login=None if login is None else login.refusal,
             sites=sites,
         )
         self.http = new_server(short_path=short_path, refusal=self._refuse_without_tls if https_only else None)
