@@ -32,7 +32,6 @@ class LookupRoutes:
         self._now_ns = now_ns
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),
@@ -49,7 +48,6 @@ class LookupRoutes:
         ]
 
     def ping(self, _request: Request) -> Response:
-        """Answer that the daemon runs."""
         return text_response("OK")
 
     def info(self, _request: Request) -> Response:
@@ -57,11 +55,9 @@ class LookupRoutes:
         return json_response({"version": NSQ_VERSION})
 
     def topics(self, _request: Request) -> Response:
-        """Return the names of all topics."""
         return json_response({"topics": self.registry.topics()})
 
     def channels(self, request: Request) -> Response:
-        """Return the names of a topic's channels."""
         return json_response({"channels": self.registry.channels(topic_of(request.query()))})
 
     def lookup(self, request: Request) -> Response:
@@ -72,11 +68,9 @@ class LookupRoutes:
         return Response(200, answer, JSON)
 
     def nodes(self, _request: Request) -> Response:
-        """Return all brokers with their topics."""
         return Response(200, b'{"producers":[%b]}' % b",".join(gathered(self.registry.nodes(self._now_ns()))), JSON)
 
     def debug(self, _request: Request) -> Response:
-        """Return all registrations."""
         found = self.registry.debug(wall_ahead_ns())
         rows = (b"%b:%b" % (to_json(key), to_json(producers)) for key, producers in found)
         return Response(200, b"{%b}" % b",".join(gathered(rows)), JSON)
@@ -134,7 +128,6 @@ def gathered(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def log_deletion(place: RegisteredName) -> None:
-    """Log that a topic or channel was deleted."""
     if place.channel:
         logger.info("DB: removing channel(%s) from topic(%s)", place.channel, place.topic)
     else:

@@ -56,23 +56,16 @@ OK: Final = framed(b"OK")
 class LookupSession:
     """Conversation with one broker.
 
-    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: the monotonic
-    clock. closing: the connection is to be closed once the answers were sent.
+    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. closing: the
+    connection is to be closed once the answers were sent.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        remote: str,
-        info: Callable[[], dict[str, Any]],
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, registry: Registry, remote: str, info: Callable[[], dict[str, Any]]) -> None:
         self.remote = remote
         self.closing = False
         self.producer: RegisteredBroker | None = None
         self._registry = registry
         self._info = info
-        self._now_ns = now_ns
         self._unread = b""
         self._has_magic = False
         # Registrations that have no log line yet: topic, and channel or "".
@@ -150,7 +143,7 @@ class LookupSession:
 
     def _ping(self, _words: list[str]) -> bytes:
         if self.producer is not None:
-            now_ns = self._now_ns()
+            now_ns = time.monotonic_ns()
             since_s = (now_ns - self.producer.last_update_ns) / SECOND_NS
             logger.info("CLIENT(%s): pinged (last ping %.1fs)", self.remote, since_s)
             self._registry.ping(self.producer, now_ns)
@@ -170,7 +163,7 @@ class LookupSession:
             return -1
         body = data[at : at + size]
         peer = parse_peer(body, self.remote)
-        self.producer = self._registry.add(peer, self._now_ns())
+        self.producer = self._registry.add(peer, time.monotonic_ns())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             self.remote,

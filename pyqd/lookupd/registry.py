@@ -200,7 +200,6 @@ class Registry:
         return now_ns - producer.last_update_ns <= self.inactive_ns
 
     def producers(self) -> Iterator[RegisteredBroker]:
-        """Yield all producers."""
         return (producer for producer in self._producers if producer is not None)
 
     # Registrations

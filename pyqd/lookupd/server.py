@@ -108,7 +108,6 @@ class LookupServer:
         return bound
 
     def stop(self) -> None:
-        """Stop listening and close all connections."""
         self._listener.stop()
         for connection in list(self.connections):
             connection.close()
