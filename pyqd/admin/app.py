@@ -202,6 +202,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
         has_stories=bool(site.options.trace_database),
         version=__version__,
     )
+    app.jinja_env.globals["m"] = app.jinja_env.get_template("macros.html").module
     app.context_processor(
         lambda: {
             "fragment": "fragment" in request.args,

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from ipaddress import ip_address
 from typing import Final
 
-from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
+from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, TokenFile, TokenFileError, TokenGrant
 from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import HttpError, Request, Response, Route, error_response
 from pyqd.net.admission import ip_of
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerGrant:
-    """Permissions that the auth servers granted."""
+    """Permissions that the auth servers granted, with the method of a TokenGrant."""
 
     def __init__(self, granted: Permissions) -> None:
         self.granted = granted
@@ -92,7 +92,7 @@ class Login:
         if route.right == OPEN:
             return None
         secret = secret_of(request)
-        grant: Grant | None
+        grant: TokenGrant | ServerGrant | None
         if secret is None:
             grant = None if self.tokens is None else self.tokens.anonymous
         else:
@@ -110,7 +110,7 @@ class Login:
         logger.warning("HTTP: login without the right to %s %s (%s)", request.method, request.path, remote)
         return error_response(HttpError(403, "FORBIDDEN"))
 
-    def _grant(self, secret: bytes, remote: str, *, tls: bool, common_name: str) -> Grant | None:
+    def _grant(self, secret: bytes, remote: str, *, tls: bool, common_name: str) -> TokenGrant | ServerGrant | None:
         """Return the grant of a secret; None if it grants nothing. Switches: if auth servers are asked."""
         found = None if self.tokens is None else self.tokens.find(secret)
         if found is not None or self.servers is None or not secret:

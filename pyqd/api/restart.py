@@ -3,7 +3,7 @@
 Source: docs/http.md, "Restart", "Drain".
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 from pyqd.api.http_params import refusing
 from pyqd.api.rights import ADMIN, STATUS
@@ -20,57 +20,42 @@ class RestartError(Exception):
     """The reason why a restart was refused; str() of it is for the operator."""
 
 
-class Restarting(Protocol):
-    """Interface to the restarts of a daemon."""
+class ProcessRoutes:
+    """Routes of a daemon's drain and restart.
 
-    def begin(self) -> int:
-        """Start a successor and wait until it is ready. Returns: its pid. Raises: RestartError. Switches: yes."""
+    begin_restart: starts a successor, and returns its pid when it is ready; raises RestartError, and switches.
+    restart_state: returns the process that answers, whether a restart is under way, and the last error.
+    """
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the process that answers, whether a restart is under way, and the last error."""
-
-
-class RestartRoutes:
-    """Routes of a daemon's restart."""
-
-    def __init__(self, restarts: Restarting) -> None:
-        self.restarts = restarts
+    def __init__(
+        self,
+        broker: Broker,
+        drain: Drain,
+        begin_restart: Callable[[], int],
+        restart_state: Callable[[], dict[str, object]],
+    ) -> None:
+        self.broker = broker
+        self.drain = drain
+        self.begin_restart = begin_restart
+        self.restart_state = restart_state
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/restart", self.show, right=STATUS),
-            Route("POST", "/restart", self.begin, right=ADMIN),
+            Route("GET", "/drain", lambda _request: json_response(self.drain.progress()), right=STATUS),
+            Route("POST", "/drain", self.start_drain, right=ADMIN),
+            Route("GET", "/restart", lambda _request: json_response(self.restart_state()), right=STATUS),
+            Route("POST", "/restart", self.restart, right=ADMIN),
         ]
 
-    def show(self, _request: Request) -> Response:
-        return json_response(self.restarts.as_dict())
-
-    def begin(self, _request: Request) -> Response:
+    def restart(self, _request: Request) -> Response:
         """Start a new process, and hand over to it when it is ready. The answer leaves before."""
         try:
-            pid = self.restarts.begin()
+            pid = self.begin_restart()
         except RestartError as error:
             raise HttpError(503, f"RESTART_REFUSED: {error}") from None
         return json_response({"pid": pid})
 
-
-class DrainRoutes:
-    """Routes of a daemon's drain."""
-
-    def __init__(self, broker: Broker, drain: Drain) -> None:
-        self.broker = broker
-        self.drain = drain
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("GET", "/drain", self.show, right=STATUS),
-            Route("POST", "/drain", self.begin, right=ADMIN),
-        ]
-
-    def show(self, _request: Request) -> Response:
-        return json_response(self.drain.progress())
-
-    def begin(self, request: Request) -> Response:
+    def start_drain(self, request: Request) -> Response:
         """Begin to drain, or change the deadline of a drain that has begun. The daemon stops when it is complete."""
         text = request.query().get("timeout")
         timeout_ns = self.broker.options.drain_timeout_ns or TIMEOUT_NS_DEFAULT

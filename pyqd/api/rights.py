@@ -18,7 +18,7 @@ import re
 import stat
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Protocol
+from typing import Final
 
 # Each route names one of these. OPEN needs no login, STATUS needs any login.
 OPEN: Final = "open"
@@ -47,16 +47,6 @@ _TOKEN = re.compile("[!-~]+", re.ASCII)
 logger = logging.getLogger(__name__)
 
 
-class Grant(Protocol):
-    """Rights of a login."""
-
-    def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
-        """Return whether a right is granted on each of the topics. No topics: on everything.
-
-        channel: empty if all channels of a topic are meant.
-        """
-
-
 class TokenFileError(Exception):
     """Error in a token file; str() of it is the reason, and never contains a token."""
 
@@ -70,7 +60,10 @@ class TokenGrant:
     topics: str = ALL_TOPICS
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:  # noqa: ARG002 - for all channels
-        """Return whether a right is granted. A token for some topics grants nothing outside them."""
+        """Return whether a right is granted on each of the topics; without topics on everything.
+
+        A token for some topics grants nothing outside them. channel: empty if all channels of a topic are meant.
+        """
         if right == STATUS:
             return True
         if right not in self.rights:

@@ -10,8 +10,8 @@ from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
-from pyqd.api.restart import DrainRoutes, Restarting, RestartRoutes
-from pyqd.api.status import DurabilityRoutes, MetricsRoutes, StatusRoutes
+from pyqd.api.restart import ProcessRoutes
+from pyqd.api.status import StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.api.trace import TraceRoutes
 from pyqd.broker.broker import Broker
@@ -21,7 +21,6 @@ from pyqd.http.messages import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import full_prefix
-from pyqd.tcp.drain import Drain
 
 
 def daemon_routes(
@@ -32,13 +31,12 @@ def daemon_routes(
     metrics: Metrics,
     live: LiveOptions,
     debug: DebugRoutes,
-    drain: Drain,
-    restarts: Restarting,
+    process: ProcessRoutes,
 ) -> list[Route]:
     """Return all routes of the daemon.
 
     wait_durable: waits for publishes with --sync-every=1. metrics: of the broker, for /metrics. live: the changeable
-    options and their listeners. debug: profiles and diagnostics. restarts: of the daemon's process.
+    options and their listeners. debug: profiles and diagnostics. process: its drain and restart.
     """
     options = broker.options
     resolved: dict[str, Callable[[], Any]] = {
@@ -47,8 +45,7 @@ def daemon_routes(
         "broadcast_http_port": lambda: options.broadcast_http_port or identity.http_port,
     }
     return [
-        *StatusRoutes(broker, identity).routes(),
-        *DurabilityRoutes(broker).routes(),
+        *StatusRoutes(broker, identity, metrics).routes(),
         *PublishRoutes(broker, wait_durable).routes(),
         *ReplayRoutes(broker).routes(),
         *MessageRoutes(broker).routes(),
@@ -56,9 +53,7 @@ def daemon_routes(
         *TraceRoutes(broker).routes(),
         *AdminRoutes(broker).routes(),
         *LimitRoutes(broker).routes(),
-        *MetricsRoutes(metrics).routes(),
         *ConfigRoutes(live, resolved).routes(),
         *debug.routes(),
-        *DrainRoutes(broker, drain).routes(),
-        *RestartRoutes(restarts).routes(),
+        *process.routes(),
     ]

@@ -39,17 +39,21 @@ TOPICS_NAMED_MAX = 100
 
 
 class StatusRoutes:
-    """Routes that report the daemon's state."""
+    """Routes that report the state of the daemon, and how safe its data is."""
 
-    def __init__(self, broker: Broker, identity: Identity) -> None:
+    def __init__(self, broker: Broker, identity: Identity, metrics: Metrics) -> None:
         self.broker = broker
         self.identity = identity
+        self.metrics = metrics
 
     def routes(self) -> list[Route]:
+        # Requests that come every few seconds, by Prometheus and the web admin, are not logged.
         return [
             Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),
             Route("GET", "/stats", self.stats, right=STATUS),
+            Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right=STATUS),
+            Route("GET", "/durability", self.durability, logged=False, right=STATUS),
         ]
 
     def ping(self, _request: Request) -> Response:
@@ -85,7 +89,8 @@ class StatusRoutes:
         """Return the counters as JSON, or as text for people. Switches: yes."""
         query = request.query()
         selection = selection_of(query)
-        topics = self.topics(selection)
+        selected = topics_shown(self.broker, selection)
+        topics = None if selected is None else stats_in_slices(selected, selection)
         head = head_stats(self.broker, self.identity.start_ns // SECOND_NS)
         if lookup_daemons := list(self.identity.lookup_daemons()):
             # Without them the keys are nsqd's alone.
@@ -102,10 +107,50 @@ class StatusRoutes:
         page = stats_text(head, uptime_ns, topics or [], memory, producers or [])
         return Response(200, content_type=TEXT, pieces=[text.encode(errors="backslashreplace") for text in page])
 
-    def topics(self, selection: Selection) -> Iterator[StatsDict] | None:
-        """Return the statistics of the selected topics; None if the named topic does not exist."""
-        topics = topics_shown(self.broker, selection)
-        return None if topics is None else stats_in_slices(topics, selection)
+    def scrape(self, _request: Request) -> Response:
+        """Return all metrics as Prometheus' text. Switches: yes."""
+        return Response(200, content_type=PROMETHEUS, pieces=self.metrics.pieces())
+
+    def durability(self, _request: Request) -> Response:
+        """Return the state of syncs, disk and damage. Switches: yes."""
+        broker, options = self.broker, self.broker.options
+        message_count, byte_count, damaged = 0, 0, []
+        has_damage = broker.damage.found_count > 0
+        for index, topic in enumerate(list(broker.topics.values()), 1):
+            logs = topic.logs()
+            for log in logs:
+                if log.directory is not None and log.synced_end < log.end:
+                    message_count += log.end - log.synced_end
+                    byte_count += unsynced_bytes(log)
+            if has_damage and (found := sum_of_damage(logs))["count"]:
+                damaged.append({"topic": topic.name, **found})
+            if index % TOPICS_PER_SLICE == 0:
+                yield_to_loop()
+        return json_response(
+            {
+                "health": broker.health(),
+                "sync_every": options.sync_every,
+                "sync_timeout_ms": options.sync_timeout_ns // MILLISECOND_NS,
+                "unsynced_messages": message_count,
+                "unsynced_bytes": byte_count,
+                "last_sync": broker.synced_at_ns or None,
+                "sync_failures": broker.sync_failure_count,
+                "write_failures": broker.write_failure_count,
+                "last_stop": broker.last_stop,
+                "damage": broker.damage.as_dict(),
+                "damaged_topics": damaged[:TOPICS_NAMED_MAX],
+                "set_aside": [each._asdict() for each in broker.set_aside[:TOPICS_NAMED_MAX]],
+                "refusing_topics": list(broker.short_of_room)[:TOPICS_NAMED_MAX],
+                "disk_free_bytes": self.free_bytes(),
+                "disk_free_min_bytes": broker.reserve.floor_bytes,
+            }
+        )
+
+    def free_bytes(self) -> int | None:
+        try:
+            return self.broker.files.free_bytes(self.broker.root)
+        except StorageError:
+            return None
 
 
 def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:
@@ -212,73 +257,6 @@ def channel_slices(channels: Iterable[StatsDict]) -> Iterator[list[StatsDict]]:
 
 def has_many_clients(channel: StatsDict) -> bool:
     return len(channel["clients"] or ()) >= STEPS_PER_PAUSE
-
-
-class MetricsRoutes:
-    """Route that Prometheus scrapes."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.metrics = metrics
-
-    def routes(self) -> list[Route]:
-        """Return the route. Its requests are not logged: they come every few seconds."""
-        return [Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right=STATUS)]
-
-    def scrape(self, _request: Request) -> Response:
-        """Return all metrics as text. Switches: yes."""
-        return Response(200, content_type=PROMETHEUS, pieces=self.metrics.pieces())
-
-
-class DurabilityRoutes:
-    """Route that reports how safe the data is."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-
-    def routes(self) -> list[Route]:
-        # Its requests are not logged: the web admin sends one every few seconds.
-        return [Route("GET", "/durability", self.durability, logged=False, right=STATUS)]
-
-    def durability(self, _request: Request) -> Response:
-        """Return the state of syncs, disk and damage. Switches: yes."""
-        broker, options = self.broker, self.broker.options
-        message_count, byte_count, damaged = 0, 0, []
-        has_damage = broker.damage.found_count > 0
-        for index, topic in enumerate(list(broker.topics.values()), 1):
-            logs = topic.logs()
-            for log in logs:
-                if log.directory is not None and log.synced_end < log.end:
-                    message_count += log.end - log.synced_end
-                    byte_count += unsynced_bytes(log)
-            if has_damage and (found := sum_of_damage(logs))["count"]:
-                damaged.append({"topic": topic.name, **found})
-            if index % TOPICS_PER_SLICE == 0:
-                yield_to_loop()
-        return json_response(
-            {
-                "health": broker.health(),
-                "sync_every": options.sync_every,
-                "sync_timeout_ms": options.sync_timeout_ns // MILLISECOND_NS,
-                "unsynced_messages": message_count,
-                "unsynced_bytes": byte_count,
-                "last_sync": broker.synced_at_ns or None,
-                "sync_failures": broker.sync_failure_count,
-                "write_failures": broker.write_failure_count,
-                "last_stop": broker.last_stop,
-                "damage": broker.damage.as_dict(),
-                "damaged_topics": damaged[:TOPICS_NAMED_MAX],
-                "set_aside": [each._asdict() for each in broker.set_aside[:TOPICS_NAMED_MAX]],
-                "refusing_topics": list(broker.short_of_room)[:TOPICS_NAMED_MAX],
-                "disk_free_bytes": self.free_bytes(),
-                "disk_free_min_bytes": broker.reserve.floor_bytes,
-            }
-        )
-
-    def free_bytes(self) -> int | None:
-        try:
-            return self.broker.files.free_bytes(self.broker.root)
-        except StorageError:
-            return None
 
 
 def unsynced_bytes(log: Log) -> int:

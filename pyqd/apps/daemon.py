@@ -16,7 +16,7 @@ from gevent.event import Event
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.login import login_of, warn_if_open
 from pyqd.api.publish import plain_publishers
-from pyqd.api.restart import RestartError
+from pyqd.api.restart import ProcessRoutes, RestartError
 from pyqd.api.routes import daemon_routes
 from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.inherited import Inherited, inherited_from
@@ -187,8 +187,7 @@ class Daemon:
             metrics=self.metrics,
             live=self.live,
             debug=debug,
-            drain=self.drain,
-            restarts=self.restarts,
+            process=ProcessRoutes(self.broker, self.drain, self.restarts.begin, self.restarts.as_dict),
         )
         return HttpServers(
             routes,

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from pyqd.api.login import Login
 from pyqd.apps.listeners import ListeningAddresses
@@ -41,29 +42,17 @@ class HttpServers:
     ) -> None:
         self._addresses = addresses
         self.https_port = 0
-        routes = list(routes)
-        self.http = HttpServer(
-            routes,
-            short_path=short_path,
+        new_server = partial(
+            HttpServer,
+            list(routes),
             on_internal_error=on_internal_error,
-            refusal=self._refuse_without_tls if https_only else None,
             settings=settings,
             admission=admission,
-            login=login,
+            login=None if login is None else login.refusal,
             sites=sites,
         )
-        self.https: HttpServer | None = None
-        if addresses.https is not None:
-            self.https = HttpServer(
-                routes,
-                "HTTPS",
-                on_internal_error=on_internal_error,
-                tls=tls,
-                settings=settings,
-                admission=admission,
-                login=login,
-                sites=sites,
-            )
+        self.http = new_server(short_path=short_path, refusal=self._refuse_without_tls if https_only else None)
+        self.https = None if addresses.https is None else new_server("HTTPS", tls=tls)
 
     def start(
         self, inherited: Callable[[str, Address], socket.socket | None] = lambda _name, _address: None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import header_lines
-from pyqd.http.reader import HttpSettings, ServerTimeouts
+from pyqd.http.reader import HttpSettings
 from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
 from pyqd.primitives.addresses import Address, UnixAddress, split_address
 from pyqd.primitives.durations import SECOND_NS
@@ -90,12 +90,10 @@ def tls_flags(flags: Iterable[Flag]) -> tuple[str, ...]:
 def http_settings(options: Options) -> HttpSettings:
     return dataclasses.replace(
         API_SETTINGS,
-        timeouts=ServerTimeouts(
-            idle_s=timeout_s(options.http_idle_timeout_ns),
-            header_s=timeout_s(options.http_header_timeout_ns),
-            body_s=timeout_s(options.http_body_timeout_ns),
-            write_s=timeout_s(options.http_write_timeout_ns),
-        ),
+        idle_s=timeout_s(options.http_idle_timeout_ns),
+        header_s=timeout_s(options.http_header_timeout_ns),
+        body_s=timeout_s(options.http_body_timeout_ns),
+        write_s=timeout_s(options.http_write_timeout_ns),
         header_bytes_max=options.max_http_header_size,
     )
 

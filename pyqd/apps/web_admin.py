@@ -19,7 +19,7 @@ from pyqd.admin.options import ADMIN, AdminOptions, check_options
 from pyqd.admin.site import Site, context_maker, read_token, trusted_by
 from pyqd.apps.listeners import parse_address
 from pyqd.apps.program import Checks, run_program
-from pyqd.http.reader import HttpSettings, ServerTimeouts
+from pyqd.http.reader import HttpSettings
 from pyqd.http.server import HttpServer
 from pyqd.http.wsgi import WsgiRouter
 from pyqd.net.admission import Admission
@@ -32,8 +32,7 @@ from pyqd.primitives.errors import StartupError
 STOP_TIMEOUT_S: Final = 2.0
 STOP_POLL_S: Final = 0.02
 # Browsers keep connections for the next page; a header or a form of theirs comes at once.
-TIMEOUTS: Final = ServerTimeouts(idle_s=75.0, header_s=10.0, body_s=30.0, write_s=60.0)
-SETTINGS: Final = HttpSettings(timeouts=TIMEOUTS)
+SETTINGS: Final = HttpSettings(idle_s=75.0, header_s=10.0, body_s=30.0, write_s=60.0)
 BUFFER_BYTES_MAX: Final = 128 << 20
 
 logger = logging.getLogger(__name__)

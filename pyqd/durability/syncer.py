@@ -32,6 +32,7 @@ from gevent.event import Event
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.owners import OwningTopic
+from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import DirtyVersion, Topic
 from pyqd.diskqueue.reliable_sync import DirtyRange, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
@@ -231,10 +232,6 @@ class Job:
             names.note_synced(gathered)
         for topic in self.topics:
             topic.settle_dead_letters()
-
-
-def no_pause() -> None:
-    """Do nothing: run without a pause."""
 
 
 def ignore(_event: object) -> None:

@@ -61,9 +61,8 @@ class HttpConnection(HttpFront):
     ) -> None:
         super().__init__(connection.fileno(), gevent.get_hub(), short_path)
         # Indexed by ReaderState.
-        times = settings.timeouts
-        self.wait_s = (times.idle_s, times.header_s, times.body_s, times.write_s, times.write_s)
-        self.idle_s = times.idle_s
+        self.wait_s = (settings.idle_s, settings.header_s, settings.body_s, settings.write_s, settings.write_s)
+        self.idle_s = settings.idle_s
         self.gone = False
         self.buffer_bytes = 0
         self.deadline_s = time.monotonic() + self.idle_s

@@ -34,19 +34,7 @@ CHUNKED_CODING = b"chunked"
 SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServerTimeouts:
-    """Time for a peer's next request, for the headers of a request, for its body, and to read an answer.
-
-    A body gets one more second for each BODY_BYTES_PER_S received.
-    """
-
-    idle_s: float = 300.0
-    header_s: float = 30.0
-    body_s: float = 60.0
-    write_s: float = 60.0
-
-
+# A body gets one more second for so many bytes received.
 BODY_BYTES_PER_S = 1024
 
 
@@ -54,11 +42,15 @@ BODY_BYTES_PER_S = 1024
 class HttpSettings:
     """Settings of an HTTP server.
 
-    header_bytes_max: of one request. common_headers: lines that the responses of routes and errors carry, each with its
-    CR LF; redirects, answers to OPTIONS and routes with common_headers=False go without.
+    idle_s, header_s, body_s, write_s: time for a peer's next request, for the headers of a request, for its body, and
+    to read an answer. header_bytes_max: of one request. common_headers: lines that the responses of routes and errors
+    carry, each with its CR LF; redirects, answers to OPTIONS and routes with common_headers=False go without.
     """
 
-    timeouts: ServerTimeouts = ServerTimeouts()
+    idle_s: float = 300.0
+    header_s: float = 30.0
+    body_s: float = 60.0
+    write_s: float = 60.0
     header_bytes_max: int = 64 * 1024
     common_headers: str = ""
 
@@ -96,7 +88,8 @@ class RequestReader:
         self._router = router
         self._parser: Any = httptools.HttpRequestParser(self)
         self._overhead_bytes = 0
-        self._body_bytes = 0
+        # Bytes of body received so far of the arriving request.
+        self.body_bytes = 0
         self._fed_body_bytes = 0
         self._clear()
 
@@ -122,7 +115,7 @@ class RequestReader:
             self._fail(400)
         # An upper bound, because one feed may hold the end of one request and the start of another.
         self._overhead_bytes += len(data) - self._fed_body_bytes
-        if self._overhead_bytes > self._header_bytes_max + len(data) + CHUNK_HEADER_BYTES_MAX * self._body_bytes:
+        if self._overhead_bytes > self._header_bytes_max + len(data) + CHUNK_HEADER_BYTES_MAX * self.body_bytes:
             self._fail(431)
 
     def _parse(self, data: memoryview) -> memoryview | None:
@@ -147,11 +140,6 @@ class RequestReader:
             return data[upgrade.args[0] :]
 
     @property
-    def body_bytes(self) -> int:
-        """Bytes of body received so far of the arriving request."""
-        return self._body_bytes
-
-    @property
     def held_bytes(self) -> int:
         return len(self._body)
 
@@ -166,7 +154,7 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         self._clear()
-        self._overhead_bytes = self._body_bytes = 0
+        self._overhead_bytes = self.body_bytes = 0
         if self.state == ReaderState.IDLE:
             self.state = ReaderState.HEADERS
 
@@ -234,7 +222,7 @@ class RequestReader:
     def on_body(self, part: bytes) -> None:
         """Append a part of the body, or drop the part beyond the limit."""
         self.wants_continue = False
-        self._body_bytes += len(part)
+        self.body_bytes += len(part)
         self._fed_body_bytes += len(part)
         request = self._request
         if request is None or self.state != ReaderState.BODY:

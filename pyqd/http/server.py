@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 import gevent
 
@@ -39,13 +38,6 @@ PLAIN_ANSWER = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to 
 logger = logging.getLogger(__name__)
 
 
-class AccessControl(Protocol):
-    """Access control of a server."""
-
-    def refusal(self, route: Route, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
-        """Return the answer if a request for a route is refused; None if it is allowed. Switches: it may."""
-
-
 class HttpServer:
     """HTTP server over a table of routes.
 
@@ -54,8 +46,9 @@ class HttpServer:
     on_internal_error: is called with an AssertionError, a broken invariant: the daemon's state can no longer be
     trusted. Other errors of handlers are answered and logged. tls: secures the connections; None for plain HTTP.
     refusal: returns the answer to every request; None if requests are answered by routes. settings: of each connection.
-    admission: limits the number of connections; several servers may share one. login: the access control; None allows
-    everything. sites: the hosts and origins that are accepted; None accepts all.
+    admission: limits the number of connections; several servers may share one. login: takes route, request, remote, tls
+    and common_name, and returns the answer if the request is refused, else None; it may switch. sites: the hosts and
+    origins that are accepted; None accepts all.
     """
 
     def __init__(
@@ -69,7 +62,7 @@ class HttpServer:
         refusal: Callable[[], Response] | None = None,
         settings: HttpSettings = DEFAULT_SETTINGS,
         admission: Admission | None = None,
-        login: AccessControl | None = None,
+        login: Callable[..., Response | None] | None = None,
         sites: Sites | None = None,
     ) -> None:
         self.name = name
@@ -228,7 +221,7 @@ class HttpServer:
         if self._login is None:
             return None
         tls = self._tls is not None
-        refusal = self._login.refusal(route, request, remote, tls=tls, common_name=common_name)
+        refusal = self._login(route, request, remote, tls=tls, common_name=common_name)
         if refusal is None and self._stopped:
             # Meanwhile: the login may have waited for an auth server.
             raise HttpError(503, "EXITING")

@@ -32,7 +32,6 @@ class LookupRoutes:
         self._now_ns = now_ns
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             Route("GET", "/ping", self.ping, common_headers=False, right=OPEN, any_site=True),
             Route("GET", "/info", self.info, right=STATUS),
@@ -49,7 +48,6 @@ class LookupRoutes:
         ]
 
     def ping(self, _request: Request) -> Response:
-        """Answer that the daemon runs."""
         return text_response("OK")
 
     def info(self, _request: Request) -> Response:
@@ -57,33 +55,29 @@ class LookupRoutes:
         return json_response({"version": NSQ_VERSION})
 
     def topics(self, _request: Request) -> Response:
-        """Return the names of all topics."""
         return json_response({"topics": self.registry.topics()})
 
     def channels(self, request: Request) -> Response:
-        """Return the names of a topic's channels."""
-        return json_response({"channels": self.registry.channels(topic_of(query_of(request)))})
+        return json_response({"channels": self.registry.channels(topic_of(request.query()))})
 
     def lookup(self, request: Request) -> Response:
         """Return the channels of a topic and the brokers that have it."""
-        answer = self.registry.lookup(topic_of(query_of(request)), self._now_ns())
+        answer = self.registry.lookup(topic_of(request.query()), self._now_ns())
         if answer is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         return Response(200, answer, JSON)
 
     def nodes(self, _request: Request) -> Response:
-        """Return all brokers with their topics."""
         return Response(200, b'{"producers":[%b]}' % b",".join(gathered(self.registry.nodes(self._now_ns()))), JSON)
 
     def debug(self, _request: Request) -> Response:
-        """Return all registrations."""
         found = self.registry.debug(wall_ahead_ns())
         rows = (b"%b:%b" % (to_json(key), to_json(producers)) for key, producers in found)
         return Response(200, b"{%b}" % b",".join(gathered(rows)), JSON)
 
     def create_topic(self, request: Request) -> Response:
         """Create a topic without brokers."""
-        topic = topic_of(query_of(request))
+        topic = topic_of(request.query())
         if not is_valid_name_str(topic):
             raise HttpError(400, "INVALID_ARG_TOPIC")
         logger.info("DB: adding topic(%s)", topic)
@@ -92,12 +86,12 @@ class LookupRoutes:
 
     def delete_topic(self, request: Request) -> Response:
         """Delete a topic and its channels here; brokers keep them."""
-        in_slices(map(log_deletion, self.registry.topic_deletion(topic_of(query_of(request)))))
+        in_slices(map(log_deletion, self.registry.topic_deletion(topic_of(request.query()))))
         return Response(200)
 
     def tombstone(self, request: Request) -> Response:
         """Hide a broker from the lookups of a topic for a while."""
-        query = query_of(request)
+        query = request.query()
         topic = topic_of(query)
         node = query.get("node")
         if node is None:
@@ -108,7 +102,7 @@ class LookupRoutes:
 
     def create_channel(self, request: Request) -> Response:
         """Create a channel without brokers, and its topic."""
-        topic, channel = topic_and_channel_of(query_of(request))
+        topic, channel = topic_and_channel_of(request.query())
         logger.info("DB: adding channel(%s) in topic(%s)", channel, topic)
         logger.info("DB: adding topic(%s)", topic)
         self.registry.create_channel(topic, channel)
@@ -116,7 +110,7 @@ class LookupRoutes:
 
     def delete_channel(self, request: Request) -> Response:
         """Delete a channel here; brokers keep it."""
-        topic, channel = topic_and_channel_of(query_of(request))
+        topic, channel = topic_and_channel_of(request.query())
         if not self.registry.delete_channel(topic, channel):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         logger.info("DB: removing channel(%s) from topic(%s)", channel, topic)
@@ -134,19 +128,10 @@ def gathered(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def log_deletion(place: RegisteredName) -> None:
-    """Log that a topic or channel was deleted."""
     if place.channel:
         logger.info("DB: removing channel(%s) from topic(%s)", place.channel, place.topic)
     else:
         logger.info("DB: removing topic(%s)", place.topic)
-
-
-def query_of(request: Request) -> UrlQuery:
-    """Return the parameters of a request. Raises: HttpError 400."""
-    try:
-        return UrlQuery(request.query_text)
-    except ValueError:
-        raise HttpError(400, "INVALID_REQUEST") from None
 
 
 def topic_of(query: UrlQuery) -> str:

@@ -38,7 +38,6 @@ class LookupMetrics(Collector):
             of_process(registry=self._collectors)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of this daemon."""
         yield InfoMetricFamily("pyqlookupd_build", "Version of the program.", {"version": __version__})
         for name, count in self._registry.counts().items():
             yield GaugeMetricFamily(f"pyqlookupd_{name}", HELP[name], count)

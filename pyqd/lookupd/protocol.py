@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from pyqd.lookupd.registry import Peer, RegisteredBroker, Registry
 from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import ClientError
 from pyqd.primitives.goquote import go_quote, go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.peer_json import json_text
@@ -44,13 +45,6 @@ logger = logging.getLogger(__name__)
 is_valid_name = functools.lru_cache(NAMES_KNOWN_MAX)(is_valid_name_str)
 
 
-class SessionError(Exception):
-    """Answer that ends a connection: code and description. The cause, if any, is only logged."""
-
-    def __init__(self, code: str, description: str = "") -> None:
-        super().__init__(f"{code} {description}" if description else code)
-
-
 def framed(data: bytes) -> bytes:
     """Return an answer as it is sent."""
     return _SIZE.pack(len(data)) + data
@@ -62,23 +56,16 @@ OK: Final = framed(b"OK")
 class LookupSession:
     """Conversation with one broker.
 
-    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. now_ns: the monotonic
-    clock. closing: the connection is to be closed once the answers were sent.
+    remote: its address, which is the id of the producer. info: returns the reply to IDENTIFY. closing: the
+    connection is to be closed once the answers were sent.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        remote: str,
-        info: Callable[[], dict[str, Any]],
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, registry: Registry, remote: str, info: Callable[[], dict[str, Any]]) -> None:
         self.remote = remote
         self.closing = False
         self.producer: RegisteredBroker | None = None
         self._registry = registry
         self._info = info
-        self._now_ns = now_ns
         self._unread = b""
         self._has_magic = False
         # Registrations that have no log line yet: topic, and channel or "".
@@ -102,10 +89,10 @@ class LookupSession:
             finally:
                 self._log_new()
             self._unread = data[at:]
-        except SessionError as error:
+        except ClientError as error:
             cause = f" - {error.__cause__}" if error.__cause__ is not None else ""
             logger.error("[%s] - %s%s", self.remote, error, cause)
-            answers.append(framed(str(error).encode()))
+            answers.append(framed(error.frame()))
             self.closing = True
             self._unread = b""
         return b"".join(answers)
@@ -126,14 +113,14 @@ class LookupSession:
                 return 0
             if not data.startswith(MAGIC):
                 cause = ValueError(f"magic {go_quote(data[: len(MAGIC)]).decode()}")
-                raise SessionError("E_BAD_PROTOCOL") from cause
+                raise ClientError("E_BAD_PROTOCOL") from cause
             self._has_magic = True
             at = len(MAGIC)
         while True:
             end = data.find(b"\n", at, at + LINE_BYTES_MAX + 1)
             if end < 0:
                 if len(data) - at > LINE_BYTES_MAX:
-                    raise SessionError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
+                    raise ClientError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
                 return at
             line = data[at:end]
             if line.lstrip().startswith(b"IDENTIFY"):
@@ -151,12 +138,12 @@ class LookupSession:
         words = words_of(line)
         command = self._commands.get(words[0])
         if command is None:
-            raise SessionError("E_INVALID", f"invalid command {words[0]}")
+            raise ClientError("E_INVALID", f"invalid command {words[0]}")
         return command(words)
 
     def _ping(self, _words: list[str]) -> bytes:
         if self.producer is not None:
-            now_ns = self._now_ns()
+            now_ns = time.monotonic_ns()
             since_s = (now_ns - self.producer.last_update_ns) / SECOND_NS
             logger.info("CLIENT(%s): pinged (last ping %.1fs)", self.remote, since_s)
             self._registry.ping(self.producer, now_ns)
@@ -165,18 +152,18 @@ class LookupSession:
     def _identify(self, data: bytes, at: int, answers: list[bytes]) -> int:
         """Run IDENTIFY. at: of the size, behind the line. Returns: the end of the body; -1 if it has not come yet."""
         if self.producer is not None:
-            raise SessionError("E_INVALID", "cannot IDENTIFY again")
+            raise ClientError("E_INVALID", "cannot IDENTIFY again")
         if len(data) < at + _SIZE.size:
             return -1
         (size,) = _SIZE.unpack_from(data, at)
         if not 0 <= size <= BODY_BYTES_MAX:
-            raise SessionError("E_BAD_BODY", f"IDENTIFY invalid body size {size}, 0 to {BODY_BYTES_MAX} are allowed")
+            raise ClientError("E_BAD_BODY", f"IDENTIFY invalid body size {size}, 0 to {BODY_BYTES_MAX} are allowed")
         at += _SIZE.size
         if len(data) < at + size:
             return -1
         body = data[at : at + size]
         peer = parse_peer(body, self.remote)
-        self.producer = self._registry.add(peer, self._now_ns())
+        self.producer = self._registry.add(peer, time.monotonic_ns())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             self.remote,
@@ -192,15 +179,15 @@ class LookupSession:
     def _names(self, words: list[str]) -> tuple[RegisteredBroker, str, str]:
         """Return the producer, the topic and the channel, which may be empty, of REGISTER or UNREGISTER."""
         if self.producer is None:
-            raise SessionError("E_INVALID", "client must IDENTIFY")
+            raise ClientError("E_INVALID", "client must IDENTIFY")
         if len(words) == 1:
-            raise SessionError("E_INVALID", f"{words[0]} insufficient number of params")
+            raise ClientError("E_INVALID", f"{words[0]} insufficient number of params")
         topic = words[1]
         channel = words[2] if len(words) > 2 else ""
         if not is_valid_name(topic):
-            raise SessionError("E_BAD_TOPIC", f"{words[0]} topic name '{topic}' is not valid")
+            raise ClientError("E_BAD_TOPIC", f"{words[0]} topic name '{topic}' is not valid")
         if channel and not is_valid_name(channel):
-            raise SessionError("E_BAD_CHANNEL", f"{words[0]} channel name '{channel}' is not valid")
+            raise ClientError("E_BAD_CHANNEL", f"{words[0]} channel name '{channel}' is not valid")
         return self.producer, topic, channel
 
     def _register(self, words: list[str]) -> bytes:
@@ -243,7 +230,7 @@ def words_of(line: bytes) -> list[str]:
 
 
 def parse_peer(body: bytes, remote: str) -> Peer:
-    """Return the identity of a broker from the body of its IDENTIFY. Raises: SessionError.
+    """Return the identity of a broker from the body of its IDENTIFY. Raises: ClientError.
 
     Keys match in any case, as in Go's decoder; of several the last one counts, and null leaves a field as it is.
     """
@@ -270,8 +257,8 @@ def parse_peer(body: bytes, remote: str) -> Peer:
                 values[name] = value
     except (ValueError, RecursionError) as error:
         logger.info("[%s] - IDENTIFY: %s", remote, error)
-        raise SessionError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+        raise ClientError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
     peer = Peer(remote_address=remote, **values)
     if not (peer.broadcast_address and peer.tcp_port and peer.http_port and peer.version):
-        raise SessionError("E_BAD_BODY", "IDENTIFY missing fields")
+        raise ClientError("E_BAD_BODY", "IDENTIFY missing fields")
     return peer

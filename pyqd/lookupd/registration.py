@@ -90,11 +90,9 @@ class Registration:
         self._change(b"UNREGISTER %b\n" % topic.name.encode())
 
     def channel_created(self, topic: Topic, channel: str) -> None:
-        """Register a channel."""
         self._change(b"REGISTER %b %b\n" % (topic.name.encode(), channel.encode()))
 
     def channel_deleted(self, topic: Topic, channel: str) -> None:
-        """Unregister a channel."""
         self._change(b"UNREGISTER %b %b\n" % (topic.name.encode(), channel.encode()))
 
     def _change(self, command: bytes) -> None:

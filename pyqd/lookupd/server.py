@@ -11,12 +11,13 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyqd.lookupd.protocol import LookupSession, SessionError, framed
+from pyqd.lookupd.protocol import LookupSession, framed
 from pyqd.lookupd.registry import Registry
 from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener
 from pyqd.net.slice_queue import READ_EVENT, WRITE_EVENT
 from pyqd.primitives.addresses import Address
+from pyqd.primitives.errors import ClientError
 
 RECEIVED_BYTES_MAX: Final = 64 * 1024
 # A broker that vanished without closing is found after KEEPALIVE_S + KEEPALIVE_COUNT * KEEPALIVE_EVERY_S.
@@ -107,7 +108,6 @@ class LookupServer:
         return bound
 
     def stop(self) -> None:
-        """Stop listening and close all connections."""
         self._listener.stop()
         for connection in list(self.connections):
             connection.close()
@@ -116,7 +116,7 @@ class LookupServer:
         reason = self.admission.admit(remote)
         if reason:
             logger.warning("TCP: refused %s - %s", remote, reason)
-            self.admission.turn_away(accepted, framed(str(SessionError("E_INVALID", reason)).encode()))
+            self.admission.turn_away(accepted, framed(ClientError("E_INVALID", reason).frame()))
             return
         logger.info("TCP: new client(%s)", remote)
         if accepted.family != socket.AF_UNIX:

@@ -112,16 +112,10 @@ CHANNEL_FAMILIES: Sequence[Family] = (
 )
 
 
-class Selected(NamedTuple):
-    """Result of the selection: topics with series of their own, and topics shown as their sum."""
-
-    own: list[Topic]
-    summed: list[Topic]
-
-
-def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) -> Selected:
-    """Return the topics that fit, in their order. series_max: 0 is no limit."""
-    found = Selected([], [])
+def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) -> tuple[list[Topic], list[Topic]]:
+    """Return the topics that fit, in their order, and those shown as their sum. series_max: 0 is no limit."""
+    own: list[Topic] = []
+    summed: list[Topic] = []
     # Series for the sums are always reserved. Otherwise the last topic would lose its series to the sums later.
     left = series_max - len(TOPIC_FAMILIES) - len(CHANNEL_FAMILIES)
     for topic in topics:
@@ -130,10 +124,10 @@ def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) 
             continue
         if cost <= left or series_max == 0:
             left -= cost
-            found.own.append(topic)
+            own.append(topic)
         else:
-            found.summed.append(topic)
-    return found
+            summed.append(topic)
+    return own, summed
 
 
 class SeriesWriter:

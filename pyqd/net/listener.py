@@ -40,7 +40,8 @@ class Listener:
 
     def __init__(self, accepted: Callable[[socket.socket, str], None]) -> None:
         self._accepted = accepted
-        self._socket: socket.socket | None = None
+        # The listening socket; None if the listener has not started, or has stopped.
+        self.opened: socket.socket | None = None
         self._path = ""
         self._file: os.stat_result | None = None
         self._watcher: Any = None
@@ -52,27 +53,22 @@ class Listener:
         inherited: a listening socket of that address, which another process has opened; None opens one.
         """
         try:
-            self._socket = listening_socket(address) if inherited is None else inherited
-            self._socket.setblocking(False)
+            self.opened = listening_socket(address) if inherited is None else inherited
+            self.opened.setblocking(False)
         except OSError as error:
             family = "unix" if isinstance(address, UnixAddress) else "tcp"
             reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
             raise StartupError(f"listen ({address}) failed - listen {family} {address}: bind: {reason}") from error
         loop = gevent.get_hub().loop
-        self._watcher = loop.io(self._socket.fileno(), READ_EVENT)
+        self._watcher = loop.io(self.opened.fileno(), READ_EVENT)
         self._retry = loop.timer(RETRY_S, RETRY_S)
         self._watcher.start(self._accept)
-        bound = self._socket.getsockname()
-        if self._socket.family == socket.AF_UNIX:
+        bound = self.opened.getsockname()
+        if self.opened.family == socket.AF_UNIX:
             self._path = os.path.abspath(bound)
             self._file = os.lstat(self._path)
             return UnixAddress(self._path)
         return TcpAddress(bound[0], bound[1])
-
-    @property
-    def opened(self) -> socket.socket | None:
-        """The listening socket; None if the listener has not started, or has stopped."""
-        return self._socket
 
     def stop(self) -> None:
         """Stop listening and remove the file of a unix socket. Accepted connections stay open."""
@@ -88,7 +84,7 @@ class Listener:
 
     def release(self) -> socket.socket | None:
         """Accept nothing more, and return the socket: clients that connect wait in its queue until it is closed."""
-        released, self._socket = self._socket, None
+        released, self.opened = self.opened, None
         if released is not None:
             self._watcher.stop()
             self._watcher.close()
@@ -101,13 +97,13 @@ class Listener:
         self._watcher.start(self._accept)
 
     def _accept(self) -> None:
-        assert self._socket is not None
+        assert self.opened is not None
         end_s = time.thread_time() + ACCEPTING_S
         for count in range(ACCEPTED_PER_PASS_MAX):
             if count and time.thread_time() >= end_s:
                 return
             try:
-                connection, remote = self._socket.accept()
+                connection, remote = self.opened.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:

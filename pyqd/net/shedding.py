@@ -8,35 +8,21 @@ time away. A client loses no more than with any broken connection.
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from pyqd.hot.net import buffers
 
 logger = logging.getLogger(__name__)
 
 
-class Holder(Protocol):
-    """A connection with buffers, as the shedder sees it."""
-
-    @property
-    def gone(self) -> bool:
-        """True once the connection is being closed."""
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory of the connection's own buffers."""
-
-    def close_because(self, reason: str) -> None:
-        """Close the connection at once. Switches: no."""
-
-
 class Shedder:
     """Watcher of the buffers of all connections on the calling thread's hub.
 
-    limit_bytes: 0 is no limit. sources: return the connections.
+    limit_bytes: 0 is no limit. sources: return the connections. A connection has `buffer_bytes`, the memory of its own
+    buffers; `gone`, true once it is being closed; and `close_because(reason)`, which closes it at once.
     """
 
-    def __init__(self, hub: Any, limit_bytes: int, *sources: Callable[[], Iterable[Holder]]) -> None:
+    def __init__(self, hub: Any, limit_bytes: int, *sources: Callable[[], Iterable[Any]]) -> None:
         self.limit_bytes = limit_bytes
         self.shed_count = 0
         self.sources = sources

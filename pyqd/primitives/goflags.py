@@ -10,8 +10,8 @@ argument, and words errors and help differently. Working around all of it would 
 
 Errors begin with Go's text and end with the remedy: the nearest flag, or a valid value.
 
-The flags of a program are the fields of a dataclass: `declare` gives a field its flag, `declared_flags` collects them.
-Parsing yields only the given values, so that a configuration file can stand between them and the defaults.
+The flags of a program are the fields of a dataclass: `declare_field` gives a field its flag, `declared_flags` collects
+them. Parsing yields only the given values, so that a configuration file can stand between them and the defaults.
 """
 
 import dataclasses
@@ -207,36 +207,23 @@ class Flag:
         return f"must be at least {self.type.show(self.minimum)}"
 
 
-def declare(
-    name: str,
-    flag_type: FlagType,
-    default: Any,
-    help_text: str,
-    *,
-    key: str | None = "",
-    **more: Any,
-) -> Any:
-    """Return a dataclass field that carries a flag; the parameters are those of Flag.
-
-    name: "" for the name of the field with dashes, without its unit. key: "" for the name with
-    underscores, None for no key.
-    """
-    declared = {"name": name, "type": flag_type, "default": default, "help": help_text, "config_key": key, **more}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata={"flag": declared})
-    return dataclasses.field(default=default, metadata={"flag": declared})
-
-
 _KINDS = {bool: BOOL, int: INT, str: STRING, tuple: STRING}
 
 
-def declare_field(default: Any, help_text: str, *, kind: FlagType | None = None, **more: Any) -> Any:
-    """Return a dataclass field that carries a flag with the name of the field. more: other parameters of `declare`.
+def declare_field(
+    default: Any, help_text: str, *, kind: FlagType | None = None, key: str | None = "", **more: Any
+) -> Any:
+    """Return a dataclass field that carries a flag with the name of the field. more: other parameters of Flag.
 
     kind: by default that of a text, a whole number or a truth value, by `default`. A tuple makes the flag repeatable.
+    key: "" for the name with underscores, None for no key.
     """
-    more.setdefault("repeatable", isinstance(default, tuple))
-    return declare("", kind or _KINDS[type(default)], default, help_text, **more)
+    flag_type = kind or _KINDS[type(default)]
+    declared = {"type": flag_type, "default": default, "help": help_text, "config_key": key, **more}
+    declared.setdefault("repeatable", isinstance(default, tuple))
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata={"flag": declared})
+    return dataclasses.field(default=default, metadata={"flag": declared})
 
 
 def flag_name(attribute: str) -> str:
@@ -256,11 +243,11 @@ def declared_flags(options_class: type, groups: Mapping[str, str] | None = None)
     for field in dataclasses.fields(options_class):
         if "flag" in field.metadata:
             declared = dict(field.metadata["flag"])
-            declared["name"] = declared["name"] or flag_name(field.name)
+            name = flag_name(field.name)
             if declared["config_key"] == "":
-                declared["config_key"] = declared["name"].replace("-", "_")
-            group = headings.pop(declared["name"], group)
-            flags.append(Flag(attribute=field.name, group=group, **declared))
+                declared["config_key"] = name.replace("-", "_")
+            group = headings.pop(name, group)
+            flags.append(Flag(name, field.name, group=group, **declared))
     if len({flag.name for flag in flags}) != len(flags):
         raise ValueError(f"a flag of {options_class.__name__} is declared twice")
     if headings:
@@ -316,16 +303,10 @@ def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
     return Parsed(values, tuple(reversed(rest)))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word nearest to a misspelt one; empty if none is similar."""
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=NEAREST_RATIO_MIN)
-    return close[0] if close else ""
-
-
 def suggestion(word: str, known: Iterable[str], mark: str = "") -> str:
     """Return the question after a misspelt word, "; did you mean --name?"; empty if no known word is similar."""
-    found = nearest(word, known)
-    return f"; did you mean {mark}{found}?" if found else ""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=NEAREST_RATIO_MIN)
+    return f"; did you mean {mark}{close[0]}?" if close else ""
 
 
 def _split(argument: str) -> tuple[str, str, str]:

@@ -16,21 +16,14 @@ Invariants:
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport errno
 
-from pyqd.hot.net.sockets cimport READ_EVENT
+from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some, send_some
 from pyqd.hot.primitives.clock cimport NS_PER_S, mono_ns
 
 import os
 
 from greenlet import getcurrent
-
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t recv(int fd, void* data, size_t size_bytes, int flags)
-    ssize_t send(int fd, const void* data, size_t size_bytes, int flags)
-    enum:
-        MSG_DONTWAIT
-        MSG_NOSIGNAL
 
 cdef enum:
     READ_BYTES = 64 << 10
@@ -123,16 +116,11 @@ cdef class HttpFront:
         self.close_short_path()
 
     cdef int64_t read(self) except -2:
-        """Read into the shared buffer. Returns: bytes; 0 at the end; -1 if none have arrived. Raises: OSError."""
-        cdef ssize_t count
-        while True:
-            count = recv(self.fd, read_buffer, READ_BYTES, MSG_DONTWAIT)
-            if count >= 0:
-                return count
-            if errno == EAGAIN:
-                return -1
-            if errno != EINTR:
-                raise OSError(errno, os.strerror(errno))
+        """Read into the shared buffer. Returns: bytes; 0 at the end; RECEIVE_NONE. Raises: OSError."""
+        cdef ssize_t count = receive_some(self.fd, read_buffer, READ_BYTES)
+        if count == RECEIVE_BROKEN:
+            raise OSError(errno, os.strerror(errno))
+        return count
 
     cdef uint64_t answer_short(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF:
         """Offer bytes to the short path and send its answers. Returns: the bytes that it answered."""
@@ -146,15 +134,9 @@ cdef class HttpFront:
 
     cdef int send_answers(self, const char* at, uint64_t size_bytes) except -1:
         """Send answers; `unsent` keeps the bytes that the socket does not take."""
-        cdef ssize_t sent
-        while True:
-            sent = send(self.fd, at, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
-            if sent >= 0 or errno != EINTR:
-                break
+        cdef ssize_t sent = send_some(self.fd, at, size_bytes)
         if sent < 0:
-            if errno != EAGAIN:
-                raise OSError(errno, os.strerror(errno))
-            sent = 0
+            raise OSError(errno, os.strerror(errno))
         if <uint64_t> sent < size_bytes:
             self.unsent = at[sent:size_bytes]
         return 0

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pyqd.apps.web_admin import TIMEOUTS
+from pyqd.apps.web_admin import SETTINGS
 from tests.admin.conftest import PASSWORDS, Admin, World
 from tests.admin.test_access import Browser, basic
 from tests.support.ambiguous_http import AMBIGUOUS
@@ -96,8 +96,8 @@ def test_slow_headers_end_in_time_and_connections_are_counted(world: World, star
             each.sendall(b"GET / HTTP/1.1\r\n")
         refused = stack.enter_context(connection_to(admin))
         assert refused.recv(999).startswith(b"HTTP/1.1 503 ")
-        wait_until(lambda: drips_in_vain(slow), "the end of the slow headers", TIMEOUTS.header_s + WAIT_S)
-        assert time.monotonic() - started_s < TIMEOUTS.header_s + WAIT_S / 2
+        wait_until(lambda: drips_in_vain(slow), "the end of the slow headers", SETTINGS.header_s + WAIT_S)
+        assert time.monotonic() - started_s < SETTINGS.header_s + WAIT_S / 2
     assert admin.ask("GET", "/ping").status == 200
 
 

@@ -1,12 +1,11 @@
-"""Tests of pyqd.lookupd.registry and pyqd.lookupd.bit_set."""
+"""Tests of pyqd.lookupd.registry."""
 
 import json
 import random
 
 import pytest
 
-from pyqd.lookupd.bit_set import BitSet
-from pyqd.lookupd.registry import NO_TOMBSTONE, Peer, RegisteredBroker, Registry
+from pyqd.lookupd.registry import NO_TOMBSTONE, BitSet, Peer, RegisteredBroker, Registry
 from pyqd.primitives.durations import SECOND_NS
 
 NOW_NS = 1_800_000_000 * SECOND_NS

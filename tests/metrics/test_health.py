@@ -42,8 +42,8 @@ class Watched:
         self.files = SickFiles()
         self.broker = Broker(parse_args([f"--data-path={path}"]), self.files)
         self.broker.load()
-        self.routes = StatusRoutes(self.broker, Identity(hostname="h", start_ns=time.time_ns()))
         self.metrics = Metrics(self.broker)
+        self.routes = StatusRoutes(self.broker, Identity(hostname="h", start_ns=time.time_ns()), self.metrics)
 
     def ping(self) -> tuple[int, bytes]:
         response = self.routes.ping(Request("GET", "/ping", "1.1", {}))

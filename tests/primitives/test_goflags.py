@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 
 from pyqd.primitives import goflags
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagError, HelpRequested, declare
+from pyqd.primitives.goflags import DURATION, INT, FlagError, HelpRequested, declare_field
 
 
 @dataclasses.dataclass
 class Example:
-    yes: bool = declare("yes", BOOL, False, "a boolean")
-    node_id: int = declare("node-id", INT, 5, "an integer", key="id", minimum=0, maximum=9)
-    pause_ns: int = declare("pause", DURATION, 60_000_000_000, "a duration")
-    name: str = declare("name", STRING, 'a"b', "a string")
-    peers: tuple[str, ...] = declare("peer", STRING, (), "a list", key=None, repeatable=True)
-    zero: int = declare("zero", INT, 0, "nothing")
+    yes: bool = declare_field(False, "a boolean")
+    node_id: int = declare_field(5, "an integer", key="id", minimum=0, maximum=9)
+    pause_ns: int = declare_field(60_000_000_000, "a duration", kind=DURATION)
+    name: str = declare_field('a"b', "a string")
+    peer: tuple[str, ...] = declare_field((), "a list", key=None)
+    zero: int = declare_field(0, "nothing")
     other: str = "not a flag"
 
 
@@ -122,9 +122,9 @@ def test_the_usage_text_lists_the_flags_by_name_with_their_defaults() -> None:
 def test_flags_of_groups_stand_under_their_headings_in_the_order_of_declaration() -> None:
     @dataclasses.dataclass
     class Grouped:
-        zebra: int = declare("zebra", INT, 0, "last letter")
-        ape: int = declare("ape", INT, 7, "first letter", default_text="seven")
-        bee: bool = declare("bee", BOOL, False, "an insect")
+        zebra: int = declare_field(0, "last letter")
+        ape: int = declare_field(7, "first letter", default_text="seven")
+        bee: bool = declare_field(False, "an insect")
 
     flags = goflags.declared_flags(Grouped, {"zebra": "Mammals", "bee": "Others"})
     assert goflags.usage("prog", flags) == (
@@ -194,8 +194,8 @@ def test_the_fields_of_the_class_have_the_defaults_of_the_flags() -> None:
 def test_a_flag_may_be_declared_once_only() -> None:
     @dataclasses.dataclass
     class Twice:
-        first: int = declare("same", INT, 0, "")
-        second: int = declare("same", INT, 0, "")
+        same: int = declare_field(0, "")
+        same_ns: int = declare_field(0, "")
 
     with pytest.raises(ValueError, match="declared twice"):
         goflags.declared_flags(Twice)

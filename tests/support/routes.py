@@ -1,7 +1,7 @@
 """The daemon's routes over a broker that is no process of its own and has no clients over TCP."""
 
 from pyqd.api.debug import DebugRoutes
-from pyqd.api.restart import RestartError
+from pyqd.api.restart import ProcessRoutes, RestartError
 from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
 from pyqd.config.live_options import LiveOptions
@@ -13,12 +13,8 @@ from pyqd.net.loop_driver import yield_to_loop
 from pyqd.tcp.drain import Drain
 
 
-class NoRestarts:
-    def begin(self) -> int:
-        raise RestartError("this broker is no process of its own")
-
-    def as_dict(self) -> dict[str, object]:
-        return {}
+def refuse_restart() -> int:
+    raise RestartError("this broker is no process of its own")
 
 
 def routes_of(broker: Broker, identity: Identity | None = None, profiler: Profiler | None = None) -> list[Route]:
@@ -29,6 +25,5 @@ def routes_of(broker: Broker, identity: Identity | None = None, profiler: Profil
         metrics=Metrics(broker),
         live=LiveOptions(broker, yield_to_loop),
         debug=DebugRoutes(profiler or Profiler(), tuple),
-        drain=Drain(broker, set),
-        restarts=NoRestarts(),
+        process=ProcessRoutes(broker, Drain(broker, set), refuse_restart, dict),
     )

@@ -78,7 +78,7 @@ def blueprint(
     return routes
 
 
-def refused(error: UpstreamError) -> tuple[str, int]:
+def refused(error: Exception) -> tuple[str, int]:
     return render_template("refused.html", error=str(error)), 502
 
 

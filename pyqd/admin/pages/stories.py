@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.health import mark
 from pyqd.admin.pages.browser import MESSAGE_ID
-from pyqd.admin.pages.forms import blueprint
+from pyqd.admin.pages.forms import blueprint, refused
 from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.fallback.trace_states import STATES
@@ -83,7 +83,7 @@ def stories(site: Site, url: str) -> Blueprint:
     """Return the routes. url: of the trace database. Raises: TraceError if it is no URL of a database."""
     views = Stories(site, Database(url))
     routes = blueprint("stories", {"/messages": views.search, "/messages/<message_id>": views.story})
-    routes.register_error_handler(TraceError, views.unreadable)
+    routes.register_error_handler(TraceError, refused)
     return routes
 
 
@@ -151,6 +151,3 @@ class Stories:
         stories = self.read(lambda: stories_of(self.database, message_id)) if can_exist else []
         found = [story for story in stories if self.site.may(UserRole.VIEW, story.topic)]
         return render_template("story.html", id=message_id, stories=found, named=named), 200 if found else 404
-
-    def unreadable(self, error: TraceError) -> tuple[str, int]:
-        return render_template("refused.html", error=str(error)), 502
