@@ -13,9 +13,10 @@ from bench.server import Figures, RunError, Server, ServerError, Target, running
 from bench.setting import Meter, Setting, metered, read_memory, settle
 from bench.workloads import Workload
 from pyqd.client.errors import ClientError
+from pyqd.hot.tools.histogram import LatencyHistogram
 from pyqd.hot.tools.loadgen import Load
 from pyqd.tools.bench.connections import Address, Connections, Handshake, LoadHandshakeError, create_channel
-from pyqd.tools.bench.outcome import Latency, LoadReport
+from pyqd.tools.bench.outcome import LoadReport
 from pyqd.tools.bench.process import read_cpu_time
 
 TOPIC = "bench"
@@ -49,15 +50,15 @@ def load_figures(report: LoadReport, meter: Meter, seconds: float) -> Figures:
     }
 
 
-def latency_values(prefix: str, latency: Latency) -> Figures:
+def latency_values(prefix: str, latency: LatencyHistogram) -> Figures:
     """Return the figures of one kind of latency, none when nothing was recorded."""
     if not latency.count:
         return {}
     return {
-        f"{prefix}_p50_us": latency.p50_ns / 1e3,
-        f"{prefix}_p99_us": latency.p99_ns / 1e3,
-        f"{prefix}_p999_us": latency.p999_ns / 1e3,
-        f"{prefix}_max_us": latency.max_ns / 1e3,
+        f"{prefix}_p50_us": latency.quantile(0.5) / 1e3,
+        f"{prefix}_p99_us": latency.quantile(0.99) / 1e3,
+        f"{prefix}_p999_us": latency.quantile(0.999) / 1e3,
+        f"{prefix}_max_us": latency.most / 1e3,
     }
 
 

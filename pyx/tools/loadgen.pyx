@@ -10,7 +10,7 @@ from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from pyqd.hot.tools.histogram cimport Histogram, copy_of, summarize
+from pyqd.hot.tools.histogram cimport Histogram, copy_of
 from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, PR_SET_TIMERSLACK, close, epoll_create1, monotonic_ns, prctl, watch,
 )
@@ -414,9 +414,9 @@ cdef class Load:
             worked_s=traffic.worked_ns / 1e9,
             timed_out=loaded and not self.complete,
             sent_s=self.since_start_s(traffic.last_sent_ns),
-            answers=summarize(&traffic.answers),
-            deliveries=summarize(&traffic.deliveries),
-            behind=summarize(&traffic.behind),
+            answers=self.answers(),
+            deliveries=self.deliveries(),
+            behind=self.behind(),
             early=traffic.early,
             channels=channels,
         )
