@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from pyqd.client.core.commands import MAGIC
 from pyqd.client.core.layers import DeflateLayer, SnappyLayer, TlsLayer
-from pyqd.tools.bench.connections import MAGIC, Address, LoadHandshakeError, expect_ok
+from pyqd.tools.bench.connections import Address, LoadHandshakeError, expect_ok
 from tests.support.certificates import Certificate, certify
 
 CHUNK_BYTES = 512 << 10

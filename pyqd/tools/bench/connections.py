@@ -3,18 +3,16 @@
 This half is plain Python: it works once per connection, not per message.
 """
 
-import json
 import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from pyqd.client.core.commands import auth
+from pyqd.client.core.commands import MAGIC, auth, identify, sub
 
 Address = tuple[str, int]
 
-MAGIC = b"  V2"
 # The kernel queues this many handshakes and short commands without either side having to wait for the other.
 OPEN_AT_ONCE = 64
 FRAME_RESPONSE = 0
@@ -48,12 +46,11 @@ class Handshake:
             return b""
         parts = [MAGIC]
         if self.identify:
-            body = json.dumps(dict(self.identify)).encode()
-            parts.append(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+            parts.append(identify(self.identify))
         if self.secret:
             parts.append(auth(self.secret))
         if self.channel:
-            parts.append(f"SUB {self.topic} {self.channel}\n".encode())
+            parts.append(sub(self.topic, self.channel))
         return b"".join(parts)
 
     def answer_count(self) -> int:
