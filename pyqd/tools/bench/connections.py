@@ -31,19 +31,15 @@ class ForeignError(LoadHandshakeError):
 class Handshake:
     """First commands of a connection: IDENTIFY if there are fields for it, AUTH with a secret, SUB for a consumer.
 
-    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK. silent:
-    the connection is for HTTP, and sends nothing by itself.
+    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK.
     """
 
     identify: Mapping[str, int | str | bool] = field(default_factory=dict)
     topic: str = ""
     channel: str = ""
-    silent: bool = False
     secret: str = field(default="", repr=False)
 
     def preamble(self) -> bytes:
-        if self.silent:
-            return b""
         parts = [MAGIC]
         if self.identify:
             parts.append(identify(self.identify))
@@ -134,8 +130,3 @@ def expect_ok(connection: socket.socket) -> bytes:
             raise LoadHandshakeError(
                 f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}"
             )
-
-
-def create_channel(address: Address, topic: str, channel: str, *, timeout_s: float) -> None:
-    """Create topic and channel as a consumer does: subscribe and leave."""
-    Connections.open(address, 1, Handshake(topic=topic, channel=channel), timeout_s=timeout_s).close()

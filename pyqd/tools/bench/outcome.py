@@ -28,7 +28,7 @@ class LoadCounts:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Counters of one `Load.run`.
+    """Counters of one load.
 
     confirmed counts messages whose command was answered OK; received = unique + duplicates + foreign, each over all
     channels. Times are in seconds since the first byte of the load was sent; 0 for an event that never came. worked_s
