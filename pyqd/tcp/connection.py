@@ -6,8 +6,8 @@ A connection has three compiled parts, which call each other in one direction:
     publisher  Publisher, pyx/tcp/publisher.pyx  checks and stores publishes
     output     ClientOutput, pyx/tcp/output.pyx  queues answers, delivers messages, sends heartbeats
 
-The parts get the connection at construction and call it for everything rare: SUB, IDENTIFY, AUTH, syncs, log lines, the
-end. The protocols in their `.pyi` files list these calls.
+The parts get the connection at construction, as `client`, and call it for everything rare: SUB, IDENTIFY, AUTH, syncs,
+log lines, the end.
 """
 
 import contextlib
