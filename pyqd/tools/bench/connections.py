@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from pyqd.client.core.commands import MAGIC, auth, identify, sub
 
@@ -100,9 +99,7 @@ class Connections:
     def __enter__(self) -> "Connections":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
