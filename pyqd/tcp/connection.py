@@ -111,11 +111,6 @@ class Connection:
         """Memory of the connection's own buffers."""
         return self.ioloop.buffer_bytes
 
-    @property
-    def is_upgraded(self) -> bool:
-        """True if bytes are encrypted or compressed."""
-        return self.output.transport is not None
-
     def begin(self) -> None:
         """Start the messagePump and the heartbeats: the client has sent the magic."""
         logger.info("CLIENT(%s): desired protocol magic '  V2'", self.remote_address)
@@ -161,7 +156,7 @@ class Connection:
             identity,
             self.server.options,
             tls_enabled=self.server.tls.enabled,
-            upgraded=self.is_upgraded,
+            upgraded=self.output.transport is not None,
         )
         self.respond(negotiate.reply(identity, granted, upgrades, self.server.options))
         if upgrades.any():
