@@ -175,9 +175,9 @@ class DurableLoad:
         self.histogram, before, begun_s = LatencyHistogram(), self.answered, time.monotonic()
         self.run_until(begun_s + seconds, spin)
         rate = (self.answered - before) * self.row.batch / (time.monotonic() - begun_s)
-        latency = self.histogram.latency()
+        latencies = latency_values("answer", self.histogram)
         self.run_until(time.monotonic() + DRAIN_S, spin=False, is_closing=True)
-        return {"rate_per_s": rate, **latency_values("answer", latency)}
+        return {"rate_per_s": rate, **latencies}
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def measure_disk(setting: Setting) -> Figures:
             os.fdatasync(file.fileno())
             histogram.add(time.monotonic_ns() - before_ns)
             count += 1
-    return {"rate_per_s": count / MEASURED_S, **latency_values("answer", histogram.latency())}
+    return {"rate_per_s": count / MEASURED_S, **latency_values("answer", histogram)}
 
 
 def study(setting: Setting, _scale: float) -> Study:

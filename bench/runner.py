@@ -13,9 +13,10 @@ from bench.server import Figures, RunError, Server, ServerError, Target, running
 from bench.setting import Meter, Setting, metered, read_memory, settle
 from bench.workloads import Workload
 from pyqd.client.errors import ClientError
+from pyqd.hot.tools.histogram import LatencyHistogram
 from pyqd.hot.tools.loadgen import Load
-from pyqd.tools.bench.connections import Address, Connections, Handshake, LoadHandshakeError, create_channel
-from pyqd.tools.bench.outcome import Latency, LoadReport
+from pyqd.tools.bench.connections import Address, Connections, Handshake, LoadHandshakeError
+from pyqd.tools.bench.outcome import LoadReport
 from pyqd.tools.bench.process import read_cpu_time
 
 TOPIC = "bench"
@@ -24,10 +25,36 @@ OPEN_TIMEOUT_S = 30.0
 # Publishers have little to do beside the deliveries of many channels.
 PUBLISH_S = 10e-6
 CONSUME_S = 50e-6
+SIGNALS_S = 0.1
 START_COUNT = 5
 START_DEADLINE_S = 120.0
 # Resolution of the time of a start.
 START_POLL_S = 0.001
+
+
+class HttpHandshake(Handshake):
+    """Beginning of a connection for HTTP: nothing is sent before a request."""
+
+    def preamble(self) -> bytes:
+        return b""
+
+
+def create_channel(address: Address, topic: str, channel: str, *, timeout_s: float) -> None:
+    """Create topic and channel as a consumer does: subscribe and leave."""
+    Connections.open(address, 1, Handshake(topic=topic, channel=channel), timeout_s=timeout_s).close()
+
+
+def run_load(load: Load, deadline_s: float, *, spin: bool = False) -> LoadReport:
+    """Run a load until it is complete, at the latest until deadline_s seconds have passed. Raises: LoadError.
+
+    A load of idle connections alone always lasts deadline_s, and that is no time-out.
+    """
+    load.start(spin=spin)
+    end_s = time.monotonic() + deadline_s
+    # Signals are handled between two calls.
+    while (left_s := end_s - time.monotonic()) > 0 and not load.advance(min(SIGNALS_S, left_s)):
+        pass
+    return load.report()
 
 
 def load_figures(report: LoadReport, meter: Meter, seconds: float) -> Figures:
@@ -49,15 +76,15 @@ def load_figures(report: LoadReport, meter: Meter, seconds: float) -> Figures:
     }
 
 
-def latency_values(prefix: str, latency: Latency) -> Figures:
+def latency_values(prefix: str, latency: LatencyHistogram) -> Figures:
     """Return the figures of one kind of latency, none when nothing was recorded."""
     if not latency.count:
         return {}
     return {
-        f"{prefix}_p50_us": latency.p50_ns / 1e3,
-        f"{prefix}_p99_us": latency.p99_ns / 1e3,
-        f"{prefix}_p999_us": latency.p999_ns / 1e3,
-        f"{prefix}_max_us": latency.max_ns / 1e3,
+        f"{prefix}_p50_us": latency.quantile(0.5) / 1e3,
+        f"{prefix}_p99_us": latency.quantile(0.99) / 1e3,
+        f"{prefix}_p999_us": latency.quantile(0.999) / 1e3,
+        f"{prefix}_max_us": latency.most / 1e3,
     }
 
 
@@ -78,7 +105,7 @@ def carry(
             if workload.unconsumed:
                 report = run_bounded(publishing, load, workload.unconsumed, workload.deadline_s)
             else:
-                report = load.run(workload.deadline_s, spin=setting.spin and not workload.upgrade)
+                report = run_load(load, workload.deadline_s, spin=setting.spin and not workload.upgrade)
     return report, meter
 
 
@@ -101,7 +128,9 @@ def open_consumers(workload: Workload, server: Server, channel: str, opened: Exi
 def open_publishers(workload: Workload, server: Server, load: Load, opened: ExitStack) -> None:
     is_http = workload.kind == "http_publish"
     address: Address = server.http_address if is_http else server.tcp_address
-    connections = Connections.open(address, workload.publishers, Handshake(silent=is_http), timeout_s=OPEN_TIMEOUT_S)
+    connections = Connections.open(
+        address, workload.publishers, HttpHandshake() if is_http else Handshake(), timeout_s=OPEN_TIMEOUT_S
+    )
     fds = opened.enter_context(connections).fds()
     if is_http:
         load.add_http_publishers(
@@ -211,7 +240,7 @@ def run_idle(workload: Workload, server: Server, _setting: Setting) -> Figures:
         taken = read_memory(server.pid) - before
         load.add_idlers(connections.fds())
         with metered(server) as meter:
-            load.run(workload.duration_s)
+            run_load(load, workload.duration_s)
     return {
         **{key: value / workload.idlers for key, value in vars(taken).items()},
         "cpu_percent": 100 * meter.server.total_s / meter.elapsed_s,

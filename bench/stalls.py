@@ -20,7 +20,8 @@ from bench.prober import probing
 from bench.server import Figures, RunError, Server, Target, post, running, wait_until_listening
 from bench.setting import Setting
 from bench.study import Study
-from pyqd.tools.bench.connections import MAGIC, Connections, Handshake, expect_ok
+from pyqd.client.core.commands import MAGIC
+from pyqd.tools.bench.connections import Connections, Handshake, expect_ok
 
 TOPIC = "stalls"
 DELAY_MS = 3_000_000

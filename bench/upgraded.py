@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
-from pyqd.tools.bench.connections import MAGIC, Address, LoadHandshakeError, expect_ok
+from pyqd.client.core.commands import MAGIC
+from pyqd.client.core.layers import DeflateLayer, SnappyLayer, TlsLayer
+from pyqd.tools.bench.connections import Address, LoadHandshakeError, expect_ok
 from tests.support.certificates import Certificate, certify
 
 CHUNK_BYTES = 512 << 10
@@ -43,7 +44,7 @@ def server_flags(upgrade: str) -> tuple[str, ...]:
     return (f"-tls-cert={made.path}", f"-tls-key={made.key_path}", "-https-address=127.0.0.1:0")
 
 
-def new_layer(upgrade: str) -> Layer:
+def new_layer(upgrade: str) -> SnappyLayer | DeflateLayer | TlsLayer:
     if upgrade == "snappy":
         return SnappyLayer()
     if upgrade == "deflate":

@@ -121,10 +121,6 @@ class HttpClient:
         )
 
     @property
-    def host(self) -> str:
-        return self.place.host
-
-    @property
     def is_open(self) -> bool:
         """True if a connection is kept from an earlier request."""
         return self._connection.is_open

@@ -5,28 +5,10 @@ Both have the columns of docs/trace.md, "Columns", with None or null where an ev
 
 import importlib
 from array import array
-from typing import Any, Final
+from typing import Any
 
 from pyqd.fallback.columns import ID_BYTES
 from pyqd.hot.wire.trace_events import KINDS, TraceColumns
-
-NAMES: Final = (
-    "position",
-    "timestamp_ns",
-    "kind",
-    "message_id",
-    "topic",
-    "channel",
-    "client",
-    "user_agent",
-    "attempt",
-    "size_bytes",
-    "due_ns",
-    "delay_ms",
-    "count",
-    "reason",
-    "body",
-)
 
 
 def lists(decoded: TraceColumns) -> dict[str, list[Any]]:
@@ -97,21 +79,21 @@ def record_batch(decoded: TraceColumns) -> Any:
     def sized(kind: Any, offsets: bytes, values: bytes, bits: bytes) -> Any:
         return pa.Array.from_buffers(kind, rows, [pa.py_buffer(bits), pa.py_buffer(offsets), pa.py_buffer(values)])
 
-    columns = (
-        numbers(pa.int64(), decoded.positions),
-        numbers(pa.int64(), decoded.timestamps_ns),
-        texts(KINDS, numbers(pa.int8(), decoded.kinds)),
-        sized(pa.string(), decoded.id_offsets, decoded.ids, decoded.id_bits),
-        texts(decoded.topics, numbers(pa.int32(), decoded.topic_indexes)),
-        texts(decoded.channels, numbers(pa.int32(), decoded.channel_indexes)),
-        texts(decoded.clients, numbers(pa.int32(), decoded.client_indexes)),
-        texts(decoded.user_agents, numbers(pa.int32(), decoded.user_agent_indexes)),
-        numbers(pa.int32(), decoded.attempts, decoded.attempt_bits),
-        numbers(pa.int32(), decoded.sizes, decoded.size_bits),
-        numbers(pa.int64(), decoded.dues_ns, decoded.due_bits),
-        numbers(pa.int64(), decoded.delays_ms, decoded.delay_bits),
-        numbers(pa.int64(), decoded.counts, decoded.count_bits),
-        texts(decoded.reasons, numbers(pa.int32(), decoded.reason_indexes)),
-        sized(pa.binary(), decoded.body_offsets, decoded.bodies, decoded.body_bits),
-    )
-    return pa.RecordBatch.from_arrays(list(columns), names=list(NAMES))
+    columns = {
+        "position": numbers(pa.int64(), decoded.positions),
+        "timestamp_ns": numbers(pa.int64(), decoded.timestamps_ns),
+        "kind": texts(KINDS, numbers(pa.int8(), decoded.kinds)),
+        "message_id": sized(pa.string(), decoded.id_offsets, decoded.ids, decoded.id_bits),
+        "topic": texts(decoded.topics, numbers(pa.int32(), decoded.topic_indexes)),
+        "channel": texts(decoded.channels, numbers(pa.int32(), decoded.channel_indexes)),
+        "client": texts(decoded.clients, numbers(pa.int32(), decoded.client_indexes)),
+        "user_agent": texts(decoded.user_agents, numbers(pa.int32(), decoded.user_agent_indexes)),
+        "attempt": numbers(pa.int32(), decoded.attempts, decoded.attempt_bits),
+        "size_bytes": numbers(pa.int32(), decoded.sizes, decoded.size_bits),
+        "due_ns": numbers(pa.int64(), decoded.dues_ns, decoded.due_bits),
+        "delay_ms": numbers(pa.int64(), decoded.delays_ms, decoded.delay_bits),
+        "count": numbers(pa.int64(), decoded.counts, decoded.count_bits),
+        "reason": texts(decoded.reasons, numbers(pa.int32(), decoded.reason_indexes)),
+        "body": sized(pa.binary(), decoded.body_offsets, decoded.bodies, decoded.body_bits),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -35,7 +35,7 @@ class Authorizer:
 
     def auth(self, secret: bytes) -> bytes:
         """AUTH. Returns: the answer. Raises: ClientError. Switches: yes."""
-        if self.has_authorizations():
+        if self._permissions is not None and self._permissions.authorizations:
             raise ClientError("E_INVALID", "AUTH already set")
         if not self.needed:
             raise ClientError("E_AUTH_DISABLED", "AUTH disabled")
@@ -49,10 +49,6 @@ class Authorizer:
             "permission_count": len(permissions.authorizations),
         }
         return json.dumps(answer, separators=(",", ":")).encode()
-
-    def has_authorizations(self) -> bool:
-        """Return whether an AUTH has succeeded."""
-        return self._permissions is not None and bool(self._permissions.authorizations)
 
     def renew(self, command: bytes) -> None:
         """Ask again if the permissions have expired. Raises: ClientError. Switches: yes."""

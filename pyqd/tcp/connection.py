@@ -6,8 +6,8 @@ A connection has three compiled parts, which call each other in one direction:
     publisher  Publisher, pyx/tcp/publisher.pyx  checks and stores publishes
     output     ClientOutput, pyx/tcp/output.pyx  queues answers, delivers messages, sends heartbeats
 
-The parts get the connection at construction and call it for everything rare: SUB, IDENTIFY, AUTH, syncs, log lines, the
-end. The protocols in their `.pyi` files list these calls.
+The parts get the connection at construction, as `client`, and call it for everything rare: SUB, IDENTIFY, AUTH, syncs,
+log lines, the end.
 """
 
 import contextlib
@@ -19,30 +19,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
 
-from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
-from pyqd.config.options import TLS_NOT_REQUIRED, Options
+from pyqd.config.options import TLS_NOT_REQUIRED
 from pyqd.hot.net.transport import TransportError
 from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoLoop
 from pyqd.hot.tcp.output import ClientOutput
-from pyqd.hot.tcp.publisher import ProtocolLimits, Publisher
+from pyqd.hot.tcp.publisher import Publisher
 from pyqd.net.greenlets import start_raw
-from pyqd.net.slice_queue import SliceQueue
-from pyqd.net.tls import TlsServer
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
 from pyqd.primitives.timestamps import wall_ahead_ns
 from pyqd.tcp import negotiate
-from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.authorization import Authorizer
-from pyqd.tcp.closing import Closing
 from pyqd.tcp.upgrade import tls_stats, upgrade
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
+
+    from pyqd.tcp.server import TcpServer
 
 logger = logging.getLogger(__name__)
 
@@ -55,24 +52,6 @@ class PublishSyncs(Protocol):
 
     def notify(self, topics: Iterable[Topic], callback: Callable[[BaseException | None], None]) -> None:
         """Call callback(None) when the topics are durable, or callback(error) if their sync fails. Switches: no."""
-
-
-class ClientServer(Protocol):
-    """The server, as its connections see it. The members are described in `pyqd.tcp.server`."""
-
-    broker: Broker
-    options: Options
-    hub: Any
-    tls: TlsServer
-    auth: AuthServers
-    durability: PublishSyncs
-    limits: ProtocolLimits
-    slice_queue: SliceQueue
-    closing: "Closing[Connection]"
-    on_internal_error: Callable[[BaseException], None]
-
-    def note_producer(self, connection: "Connection") -> None: ...
-    def remove_client(self, connection: "Connection") -> None: ...
 
 
 class Connection:
@@ -101,7 +80,7 @@ class Connection:
         "user_agent",
     )
 
-    def __init__(self, server: ClientServer, sock: socket.socket, remote_address: str) -> None:
+    def __init__(self, server: "TcpServer", sock: socket.socket, remote_address: str) -> None:
         self.server = server
         self.socket = sock
         self.remote_address = remote_address
@@ -131,11 +110,6 @@ class Connection:
     def buffer_bytes(self) -> int:
         """Memory of the connection's own buffers."""
         return self.ioloop.buffer_bytes
-
-    @property
-    def is_upgraded(self) -> bool:
-        """True if bytes are encrypted or compressed."""
-        return self.output.transport is not None
 
     def begin(self) -> None:
         """Start the messagePump and the heartbeats: the client has sent the magic."""
@@ -182,7 +156,7 @@ class Connection:
             identity,
             self.server.options,
             tls_enabled=self.server.tls.enabled,
-            upgraded=self.is_upgraded,
+            upgraded=self.output.transport is not None,
         )
         self.respond(negotiate.reply(identity, granted, upgrades, self.server.options))
         if upgrades.any():

@@ -28,17 +28,6 @@ DEFLATE_LEVEL_DEFAULT: Final = 6
 _INT64: Final = range(-(2**63), 2**63)
 _INT32: Final = range(-(2**31), 2**31)
 
-_STRINGS: Final = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
-_BOOLS: Final = ("feature_negotiation", "tls_v1", "snappy", "deflate", "message_ids")
-_INTS: Final = {
-    "heartbeat_interval": _INT64,
-    "output_buffer_timeout": _INT64,
-    "output_buffer_size": _INT64,
-    "sample_rate": _INT32,
-    "msg_timeout": _INT64,
-    "deflate_level": _INT64,
-}
-
 
 @dataclasses.dataclass(slots=True)
 class ClientIdentity:
@@ -65,17 +54,18 @@ class ClientIdentity:
     deflate_level: int = 0
 
 
+_KINDS: Final = {field.name: field.type for field in dataclasses.fields(ClientIdentity)}
+
+
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
 def _typed(key: str, value: Any) -> Any:
     """Return a field's value as its type, or raise ValueError as Go's decoder would."""
-    if key in _STRINGS and isinstance(value, str):
-        return value
-    if key in _BOOLS and isinstance(value, bool):
-        return value
-    if key in _INTS and type(value) is int and value in _INTS[key]:
+    # Only this integer of nsqd's has 32 bits.
+    integers = _INT32 if key == "sample_rate" else _INT64
+    if type(value) is _KINDS[key] and (type(value) is not int or value in integers):
         return value
     raise ValueError(f"{key} has another type")
 
@@ -88,8 +78,6 @@ def decode_identity(body: bytes) -> ClientIdentity:
     if len(body) > IDENTITY_BYTES_MAX:
         raise ClientError("E_BAD_BODY", f"IDENTIFY body too big {len(body)} > {IDENTITY_BYTES_MAX}")
     identity = ClientIdentity()
-    known = {*_STRINGS, *_BOOLS, *_INTS}
-
     try:
         decoded = json.loads(json_text(body), object_pairs_hook=JsonMembers, parse_constant=_refuse_constant)
         if decoded is None:
@@ -98,7 +86,7 @@ def decode_identity(body: bytes) -> ClientIdentity:
             raise ValueError("not an object")
         for key, value in decoded:
             field = key.lower()
-            if field in known and value is not None:
+            if field in _KINDS and value is not None:
                 setattr(identity, field, _typed(field, value))
     except (ValueError, RecursionError) as error:
         raise ClientError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error

@@ -9,25 +9,23 @@ Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyqd.hot.net.tls import Tls
 from pyqd.hot.net.transport import CodecTransport
 from pyqd.hot.tcp.deflate import Deflate
-from pyqd.hot.tcp.ioloop import IoLoop
-from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.snappy import Snappy
 from pyqd.net.handshake import HandshakeError, shake_hands
 from pyqd.net.slice_queue import slice_queue_of
 from pyqd.net.tls import TlsServer, session_of
 from pyqd.primitives.errors import ClientError
-from pyqd.tcp.authorization import Authorizer
 from pyqd.tcp.negotiate import Upgrades
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
+
+    from pyqd.tcp.connection import Connection
 
 OK = b"OK"
 # nsqd's names, by OpenSSL's.
@@ -36,22 +34,7 @@ TLS_VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2"
 logger = logging.getLogger(__name__)
 
 
-class UpgradedClient(Protocol):
-    """The connection, as its upgrades see it."""
-
-    ioloop: IoLoop
-    output: ClientOutput
-    socket: socket.socket
-    remote_address: str
-    authorizer: Authorizer
-    tls: SSL.Connection | None
-
-    @property
-    def gone(self) -> bool: ...
-    def respond(self, body: bytes) -> None: ...
-
-
-def upgrade(connection: UpgradedClient, upgrades: Upgrades, tls: TlsServer, hub: Any) -> None:
+def upgrade(connection: Connection, upgrades: Upgrades, tls: TlsServer, hub: Any) -> None:
     """Start the granted upgrades after the queued answer is sent. Raises: ClientError. Switches: yes."""
     connection.ioloop.drain()
     if connection.gone:
@@ -72,9 +55,7 @@ def upgrade(connection: UpgradedClient, upgrades: Upgrades, tls: TlsServer, hub:
         confirm(connection, CodecTransport(connection.socket.fileno(), Deflate(level), below=transport, early=early))
 
 
-def start_tls(
-    connection: UpgradedClient, new_tls: Callable[[], SSL.Connection], hub: Any, early: bytes
-) -> CodecTransport:
+def start_tls(connection: Connection, new_tls: Callable[[], SSL.Connection], hub: Any, early: bytes) -> CodecTransport:
     """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
     connection.output.withhold(True)
     try:
@@ -90,7 +71,7 @@ def start_tls(
     return CodecTransport(connection.socket.fileno(), Tls(secured))
 
 
-def confirm(connection: UpgradedClient, transport: CodecTransport) -> None:
+def confirm(connection: Connection, transport: CodecTransport) -> None:
     """Put a transport in place and send an OK through it. Switches: if the socket is full."""
     if connection.gone:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from pyqd.primitives.backoff import NO_JITTER, Backoff
 
@@ -24,24 +24,14 @@ SLICES: Final = 120
 SLICE_S: Final = 300.0 / SLICES
 
 
-class Targets(Protocol):
-    """Choice among targets, which are numbered from 0."""
-
-    def choose(self, now_s: float) -> int:
-        """Return the target of the next message."""
-
-    def note(self, target: int, now_s: float, took_s: float | None) -> None:
-        """Note the response time of a target; None for a failure."""
-
-
 class RoundRobin:
-    """Each target in turn."""
+    """Each target in turn. Targets are numbered from 0."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._last = 0
 
-    def choose(self, now_s: float) -> int:  # noqa: ARG002 - of the protocol
+    def choose(self, now_s: float) -> int:  # noqa: ARG002 - as in HostPool
         """Return the next target. The first is number 1, as in NSQ's tools."""
         self._last = (self._last + 1) % self._count
         return self._last
@@ -92,6 +82,7 @@ class HostPool:
         return 0
 
     def note(self, target: int, now_s: float, took_s: float | None) -> None:
+        """Note the response time of a target; None for a failure."""
         host = self.hosts[target]
         if took_s is not None:
             host.is_dead = False
@@ -155,6 +146,9 @@ class EpsilonGreedy(HostPool):
                 last = host.sums[index] / host.counts[index]
             total += last * age / SLICES
         return total
+
+
+Targets = RoundRobin | HostPool
 
 
 def targets_for(mode: str, count: int) -> Targets:

@@ -18,12 +18,12 @@ from pyqd.hot.net.transport import TransportError
 
 cdef enum:
     ENCODED_BYTES = 64 << 10
+    RAW = -15                            # the window of 32 KiB, without header and checksum
+    LEVELS_PER_LEVEL = 3
+    # Measured: bytes allocated for one object, with isal 1.7.
+    DECOMPRESSOR_BYTES = 88_000
 
-RAW = -15                                # the window of 32 KiB, without header and checksum
-LEVELS_PER_LEVEL = 3
-# Measured: bytes allocated for one object, with isal 1.7.
-COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
-DECOMPRESSOR_BYTES = 88_000
+cdef dict COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
 
 
 @cython.final

@@ -44,8 +44,8 @@ cdef char* scratch = <char*> malloc(CHUNK_HEADER_BYTES + CHECKSUM_BYTES + COMPRE
 if scratch == NULL:
     raise MemoryError
 
-CORRUPT = "snappy: corrupt input"
-UNSUPPORTED = "snappy: unsupported input"
+cdef str CORRUPT = "snappy: corrupt input"
+cdef str UNSUPPORTED = "snappy: unsupported input"
 
 
 cdef uint32_t masked_crc32c(const char* data, uint64_t size_bytes) noexcept nogil:

@@ -4,8 +4,6 @@ from libc.string cimport memset
 
 from pyqd.hot.tools.histogram cimport Histogram, histogram_add, histogram_quantile
 
-from pyqd.tools.bench.outcome import Latency
-
 
 cdef Histogram* check(Histogram* histogram, double share) except NULL:
     if not 0 <= share <= 1:
@@ -42,22 +40,8 @@ cdef class LatencyHistogram:
         """Return the longest duration in ns; 0 if there is none."""
         return self.histogram.most
 
-    def latency(self):
-        """Return the figures for a report."""
-        return summarize(&self.histogram)
-
 
 cdef object copy_of(const Histogram* histogram):
     cdef LatencyHistogram made = LatencyHistogram()
     made.histogram = histogram[0]
     return made
-
-
-cdef object summarize(const Histogram* histogram):
-    return Latency(
-        count=histogram.count,
-        p50_ns=histogram_quantile(histogram, 0.5),
-        p99_ns=histogram_quantile(histogram, 0.99),
-        p999_ns=histogram_quantile(histogram, 0.999),
-        max_ns=histogram.most,
-    )

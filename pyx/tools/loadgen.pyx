@@ -4,13 +4,12 @@ The sockets come in connected and subscribed (pyqd.tools.bench.connections does 
 the bytes.
 """
 
-from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport errno
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from pyqd.hot.tools.histogram cimport Histogram, copy_of, summarize
+from pyqd.hot.tools.histogram cimport Histogram, copy_of
 from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, PR_SET_TIMERSLACK, close, epoll_create1, monotonic_ns, prctl, watch,
 )
@@ -32,7 +31,6 @@ cdef enum:
     OPEN_OUTSTANDING_MAX = 65536   # of a connection with a rate: more than the buffers of two sockets hold
 
 cdef double RATE_MAX_PER_S = 1e9
-cdef double SIGNALS_S = 0.1            # after so long `run` looks for signals
 cdef int64_t SLICE_NS = 20_000_000     # after so long `advance` looks whether it was interrupted
 
 
@@ -50,7 +48,7 @@ cdef class Load:
     body_bytes: 8 to 1 MiB; the first 8 bytes are the counter. filler: bytes after the counter, repeated and cut.
     channels: number of consumed channels, 1 to 1024; each must get every message.
 
-    The sockets stay the caller's, who keeps them open until `run` returned. A load runs once: by `run`, or by `start`
+    The sockets stay the caller's, who keeps them open until the last `advance` returned. A load runs once: by `start`
     and calls of `advance`, in any one thread. Only `interrupt` and `counts` may be called by another thread meanwhile.
     """
 
@@ -258,26 +256,12 @@ cdef class Load:
         for fd in fds:
             self.add(fd, IDLER, SMALL_INPUT_BYTES, 1)
 
-    def run(self, double deadline_s, *, bint spin=False):
-        """Run until the load is complete, at the latest until deadline_s seconds have passed.
+    def start(self, *, bint spin=False):
+        """Send the first commands. Raises: LoadError; ValueError if the load has begun.
 
         spin: poll instead of sleeping while there is nothing to do. It costs the whole core and keeps the time of
         waking up out of the figures.
-
-        A load of idle connections alone always lasts deadline_s, and that is no time-out.
-        Returns: LoadReport. Raises: LoadError for an error frame, a closed connection or a broken protocol.
         """
-        cdef int64_t end_ns
-        cdef bint complete = False
-        self.start(spin=spin)
-        end_ns = self.traffic.start_ns + <int64_t>(deadline_s * 1e9)
-        while not complete and monotonic_ns() < end_ns:
-            complete = self.advance(min(SIGNALS_S, (end_ns - monotonic_ns()) / 1e9))
-            PyErr_CheckSignals()
-        return self.report()
-
-    def start(self, *, bint spin=False):
-        """Send the first commands. Raises: LoadError; ValueError if the load has begun."""
         cdef uint32_t index
         cdef int state = 0
         cdef Connection* connection
@@ -414,9 +398,9 @@ cdef class Load:
             worked_s=traffic.worked_ns / 1e9,
             timed_out=loaded and not self.complete,
             sent_s=self.since_start_s(traffic.last_sent_ns),
-            answers=summarize(&traffic.answers),
-            deliveries=summarize(&traffic.deliveries),
-            behind=summarize(&traffic.behind),
+            answers=self.answers(),
+            deliveries=self.deliveries(),
+            behind=self.behind(),
             early=traffic.early,
             channels=channels,
         )

@@ -28,6 +28,7 @@ from pyqd.client.errors import (
     refusal,
 )
 from pyqd.client.settings import TCP_PORT
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.http_client import refuse_own
 from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
 from pyqd_spark.options import BrokerOptions, Option, exactly_one, parse_address, parse_names, parse_text
@@ -102,7 +103,7 @@ class TcpConnection:
             port = client.json("/info").get("tcp_port")
             if not port:
                 raise BrokerError(f"{target.address}: takes no TCP connections on a port")
-            return f"[{client.host}]:{port}" if ":" in client.host else f"{client.host}:{port}"
+            return str(TcpAddress(client.place.host, port))
 
     def open(self, target: BrokerTarget, **identity: object) -> "NsqClient":
         """Return a connection to a broker, negotiated and authenticated. identity: fields of IDENTIFY.

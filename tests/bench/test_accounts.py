@@ -15,7 +15,7 @@ from bench.setting import Cores, Setting
 from bench.workloads import Workload, find
 from pyqd.client.http import HttpClient
 from pyqd.hot.tools.loadgen import Load
-from pyqd.tools.bench.connections import Connections, Handshake, create_channel
+from pyqd.tools.bench.connections import Connections, Handshake
 from tests.bench.brokers import broker
 
 # Each test takes long, by itself or with the programs that it starts.
@@ -46,7 +46,7 @@ def publish(server: Server, messages: int, defer_ms: int = 0) -> None:
     load = Load(messages=messages, body_bytes=16)
     with Connections.open(server.tcp_address, 1, Handshake(), timeout_s=10.0) as connections:
         load.add_publishers(connections.fds(), topic=TOPIC, batch=1, outstanding=1, defer_ms=defer_ms)
-        assert load.run(20.0).confirmed == messages
+        assert runner.run_load(load, 20.0).confirmed == messages
 
 
 def test_the_messages_of_a_topic_are_compared_with_those_published(server: Server) -> None:
@@ -71,7 +71,7 @@ def test_a_topic_that_the_server_does_not_know_has_lost_everything(server: Serve
 
 
 def test_messages_that_were_to_be_deferred_and_are_not_count_as_lost(server: Server) -> None:
-    create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
+    runner.create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
     publish(server, 2, defer_ms=600_000)
     accounts.require_published(server, TOPIC, 2, deferred=True)
     accounts.require_published(server, TOPIC, 2)
@@ -81,7 +81,7 @@ def test_messages_that_were_to_be_deferred_and_are_not_count_as_lost(server: Ser
 
 
 def test_messages_that_remain_after_all_were_consumed_are_an_error(server: Server) -> None:
-    create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
+    runner.create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
     publish(server, 2)
     with pytest.raises(RunError, match="2 are left when each message had come once"):
         accounts.require_consumed(server, TOPIC, 2)

@@ -46,8 +46,9 @@ FOUNDATIONS = {
     "admin": ("primitives", "config", "wire", "fallback", "client", "trace"),
 }
 
-# The broker in memory makes its producers and consumers, which call it; jobs on segments serve the pool that uses them.
-LAYERS_WITH_CYCLES_OF_TYPES = ("diskqueue", "testing")
+# Two objects that call each other: an engine and its links, jobs on segments and the pool that uses them, a server and
+# its connections, the broker in memory and its producers and consumers.
+LAYERS_WITH_CYCLES_OF_TYPES = ("client", "diskqueue", "tcp", "testing")
 
 # Below this layer nothing switches greenlets.
 LOWEST_LAYER_OF_GEVENT = "net"

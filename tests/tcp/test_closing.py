@@ -1,8 +1,8 @@
-"""Tests of pyqd.tcp.closing."""
+"""The clients of deleted channels are closed in slices."""
 
 from typing import Any
 
-from pyqd.tcp.closing import AT_ONCE, BUDGET_S, Closing
+from pyqd.tcp.server import AT_ONCE, BUDGET_S, ClosingQueue
 
 
 class Loop:
@@ -38,7 +38,7 @@ class Bench:
         self.spent_s = 0.0
         self.cost_s = cost_s
         hub: Any = type("Hub", (), {"loop": self.loop})()
-        self.closing = Closing(hub, self.close, lambda: self.spent_s)
+        self.closing = ClosingQueue(hub, self.close, lambda: self.spent_s)
 
     def close(self, connection: Any) -> None:
         self.closed.append(connection)

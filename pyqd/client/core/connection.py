@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyqd.client.core import commands
-from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
+from pyqd.client.core.layers import DeflateLayer, SnappyLayer, TlsLayer
 from pyqd.client.errors import AuthenticationError, ProtocolError, RefusedError, TlsError, refusal
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ConnectionCore:
         self._new_tls = new_tls
         self._auth_secret = auth_secret
         self._tls: TlsLayer | None = None
-        self._compression: Layer | None = None
+        self._compression: SnappyLayer | DeflateLayer | None = None
         # Upgrades that are granted and not made yet, in their order.
         self._upgrades: list[str] = []
         self._owes_nop = False

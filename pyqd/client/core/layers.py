@@ -11,7 +11,7 @@ import importlib
 import ssl
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyqd.client.core.tls import tls_failure
 from pyqd.client.errors import NotConnectedError, ProtocolError, SettingError, TlsError
@@ -26,18 +26,6 @@ else:
 
 # Deflate expands 1032 times at most, so that receipts of up to 254 KiB never reach it.
 EXPANDED_BYTES_MAX: Final = 256 << 20
-
-
-class Layer(Protocol):
-    """One layer of a connection; the network is below it."""
-
-    def receive(self, data: bytes) -> bytes:
-        """Decode bytes from below. Raises: ProtocolError."""
-        ...
-
-    def send(self, data: bytes) -> bytes:
-        """Return the form of data that goes down."""
-        ...
 
 
 class TlsLayer:

@@ -70,7 +70,7 @@ class Engine:
         self.is_driven_by_loop = False
         # Called in an asyncio program: asks the loop for a run.
         self._ask_loop: Callable[[], None] | None = None
-        self._poller = SocketPoller()
+        self.poller = SocketPoller()
         self._timers = Timers()
         self._posted: deque[Callable[[], None]] = deque()
         self._outside: deque[Callable[[], None]] = deque()
@@ -142,7 +142,7 @@ class Engine:
         timer = self._timers.add(delay_s, callback)
         if self._timers.next_s < former_s:
             if self._is_asleep:
-                self._poller.wake()
+                self.poller.wake()
             if self._ask_loop is not None and not self.role.is_held_here():
                 self._ask_loop()
         return timer
@@ -150,14 +150,14 @@ class Engine:
     def post(self, callback: Callable[[], None]) -> None:
         """Have the driver call back with the lock held. Called from any thread, with the lock or without."""
         self._posted.append(callback)
-        self._poller.wake()
+        self.poller.wake()
         self.ensure_stand_in()
 
     def call_outside(self, callback: Callable[[], None]) -> None:
         """Call back soon without the lock: for a user's functions, which may call the client."""
         self._outside.append(callback)
         if self._is_asleep:
-            self._poller.wake()
+            self.poller.wake()
         elif self._ask_loop is not None and not self.role.is_held_here():
             self._ask_loop()
 
@@ -170,7 +170,7 @@ class Engine:
         """Have the driver flush a link. soon: start the stand-in if there is no driver."""
         if not self._dirty or soon:
             if self._is_asleep:
-                self._poller.wake()
+                self.poller.wake()
             elif self._ask_loop is not None:
                 if not self.role.is_held_here():
                     self._ask_loop()
@@ -189,14 +189,6 @@ class Engine:
             dirty, self._dirty = self._dirty, []
             for link in dirty:
                 link.flush()
-
-    def watch(self, sock: socket.socket, link: Link, *, writes: bool, is_new: bool = False) -> None:
-        """Call link.ready() when the socket is readable, and with `writes` also when it is writable."""
-        self._poller.watch(sock, link, writes=writes, is_new=is_new)
-
-    def unwatch(self, sock: socket.socket) -> None:
-        """Watch a socket no more."""
-        self._poller.unwatch(sock)
 
     # Driving. The caller holds the lock.
 
@@ -235,7 +227,7 @@ class Engine:
                     self._drive(is_done, deadline_s)
                 else:
                     if self.stand_in.is_driving(role):
-                        self._poller.wake()
+                        self.poller.wake()
                     role.sleep(self.lock, SLEEP_S_MAX if left_s is None else min(left_s, SLEEP_S_MAX), result)
             return True
         finally:
@@ -262,7 +254,7 @@ class Engine:
         role.holder = 0
         role.left_s = time.monotonic()
         if self.is_closed:
-            self._poller.release()
+            self.poller.release()
         if role.waiters or self.stand_in.rests_until_left:
             self._offer_role()
 
@@ -275,7 +267,8 @@ class Engine:
 
     def wake_waiters(self) -> None:
         """Have all waiting threads evaluate their conditions again."""
-        self.role.wake_all()
+        for waiter in self.role.waiters:
+            waiter.wake()
 
     def step(self, timeout_s: float | None) -> None:
         """Flush, sleep until something happens or timeout_s is over, handle it. timeout_s 0: do not sleep."""
@@ -287,12 +280,12 @@ class Engine:
         self._is_asleep = timeout_s > 0
         self.lock.release()
         try:
-            ready = self._poller.select(timeout_s)
+            ready = self.poller.select(timeout_s)
         finally:
             self.lock.acquire()
             self._is_asleep = False
         if not self.is_closed:
-            self._poller.handle(ready)
+            self.poller.handle(ready)
         self._do_duties()
 
     def _do_duties(self) -> None:
@@ -348,19 +341,15 @@ class Engine:
 
     # The event loop of asyncio as the driver.
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable if step() has something to do; not with gevent's selectors."""
-        return self._poller.fileno()
-
     def let_loop_drive(self, ask: Callable[[], None]) -> None:
-        """The caller calls run_ready() from now on: if fileno() is readable, `ask` was called, a timer is due."""
+        """The caller calls run_ready() from now on: if the poller is readable, `ask` was called, a timer is due."""
         self.is_driven_by_loop = True
         self._ask_loop = ask
 
     def run_ready(self, *, is_readable: bool) -> float:
         """Handle everything that is ready without sleeping; return the time of the next timer. Takes the lock itself.
 
-        is_readable: whether fileno() is readable.
+        is_readable: whether the poller's descriptor is readable.
         """
         with self.lock:
             role = self.role
@@ -368,7 +357,7 @@ class Engine:
                 role.holder = threading.get_ident()
                 try:
                     # The selector need not say which link has bytes if there is only one.
-                    link = self._poller.only_link
+                    link = self.poller.only_link
                     if not is_readable:
                         self._do_duties()
                     elif link is None or not link.receive():
@@ -386,7 +375,7 @@ class Engine:
         if self.is_closed:
             return
         self.is_closed = True
-        self._poller.wake()
+        self.poller.wake()
         self.wake_waiters()
         self.stand_in.wake()
 
@@ -396,24 +385,24 @@ class Engine:
         with self.lock:
             # A thread that sleeps in a closed selector would sleep for ever: the last one that leaves closes it.
             if self.role.holder == 0:
-                self._poller.release()
+                self.poller.release()
 
     def abandon(self, close: Callable[[], None]) -> None:
         """Have the stand-in close everything. For the finalizer of an owner: takes no lock, does not wait."""
         if self.stand_in.is_alive():
             self._posted.append(close)
-            self._poller.wake()
+            self.poller.wake()
         else:
             close()
             self.run_outside()
-            self._poller.release()
+            self.poller.release()
 
     def after_fork(self) -> None:
         """In the child of a fork: begin with nothing. The parent's connections stay as they are."""
         self.lock = threading.Lock()
         if self.is_closed:
             return
-        self._poller.disown()
+        self.poller.disown()
         self._set_up()
         owner = self.owner()
         if owner is not None:

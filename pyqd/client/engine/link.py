@@ -13,15 +13,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pyqd.client.core.connection import ConnectionCore, Event
-from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.http_client import reaches_itself
+
+if TYPE_CHECKING:
+    from pyqd.client.engine.engine import Engine
 
 # glibc maps larger blocks of memory again each time, which costs more than to call recv() several times.
 RECEIVE_BYTES: Final = 1 << 16
@@ -47,21 +48,6 @@ class LinkHandler(Protocol):
         """Called once for each link that fails or is closed by the broker. error: a ClientError."""
 
 
-class LinkHost(Protocol):
-    """Engine, as its links see it."""
-
-    def watch(self, sock: socket.socket, link: Link, *, writes: bool, is_new: bool = False) -> None:
-        """Call link.ready() when the socket is readable, and with `writes` also when it is writable."""
-
-    def unwatch(self, sock: socket.socket) -> None: ...
-
-    def note_dirty(self, link: Link, soon: bool) -> None:
-        """Have the driver flush a link. soon: start the stand-in if there is no driver."""
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back in delay_s seconds."""
-
-
 def let_wait(sock: socket.socket) -> bool:
     """Have recv() wait, RECEIVE_S at most; return whether the socket can do so.
 
@@ -84,7 +70,7 @@ class Link:
 
     def __init__(
         self,
-        engine: LinkHost,
+        engine: Engine,
         address: Address,
         core: ConnectionCore,
         handler: LinkHandler,
@@ -163,13 +149,13 @@ class Link:
             self._keep(memoryview(data)[sent:])
         elif self._unsent:
             self._unsent = b""
-            self._engine.watch(self._socket, self, writes=False)
+            self._engine.poller.watch(self._socket, self, writes=False)
 
     def _keep(self, unsent: memoryview) -> None:
         """Keep bytes until the socket takes them."""
         assert self._socket is not None
         if not self._unsent:
-            self._engine.watch(self._socket, self, writes=True)
+            self._engine.poller.watch(self._socket, self, writes=True)
         self._unsent = unsent
 
     def _continue_sending(self) -> None:
@@ -216,7 +202,7 @@ class Link:
                     self._socket.bind(self._local)
             with contextlib.suppress(BlockingIOError):
                 self._socket.connect(target)
-            self._engine.watch(self._socket, self, writes=True, is_new=True)
+            self._engine.poller.watch(self._socket, self, writes=True, is_new=True)
         except OSError as error:
             self._connect_failed(error)
             return
@@ -237,7 +223,7 @@ class Link:
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
-            self._engine.unwatch(self._socket)
+            self._engine.poller.unwatch(self._socket)
             self._socket.close()
             self._socket = None
 
@@ -263,7 +249,7 @@ class Link:
         self._is_connecting = False
         self.heard_s = time.monotonic()
         self.can_wait = let_wait(self._socket)
-        self._engine.watch(self._socket, self, writes=False)
+        self._engine.poller.watch(self._socket, self, writes=False)
         self.flush()
 
     def receive(self) -> bool:

@@ -35,22 +35,17 @@ class AsyncioDriver:
         """The running loop. Raises: SettingError without one, and if the engine belongs to another one."""
         if self._loop is None:
             try:
-                running = asyncio.get_running_loop()
+                self._loop = asyncio.get_running_loop()
             except RuntimeError:
                 raise SettingError(NO_LOOP) from None
-            self._attach(running)
+            self._thread = threading.get_ident()
+            self._engine.let_loop_drive(self._schedule)
+            self._descriptor = self._engine.poller.fileno()
+            self._loop.add_reader(self._descriptor, self._run_ready, True)
         loop = self._loop
-        assert loop is not None
         if threading.get_ident() != self._thread or loop.is_closed():
             raise SettingError("a producer or consumer belongs to the event loop in which it was first used")
         return loop
-
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread = threading.get_ident()
-        self._engine.let_loop_drive(self._schedule)
-        self._descriptor = self._engine.fileno()
-        loop.add_reader(self._descriptor, self._on_readable)
 
     def detach(self) -> None:
         """Drive no more. May be repeated."""
@@ -77,16 +72,13 @@ class AsyncioDriver:
         with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(callback, *args)
 
-    def _on_readable(self) -> None:
-        if not self._engine.is_closed:
-            timer_s = self._engine.run_ready(is_readable=True)
-            if timer_s < self._timer_s:
-                self._arm(timer_s)
-
     def _run(self) -> None:
         self._is_scheduled = False
+        self._run_ready(False)
+
+    def _run_ready(self, is_readable: bool) -> None:
         if not self._engine.is_closed:
-            timer_s = self._engine.run_ready(is_readable=False)
+            timer_s = self._engine.run_ready(is_readable=is_readable)
             if timer_s < self._timer_s:
                 self._arm(timer_s)
 

@@ -89,8 +89,3 @@ class DriverRole:
             if result is not None:
                 # A thread that asks again and again, for a short time each, must not leave a waiter each time.
                 forget(result, waiter)
-
-    def wake_all(self) -> None:
-        """Have all sleeping threads evaluate their conditions again."""
-        for waiter in self.waiters:
-            waiter.wake()

@@ -10,9 +10,12 @@ import logging
 import threading
 import time
 import weakref
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pyqd.client.engine.role import DriverRole, Waiter
+
+if TYPE_CHECKING:
+    from pyqd.client.engine.engine import Engine
 
 LINGER_S: Final = 0.05
 # A thread that submits messages is likely to wait for them soon, and drives then. Two threads that run at a time would
@@ -28,24 +31,6 @@ SHUTDOWN: Final = "shutdown"
 logger = logging.getLogger("pyqd.client")
 
 
-class Driven(Protocol):
-    """Engine, as its stand-in sees it."""
-
-    name: str
-    lock: threading.Lock
-    is_closed: bool
-    is_driven_by_loop: bool
-    role: DriverRole
-    stand_in: StandIn
-
-    @property
-    def has_unsent(self) -> bool: ...
-
-    def step_as_stand_in(self, timeout_s: float | None) -> None: ...
-
-    def log(self, level: int, text: str, *arguments: object) -> None: ...
-
-
 class StandIn:
     """Thread that stands in, and its sleep between. Methods are called with the engine's lock held.
 
@@ -58,7 +43,7 @@ class StandIn:
         self.rests_until_left = False
         self._has_waited = False
 
-    def start(self, engine: Driven) -> None:
+    def start(self, engine: Engine) -> None:
         """Start the thread, once. Called with the lock or without.
 
         Without a thread, as at the limit of threads of a container, the next call tries again. Threads of the user that
@@ -99,7 +84,7 @@ class StandIn:
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join()
 
-    def look(self, engine: Driven) -> tuple[Waiter, float | None] | None:
+    def look(self, engine: Engine) -> tuple[Waiter, float | None] | None:
         """Drive for one step if no other thread does; otherwise return how to sleep."""
         self._resting = None
         if engine.is_closed:
@@ -128,7 +113,7 @@ class StandIn:
         return self._resting, None if self.rests_until_left else LINGER_S
 
 
-def run(reference: weakref.ref[Driven]) -> None:
+def run(reference: weakref.ref[Engine]) -> None:
     """Thread of an engine. It holds no reference while it sleeps, so that a forgotten producer ends it."""
     while True:
         engine = reference()

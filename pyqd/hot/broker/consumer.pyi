@@ -1,4 +1,4 @@
-from typing import Any, Protocol, final, type_check_only
+from typing import Any, final
 
 from typing_extensions import Self
 
@@ -8,13 +8,6 @@ from pyqd.hot.primitives.schedule import Scheduled
 IN_ZONE: int
 IN_REGION: int
 ELSEWHERE: int
-
-@type_check_only
-class Client(Protocol):
-    """Interface to a client's connection, for its channel."""
-
-    def close(self) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
 
 class Consumer(Scheduled):
     client: Any

@@ -1,17 +1,10 @@
-from typing import Any, Protocol, final, type_check_only
+from typing import Any, final
 
 from pyqd.hot.broker.channel import ChannelCore
-from pyqd.hot.broker.consumer import Client, Consumer
+from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.net.transport import CodecTransport
 from pyqd.hot.primitives.schedule import Scheduler
-
-@type_check_only
-class OutputClient(Client, Protocol):
-    """Interface of a connection's Python half to its output."""
-
-    def close_because(self, reason: str) -> None: ...
-    def end_input(self) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
+from pyqd.tcp.connection import Connection
 
 @final
 class ClientOutput(Consumer):
@@ -23,7 +16,7 @@ class ClientOutput(Consumer):
     transport: CodecTransport | None
     sent_bytes: int
     heartbeat_ns: int
-    def __init__(self, fd: int, hub: Any, scheduler: Scheduler, client: OutputClient) -> None: ...
+    def __init__(self, fd: int, hub: Any, scheduler: Scheduler, client: Connection) -> None: ...
     def put_response(self, data: bytes) -> None: ...
     def upgrade(self, transport: CodecTransport) -> None: ...
     def withhold(self, withholding: bool) -> None: ...

@@ -66,6 +66,3 @@ cdef inline int64_t histogram_quantile(const Histogram* histogram, double share)
 
 # A LatencyHistogram with the same durations.
 cdef object copy_of(const Histogram* histogram)
-
-# The pyqd.tools.bench.outcome.Latency of a histogram.
-cdef object summarize(const Histogram* histogram)

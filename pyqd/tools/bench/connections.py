@@ -3,18 +3,15 @@
 This half is plain Python: it works once per connection, not per message.
 """
 
-import json
 import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 
-from pyqd.client.core.commands import auth
+from pyqd.client.core.commands import MAGIC, auth, identify, sub
 
 Address = tuple[str, int]
 
-MAGIC = b"  V2"
 # The kernel queues this many handshakes and short commands without either side having to wait for the other.
 OPEN_AT_ONCE = 64
 FRAME_RESPONSE = 0
@@ -33,27 +30,22 @@ class ForeignError(LoadHandshakeError):
 class Handshake:
     """First commands of a connection: IDENTIFY if there are fields for it, AUTH with a secret, SUB for a consumer.
 
-    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK. silent:
-    the connection is for HTTP, and sends nothing by itself.
+    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK.
     """
 
     identify: Mapping[str, int | str | bool] = field(default_factory=dict)
     topic: str = ""
     channel: str = ""
-    silent: bool = False
     secret: str = field(default="", repr=False)
 
     def preamble(self) -> bytes:
-        if self.silent:
-            return b""
         parts = [MAGIC]
         if self.identify:
-            body = json.dumps(dict(self.identify)).encode()
-            parts.append(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+            parts.append(identify(self.identify))
         if self.secret:
             parts.append(auth(self.secret))
         if self.channel:
-            parts.append(f"SUB {self.topic} {self.channel}\n".encode())
+            parts.append(sub(self.topic, self.channel))
         return b"".join(parts)
 
     def answer_count(self) -> int:
@@ -107,9 +99,7 @@ class Connections:
     def __enter__(self) -> "Connections":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -137,8 +127,3 @@ def expect_ok(connection: socket.socket) -> bytes:
             raise LoadHandshakeError(
                 f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}"
             )
-
-
-def create_channel(address: Address, topic: str, channel: str, *, timeout_s: float) -> None:
-    """Create topic and channel as a consumer does: subscribe and leave."""
-    Connections.open(address, 1, Handshake(topic=topic, channel=channel), timeout_s=timeout_s).close()

@@ -1,17 +1,8 @@
 """Result of one load as the generator saw it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Durations of one kind: their number, quantiles to 0.4 %, and the exact maximum; all 0 if there are none."""
-
-    count: int = 0
-    p50_ns: int = 0
-    p99_ns: int = 0
-    p999_ns: int = 0
-    max_ns: int = 0
+from pyqd.hot.tools.histogram import LatencyHistogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,7 @@ class LoadCounts:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Counters of one `Load.run`.
+    """Counters of one load.
 
     confirmed counts messages whose command was answered OK; received = unique + duplicates + foreign, each over all
     channels. Times are in seconds since the first byte of the load was sent; 0 for an event that never came. worked_s
@@ -61,9 +52,9 @@ class LoadReport:
     consumed_s: float
     worked_s: float
     timed_out: bool
-    sent_s: float = 0.0
-    answers: Latency = field(default_factory=Latency)
-    deliveries: Latency = field(default_factory=Latency)
-    behind: Latency = field(default_factory=Latency)
-    early: int = 0
-    channels: tuple[ChannelCount, ...] = ()
+    sent_s: float
+    answers: LatencyHistogram
+    deliveries: LatencyHistogram
+    behind: LatencyHistogram
+    early: int
+    channels: tuple[ChannelCount, ...]

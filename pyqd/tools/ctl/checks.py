@@ -5,7 +5,8 @@ Sources: docs/configuration.md, "Limits of the machine"; docs/space.md; docs/clu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pyqd import __version__
@@ -62,16 +63,16 @@ class DoctorFinding(NamedTuple):
     fix: str | None = None
 
 
-def finding(check: str, state: str, text: str, fix: str | None = None) -> Callable[[str], DoctorFinding]:
-    return lambda node: DoctorFinding(node, check, state, text, fix)
+# For a node that is named later.
+finding: Final = partial(DoctorFinding, "")
 
 
-def limit_finding(check: str, is_scarce: bool, text: str, fix: str) -> Callable[[str], DoctorFinding]:
-    """Return a function that makes the finding about a limit, with a fix if the limit is scarce."""
+def limit_finding(check: str, is_scarce: bool, text: str, fix: str) -> DoctorFinding:
+    """Return the finding about a limit, with a fix if the limit is scarce."""
     return finding(check, WARNING, text, fix) if is_scarce else finding(check, OK, text)
 
 
-Made = Iterator[Callable[[str], DoctorFinding]]
+Made = Iterator[DoctorFinding]
 
 
 def answers(facts: Facts) -> Made:
@@ -165,7 +166,7 @@ def disk(facts: Facts) -> Made:
         yield finding("file system", SKIPPED, "not to be seen from here: another machine, container or user")
 
 
-def file_system(kind: str, text: str) -> Callable[[str], DoctorFinding]:
+def file_system(kind: str, text: str) -> DoctorFinding:
     fix = "set --data-path to a directory on a local disk"
     if kind in MEMORY_FILE_SYSTEMS:
         return finding("file system", WARNING, f"{text}: a restart of the machine loses all messages", fix)
@@ -248,7 +249,7 @@ def broker_findings(facts: Facts, others: Sequence[Facts], lookups: Sequence[Loo
         else:
             made.append(finding("limits", SKIPPED, "nsqd tells neither limits nor free space"))
         made += registration(facts, lookups)
-    return [make(facts.address) for make in made]
+    return [each._replace(node=facts.address) for each in made]
 
 
 def lookup_findings(facts: LookupFacts) -> list[DoctorFinding]:
@@ -256,4 +257,4 @@ def lookup_findings(facts: LookupFacts) -> list[DoctorFinding]:
         fix = "is it running, and is this its HTTP address, 4161 by default?"
         return [DoctorFinding(facts.address, "answer", FAILURE, str(facts.error), fix)]
     named = DoctorFinding(facts.address, "answer", OK, f"names {count(len(facts.nodes))} brokers")
-    return [named, *(make(facts.address) for make in clock(facts))]
+    return [named, *(each._replace(node=facts.address) for each in clock(facts))]

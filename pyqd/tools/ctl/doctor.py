@@ -87,13 +87,13 @@ def machine_findings(file: ContextFile) -> list[DoctorFinding]:
             hard < checks.DESCRIPTORS_MIN,
             f"a broker started here may have {count(hard)} open files",
             "raise the hard limit: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of systemd",
-        )(MACHINE),
+        )._replace(node=MACHINE),
         limit_finding(
             "mappings",
             mappings < MAPPING_COUNT_DEFAULT,
             f"vm.max_map_count is {count(mappings)}",
             checks.LIMITS["mappings"],
-        )(MACHINE),
+        )._replace(node=MACHINE),
     ]
     try:
         file.read()

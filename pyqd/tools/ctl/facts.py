@@ -48,7 +48,6 @@ class FileSystem(NamedTuple):
     mount_point: str
     kind: str
     total_bytes: int
-    free_bytes: int
 
 
 @dataclass
@@ -177,8 +176,7 @@ def local_file_system(broker: AskedBroker, facts: Facts) -> FileSystem | None:
         absolute = os.path.normpath(os.path.join(os.readlink(process / "cwd"), path or "."))
         status = os.statvfs(f"{process}/root{absolute}")
         mount_point, kind = mount_of(absolute, (process / "mountinfo").read_text())
-        total_bytes, free_bytes = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
-        return FileSystem(absolute, mount_point, kind, total_bytes, free_bytes)
+        return FileSystem(absolute, mount_point, kind, status.f_frsize * status.f_blocks)
     return None
 
 

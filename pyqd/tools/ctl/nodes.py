@@ -68,7 +68,7 @@ class AskedNode(HttpClient):
             )
         if code == "TLS_REQUIRED":
             port = https_port_in(reply.body)
-            return TlsError(f"{self.address}: {path}: only HTTPS is allowed: give https://{self.host}:{port}")
+            return TlsError(f"{self.address}: {path}: only HTTPS is allowed: give https://{self.place.host}:{port}")
         return super().refusal(path, query, reply)
 
 

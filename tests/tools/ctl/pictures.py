@@ -200,7 +200,7 @@ def doctor() -> RenderableType:
             "pyqd_disk_free_min_bytes": float(64 << 20),
         },
         version=__version__,
-        file_system=FileSystem("/var/lib/pyqd", "/var/lib", "xfs", 500 << 30, 381 << 30),
+        file_system=FileSystem("/var/lib/pyqd", "/var/lib", "xfs", 500 << 30),
     )
     lost = (
         "cannot connect: connection refused; check that the lookup daemon runs, and that"
@@ -212,7 +212,7 @@ def doctor() -> RenderableType:
         offset=Offset(3.2, 4.2),
         stats={"lookup_daemons": [{"address": "lookup-1:4160", "connected": False, "last_error": lost}]},
         metrics={**sound.metrics, "process_max_fds": 1024.0, "pyqd_disk_free_bytes": 200e6},
-        file_system=FileSystem("/data", "/", "overlay", 500 << 30, 1 << 30),
+        file_system=FileSystem("/data", "/", "overlay", 500 << 30),
     )
     found = [each for facts in (sound, troubled) for each in checks.broker_findings(facts, (sound, troubled), ())]
     rows = [each._asdict() for each in found if each.node == BROKERS[0] or each.state != checks.OK]

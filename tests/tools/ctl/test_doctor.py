@@ -155,7 +155,7 @@ SOUND = Facts(
     topics=frozenset({"orders"}),
     metrics=METRICS,
     version=__version__,
-    file_system=FileSystem("/data", "/data", "ext4", 100 << 30, 50 << 30),
+    file_system=FileSystem("/data", "/data", "ext4", 100 << 30),
 )
 
 
@@ -170,7 +170,7 @@ def with_metrics(**changed: float) -> Facts:
 
 
 def with_file_system(kind: str) -> Facts:
-    return dataclasses.replace(SOUND, file_system=FileSystem("/d", "/", kind, 1, 1))
+    return dataclasses.replace(SOUND, file_system=FileSystem("/d", "/", kind, 1))
 
 
 def test_sound_facts_have_no_findings() -> None:
