@@ -10,6 +10,7 @@ from pyqd.broker import message_lookup, peek
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings
 from pyqd.primitives.durations import SECOND_NS
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_topic
 from tests.support.storage import body_of, broker_on, consumer_on, publish
 
 RATE = 10
@@ -105,7 +106,7 @@ def many_returned(topic: Any, clock: HeldClock) -> Any:
 def small_turns(topic: Any) -> None:
     """Run turns until nothing is wanted."""
     while topic.scheduler.run_wakes():
-        topic.check()
+        check_topic(topic)
 
 
 def test_waiting_messages_are_sorted_by_a_new_limit_over_several_runs(topic: Any, clock: HeldClock) -> None:
