@@ -54,12 +54,14 @@ Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel
 """
 
 from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
+from libc.signal cimport SIGBUS, SIGSEGV
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strdup, strlen
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, O_RDWR, open
 from posix.mman cimport MADV_DONTNEED, MADV_RANDOM, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED
 from posix.mman cimport PROT_NONE, PROT_READ, PROT_WRITE, madvise, mmap, mprotect
+from posix.signal cimport SA_ONSTACK, SA_SIGINFO, sigaction, sigaction_t, sigemptyset, siginfo_t
 from posix.stat cimport fstat, struct_stat
 from posix.unistd cimport close, write
 
@@ -72,23 +74,8 @@ cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef extern from "<signal.h>" nogil:
-    ctypedef struct siginfo_t:
-        void* si_addr
-        int si_code
-    ctypedef struct sigset_t:
-        pass
-    cdef struct action_of "sigaction":
-        void (*sa_sigaction)(int, siginfo_t*, void*) noexcept nogil
-        int sa_flags
-        sigset_t sa_mask
-    int sigaction(int number, const action_of* action, action_of* previous)
-    int sigemptyset(sigset_t* signals)
     enum:
         BUS_ADRERR
-        SIGBUS
-        SIGSEGV
-        SA_SIGINFO
-        SA_ONSTACK
 
 cdef extern from *:
     """
@@ -150,8 +137,8 @@ cdef KeptFile[KEPT_MAX] kept
 cdef uint32_t kept_count = 0
 cdef uint32_t kept_max = KEPT_MAX
 cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
-cdef action_of previous_action
-cdef action_of previous_bus_action
+cdef sigaction_t previous_action
+cdef sigaction_t previous_bus_action
 cdef uint64_t recent_min = RECENT_MIN
 cdef uint64_t mapped_min = MAPPED_MIN
 cdef int told_fd = 2
@@ -214,10 +201,10 @@ cdef void install_handler() noexcept nogil:
 
 
 cdef void install_for(
-    int number, void (*handler)(int, siginfo_t*, void*) noexcept nogil, action_of* previous,
+    int number, void (*handler)(int, siginfo_t*, void*) noexcept nogil, sigaction_t* previous,
 ) noexcept nogil:
-    cdef action_of current
-    cdef action_of wanted
+    cdef sigaction_t current
+    cdef sigaction_t wanted
     if sigaction(number, NULL, &current) != 0 or current.sa_sigaction == handler:
         return
     memset(&wanted, 0, sizeof(wanted))
