@@ -16,7 +16,6 @@ from pyqd.broker.channel_files import (
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, apply_settings, decode_settings, encode_settings
 from pyqd.broker.owners import NamedTopic, OwningTopic
 from pyqd.hot.broker.channel import ChannelCore
-from pyqd.hot.broker.channel_check import check_channel
 from pyqd.hot.broker.recovery import (
     attempts_by_record,
     begin_at,
@@ -280,10 +279,6 @@ class Channel(ChannelCore):
             with contextlib.suppress(StorageError):
                 self.ledger.cancel_reset()
         self.waits.end_reset()
-
-    def check(self) -> None:
-        """Assert the invariants that relate the parts. Cost: O(messages held, and capacity of the ledgers)."""
-        check_channel(self)
 
     def close(self) -> None:
         """Save how often the unfinished messages have been delivered; everything else is in the files already.

@@ -1,7 +1,6 @@
 """The queues of a data directory as rows of a table: one for each topic, and one for each of its channels."""
 
 import datetime
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pyqd.broker.channel import Channel
@@ -10,9 +9,10 @@ from pyqd.broker.peek import DEFERRED, Cursor, page_of_channel
 from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import Topic
 from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.quantities import aligned
 
 HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
-NUMBER_COLUMNS = frozenset(("records", "bytes", "floor", "cursor", "depth", "parked"))
+TEXT_COLUMNS = [HEADINGS.index(name) for name in ("topic", "channel", "next due", "health")]
 
 
 class QueueRow(NamedTuple):
@@ -86,7 +86,7 @@ class Inspection:
         head = f"format {self.node['format']}, epoch {self.node.get('epoch', 0)}, {state}"
         return [
             head,
-            *table(HEADINGS, [row.cells() for row in self.rows]),
+            *aligned([HEADINGS, *(row.cells() for row in self.rows)], TEXT_COLUMNS),
             *map("problem: {}".format, self.problems),
             *map("kept aside: {}".format, self.damage_copies),
         ]
@@ -118,16 +118,3 @@ def channel_row(topic: Topic, channel: Channel) -> QueueRow:
         deferred[0].due_ns if deferred else 0,
         "ok",
     )
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines in which columns are aligned, numbers to the right."""
-    widths = [max(len(row[index]) for row in (headings, *rows)) for index in range(len(headings))]
-    lines = []
-    for row in (headings, *rows):
-        cells = [
-            cell.rjust(width) if heading in NUMBER_COLUMNS else cell.ljust(width)
-            for heading, cell, width in zip(headings, row, widths, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -25,7 +25,7 @@ from pyqd.diskqueue.damage import BAD
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve, SpaceLimit
-from pyqd.fallback.records import ORDINAL_MASK
+from pyqd.fallback.records import HEADER_BYTES, ORDINAL_MASK, spans
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
 from pyqd.hot.diskqueue.log import Log
@@ -48,9 +48,7 @@ SEGMENTS_SPARE: Final = 2
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
 
-_RECORD = struct.Struct("<IIQQ")
 _BLOCK = struct.Struct("<HHIq")
-_BLOCK_AT: Final = 48
 
 logger = logging.getLogger(__name__)
 
@@ -458,7 +456,7 @@ def channel_place(place: TracePlace | None, channel: ChannelCore) -> TracePlace 
 
 def first_position(data: bytes) -> int:
     """Return the position of the first event in records; 0 if the first record stands for a lost one."""
-    return int(_RECORD.unpack_from(data)[3])
+    return next(blocks_in(data))[1]
 
 
 def end_position(data: bytes) -> int:
@@ -478,8 +476,5 @@ def bytes_with(data: bytes, rows_max: int) -> int:
 
 def blocks_in(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield offset, first position and number of events of each record; 0 and 0 if it stands for a lost one."""
-    at = 0
-    while at < len(data):
-        size_bytes, _, _, position = _RECORD.unpack_from(data, at)
-        yield at, position, _BLOCK.unpack_from(data, at + _BLOCK_AT)[2] if position else 0
-        at += (_BLOCK_AT + size_bytes + 7) & -8
+    for at, (_, _, _, position, *_) in spans(data)[0]:
+        yield at, position, _BLOCK.unpack_from(data, at + HEADER_BYTES)[2] if position else 0

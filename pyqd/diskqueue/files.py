@@ -26,6 +26,7 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, stor
 PAGE_BYTES = 4096
 STAT_BLOCK_BYTES = 512
 MAKING = ".making"
+NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Commits wait behind each of these writes.
 ZEROS_AT_ONCE_BYTES = 128 << 10
 WRITTEN_OUT_AT_ONCE_BYTES = 1 << 20
@@ -83,21 +84,13 @@ def refused() -> OSError:
 
 
 @contextlib.contextmanager
-def opened(operation: str, path: str, flags: int) -> Iterator[int]:
-    """Open a file for the body of the with statement. Yields: its descriptor. Raises: StorageError."""
+def opened(operation: str, path: str, flags: int, suffix: str = "") -> Iterator[int]:
+    """Open a file for the body of the with statement. Yields: its descriptor. Raises: StorageError.
+
+    suffix: of the name that a new file has until it is whole; an error names the path without it.
+    """
     with reporting(operation, path):
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def opened_new(making: str, path: str) -> Iterator[int]:
-    """Make a file, or empty an existing one, under a name that it has until it is whole. path: named in an error."""
-    with reporting("create", path):
-        fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(path + suffix, flags | os.O_CLOEXEC, 0o600)
     try:
         yield fd
     finally:
@@ -263,7 +256,7 @@ class Files:
         if path is None:
             return map_memory(size_bytes)
         making = path + MAKING
-        with opened_new(making, path) as fd:
+        with opened("create", path, NEW, MAKING) as fd:
             try:
                 _reserve(fd, size_bytes, path)
                 _write_first_page(fd, size_bytes, path)
@@ -287,7 +280,7 @@ class Files:
         if mapping.path is not None:
             raise ValueError("only memory can be put into a file")
         making = left = path + MAKING
-        with opened_new(making, path) as fd:
+        with opened("create", path, NEW, MAKING) as fd:
             try:
                 _reserve(fd, mapping.size_bytes, path)
                 _write_whole(fd, mapping.view(), path)
@@ -328,7 +321,7 @@ class Files:
         """Check that the file system can reserve blocks. A full disk is not an error here. Raises: StorageError."""
         path = os.path.join(directory, RESERVING)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, NEW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             failure = storage_error("create", path, error)
             if isinstance(failure, DiskFull):

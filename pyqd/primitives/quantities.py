@@ -1,6 +1,7 @@
-"""Sizes and lengths of time as people read and write them. Go's forms of durations are in `durations`."""
+"""Sizes, lengths of time and tables as people read and write them. Go's forms of durations are in `durations`."""
 
 import re
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from pyqd.primitives.durations import HOUR_NS, MICROSECOND_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
@@ -54,3 +55,16 @@ def format_span(span_ns: float) -> str:
         numbers.append((number, name))
     first = next(index for index, (number, _) in enumerate(numbers) if number)
     return sign + " ".join(f"{number} {name}" for number, name in numbers[first : first + 2] if number)
+
+
+def aligned(rows: Sequence[Sequence[str]], text_columns: Collection[int]) -> list[str]:
+    """Return the rows of a table as lines: the columns with these indexes to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

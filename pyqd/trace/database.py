@@ -66,10 +66,6 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
-    def forget(self) -> None:
-        """Forget the deliveries that are kept in memory, because their rows have changed."""
-        self._recent.clear()
-
     @contextlib.contextmanager
     def errors(self, operation: str) -> Iterator[None]:
         """Turn errors of a block into DatabaseError with a text for the operator. operation: such as "write to"."""

@@ -137,5 +137,3 @@ portions: Final = _table(
 )
 
 ROW_TABLES: Final = (publications, deliveries, events, bulk_events, gaps)
-
-VIEWS: Final = ("publish_log", "consume_log", "event_log", "bulk_event_log", "gap_log")

@@ -35,10 +35,6 @@ cdef class LatencyBuffer:
             self.flush(now_ns)
         return 0
 
-    def note_finished(self, int64_t published_ns):
-        """Store a latency, from Python."""
-        self.note(published_ns)
-
     cpdef int flush(self, int64_t now_ns) except -1:
         """Pass the buffered values to the window. now_ns: monotonic."""
         cdef Py_ssize_t size_bytes = self.count * <Py_ssize_t> sizeof(float)

@@ -76,13 +76,3 @@ cdef class RateLimit:
         """Return the tokens in the bucket, with fractions."""
         self.count_until(now_ns)
         return self.tokens
-
-    def take(self, uint64_t wanted, int64_t now_ns):
-        """Take up to `wanted` tokens, from Python. Returns: the number taken."""
-        cdef uint64_t taken = min(wanted, self.available(now_ns))
-        self.spend(taken)
-        return taken
-
-    def next_ns(self):
-        """Return `ready_ns` to Python."""
-        return self.ready_ns()

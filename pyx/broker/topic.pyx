@@ -964,14 +964,3 @@ cdef class TopicCore(Scheduled):
     @property
     def deferred_below(self) -> int:
         return self.state.deferred_below
-
-    def check(self):
-        """Assert the invariants that relate topic, log and channels."""
-        assert self.log.first.first_ordinal <= self.state.held_from <= self.log.end
-        assert self.log.first.first_ordinal <= self.readable.end <= self.log.end
-        assert not self.is_readable() or self.readable.end == self.log.end
-        assert self.state.last_guid <= self.guids.last_id and self.state.given_below <= self.log.end + 1
-        assert self.log.batch.is_open or self.open_count == 0
-        self.log.check()
-        for channel in self.channels:
-            channel.check()

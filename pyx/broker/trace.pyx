@@ -35,12 +35,12 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.string cimport memcpy, memset
 
-from pyqd.hot.diskqueue.logreader cimport record_at
-from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
+from pyqd.hot.diskqueue.logreader cimport first_guid
+from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport NS_PER_US, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.guid cimport SEQUENCE_BITS, id_after_steps
-from pyqd.hot.wire.record cimport RECORD_LOST, record_body, record_ordinal, record_span
+from pyqd.hot.wire.record cimport record_body, record_span
 from pyqd.hot.wire.scanner cimport read_be32
 from pyqd.hot.wire.trace_events cimport (
     BLOCK_HEADER_BYTES,
@@ -641,20 +641,9 @@ cdef class TraceLog:
     def oldest_position(self) -> int:
         """Position of the oldest event that is kept; that of the next one if there is none."""
         cdef Segment segment = self.log.first
-        cdef const Record* record
-        cdef uint64_t offset, ordinal
-        while segment is not None:
-            offset, ordinal = SEGMENT_HEADER_BYTES, segment.first_ordinal
-            while offset < segment.tail:
-                record = record_at(segment, offset, ordinal)
-                if record == NULL:
-                    break
-                if not record.flags & RECORD_LOST:
-                    return record.guid
-                offset += record_span(record.size_bytes)
-                ordinal = record_ordinal(record) + 1
+        while segment is not None and first_guid(segment) == 0:
             segment = segment.next
-        return self.header.first_position
+        return self.header.first_position if segment is None else first_guid(segment)
 
 
 cdef tuple end_of(Log log):

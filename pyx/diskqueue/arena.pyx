@@ -54,72 +54,28 @@ Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel
 """
 
 from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
+from libc.signal cimport SIGBUS, SIGSEGV
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strdup, strlen
+from posix.fcntl cimport O_CLOEXEC, O_RDONLY, O_RDWR, open
+from posix.mman cimport MADV_DONTNEED, MADV_RANDOM, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED
+from posix.mman cimport PROT_NONE, PROT_READ, PROT_WRITE, madvise, mmap, mprotect
+from posix.signal cimport SA_ONSTACK, SA_SIGINFO, sigaction, sigaction_t, sigemptyset, siginfo_t
+from posix.stat cimport fstat, struct_stat
+from posix.unistd cimport close, write
 
 from pyqd.hot.primitives.releases cimport PAGE_BYTES, Release, close_later, run_later, whole_pages
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, ArenaSlots
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
-cdef extern from "<sys/mman.h>" nogil:
-    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
-    int mprotect(void* address, size_t length, int protection)
-    int munmap(void* address, size_t length)
-    int madvise(void* address, size_t length, int advice)
-    enum:
-        MADV_DONTNEED
-        MADV_RANDOM
-        PROT_NONE
-        PROT_READ
-        PROT_WRITE
-        MAP_SHARED
-        MAP_PRIVATE
-        MAP_ANONYMOUS
-        MAP_NORESERVE
-        MAP_FIXED
-
-cdef extern from "<sys/stat.h>" nogil:
-    cdef struct stat_of "stat":
-        uint64_t st_dev
-        uint64_t st_ino
-        uint64_t st_nlink
-        long st_size
-    int fstat(int fd, stat_of* found)
-
-cdef extern from "<fcntl.h>" nogil:
-    int open(const char* path, int flags)
-    enum:
-        O_RDONLY
-        O_RDWR
-        O_CLOEXEC
-
-cdef extern from "<unistd.h>" nogil:
-    int close(int fd)
-    ssize_t write(int fd, const void* data, size_t size_bytes)
-
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef extern from "<signal.h>" nogil:
-    ctypedef struct siginfo_t:
-        void* si_addr
-        int si_code
-    ctypedef struct sigset_t:
-        pass
-    cdef struct action_of "sigaction":
-        void (*sa_sigaction)(int, siginfo_t*, void*) noexcept nogil
-        int sa_flags
-        sigset_t sa_mask
-    int sigaction(int number, const action_of* action, action_of* previous)
-    int sigemptyset(sigset_t* signals)
     enum:
         BUS_ADRERR
-        SIGBUS
-        SIGSEGV
-        SA_SIGINFO
-        SA_ONSTACK
 
 cdef extern from *:
     """
@@ -181,8 +137,8 @@ cdef KeptFile[KEPT_MAX] kept
 cdef uint32_t kept_count = 0
 cdef uint32_t kept_max = KEPT_MAX
 cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
-cdef action_of previous_action
-cdef action_of previous_bus_action
+cdef sigaction_t previous_action
+cdef sigaction_t previous_bus_action
 cdef uint64_t recent_min = RECENT_MIN
 cdef uint64_t mapped_min = MAPPED_MIN
 cdef int told_fd = 2
@@ -245,10 +201,10 @@ cdef void install_handler() noexcept nogil:
 
 
 cdef void install_for(
-    int number, void (*handler)(int, siginfo_t*, void*) noexcept nogil, action_of* previous,
+    int number, void (*handler)(int, siginfo_t*, void*) noexcept nogil, sigaction_t* previous,
 ) noexcept nogil:
-    cdef action_of current
-    cdef action_of wanted
+    cdef sigaction_t current
+    cdef sigaction_t wanted
     if sigaction(number, NULL, &current) != 0 or current.sa_sigaction == handler:
         return
     memset(&wanted, 0, sizeof(wanted))
@@ -405,7 +361,7 @@ cdef int remap(Extent* extent) noexcept nogil:
     """Map an extent's file at its former address. Returns: 0, or the error number."""
     global mapped, remapped
     cdef int fd, failed
-    cdef stat_of found
+    cdef struct_stat found
     debug_require(extent.state == EXTENT_ABSENT)
     if extent.removed:
         # The file is gone, and its former content matters to no reader.
@@ -611,7 +567,7 @@ cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path, bint priv
 
     Returns: its extent; NULL with errno EEXIST if it has to be mapped outside the arena, or another error.
     """
-    cdef stat_of found
+    cdef struct_stat found
     if fstat(fd, &found) != 0:
         return NULL
     return extent_of(fd, size_bytes, path, found.st_dev, found.st_ino, private)
@@ -910,7 +866,7 @@ def end_sync(uint64_t begun):
 
 cdef void close_kept(int fd) noexcept nogil:
     """Close a descriptor of an unmapped file, in a thread if the file has been removed since."""
-    cdef stat_of found
+    cdef struct_stat found
     if fstat(fd, &found) == 0 and found.st_nlink == 0:
         close_later(fd)
     else:

@@ -23,14 +23,12 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
+from posix.stdlib cimport posix_memalign
 
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.crc32c cimport crc32c
 
 from pyqd.hot.diskqueue import logstart
-
-cdef extern from "stdlib.h":
-    int posix_memalign(void** memory, size_t alignment, size_t size_bytes) nogil
 
 cdef uint64_t MAGIC = 0x4c4e524a_44515950        # "PYQDJRNL", little-endian
 cdef uint64_t CAPACITY_FIRST_BYTES = 256 << 10

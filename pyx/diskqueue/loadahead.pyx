@@ -34,6 +34,9 @@ import os
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strcmp, strlen
+from posix.fcntl cimport O_CLOEXEC, O_DIRECTORY, O_RDONLY, openat
+from posix.mman cimport MADV_NORMAL, MADV_RANDOM, madvise
+from posix.unistd cimport close
 
 from pyqd.hot.diskqueue.arena cimport Extent, extent_free
 from pyqd.hot.diskqueue.mapping cimport extent_existing, over_extent
@@ -86,7 +89,6 @@ cdef struct Ahead:
 cdef extern from *:
     """
     #include <dirent.h>
-    #include <fcntl.h>
     #include <pthread.h>
     #include <signal.h>
     #include <stdint.h>
@@ -125,18 +127,6 @@ cdef extern from *:
     ctypedef char touched_char "pyqd_touched_char"
     long read_entries "pyqd_read_entries" (int fd, void* into, size_t size_bytes) noexcept nogil
     int create "pyqd_ahead_create" (pthread_t* thread, void* (*start)(void*) noexcept nogil, void* argument)
-    int openat(int directory, const char* path, int flags) nogil
-    int close(int fd) nogil
-    enum:
-        O_CLOEXEC
-        O_DIRECTORY
-        O_RDONLY
-
-cdef extern from "<sys/mman.h>" nogil:
-    int madvise(void* address, size_t length, int advice) noexcept
-    enum:
-        MADV_NORMAL
-        MADV_RANDOM
 
 cdef extern from "pthread.h" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)

@@ -45,7 +45,6 @@ from pyqd.hot.wire.record cimport (
     ORDINAL_BITS,
     ORDINAL_MASK,
     RECORD_HEADER_BYTES,
-    RECORD_LOST,
     record_ordinal,
     record_span,
 )
@@ -54,6 +53,7 @@ cdef uint64_t MARK_BYTES = 64 << 10
 WALK_BYTES_PER_SLICE = 4 << 20
 
 cdef uint64_t WALK_BYTES = WALK_BYTES_PER_SLICE
+cdef uint64_t ANY = <uint64_t> -1
 
 
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
@@ -151,29 +151,15 @@ cdef class SegmentIndex:
         debug_require(self.offset <= segment.tail)
         return self.broken or self.offset >= segment.tail
 
-    cdef const Mark* mark_before(self, uint64_t ordinal) noexcept:
-        """Return the last mark at or below an ordinal, or the first; there is one."""
+    cdef const Mark* mark_before(self, uint64_t ordinal, uint64_t guid) noexcept:
+        """Return the last mark at or below an ordinal and an id, or the first; there is one. ANY: for the other one."""
         cdef uint32_t low = 0
         cdef uint32_t high = self.count
         cdef uint32_t middle
         debug_require(self.count > 0)
         while high - low > 1:
             middle = (low + high) // 2
-            if self.marks[middle].ordinal <= ordinal:
-                low = middle
-            else:
-                high = middle
-        return &self.marks[low]
-
-    cdef const Mark* mark_before_guid(self, uint64_t guid) noexcept:
-        """Return the last mark at or below an id, or the first; there is one."""
-        cdef uint32_t low = 0
-        cdef uint32_t high = self.count
-        cdef uint32_t middle
-        debug_require(self.count > 0)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.marks[middle].guid <= guid:
+            if self.marks[middle].ordinal <= ordinal and self.marks[middle].guid <= guid:
                 low = middle
             else:
                 high = middle
@@ -274,7 +260,7 @@ cdef class LogReader:
         cdef uint64_t offset, found
         assert self.asked is not None, "the step has not begun"
         if ordinal > segment.first_ordinal and self.index_of(segment).count:
-            start = self.index_of(segment).mark_before(ordinal).offset
+            start = self.index_of(segment).mark_before(ordinal, ANY).offset
         if not self.asked.has(segment, start, MARK_BYTES + RECORD_HEADER_BYTES + length):
             return False
         offset = self.offset_of(segment, max(ordinal, segment.first_ordinal), &found)
@@ -297,7 +283,7 @@ cdef class LogReader:
             while index.ordinal <= ordinal and not index.complete(segment):
                 index.extend(segment, WALK_BYTES)
             if index.count:
-                mark = index.mark_before(ordinal)
+                mark = index.mark_before(ordinal, ANY)
                 offset, at = mark.offset, mark.ordinal
             while at < ordinal and offset < segment.tail:
                 record = record_at(segment, offset, at)
@@ -424,52 +410,45 @@ cdef class LogReader:
             return False
         return (index.guid > guid or index.complete(segment)) and (
             index.count == 0
-            or self.asked.has(segment, index.mark_before_guid(guid).offset, MARK_BYTES + RECORD_HEADER_BYTES))
+            or self.asked.has(segment, index.mark_before(ANY, guid).offset, MARK_BYTES + RECORD_HEADER_BYTES))
 
-    cdef const Record* find(self, uint64_t guid) except? NULL:
-        """Return the record with that id; NULL if none is kept. Cost: O(64 KiB), once prepared."""
-        cdef Segment segment = self.segment_of_guid(guid)
-        cdef SegmentIndex index
+    cdef const Record* first_from(self, Segment segment, uint64_t guid) except? NULL:
+        """Return the first record of a segment with that id or a greater one; NULL if there is none."""
+        cdef SegmentIndex index = self.index_of(segment)
         cdef const Record* record
+        cdef const Mark* mark
         cdef uint64_t offset, ordinal
-        if segment is None:
-            return NULL
-        index = self.index_of(segment)
-        while index.guid <= guid and not index.complete(segment):
+        while (index.count == 0 or index.guid < guid) and not index.complete(segment):
             index.extend(segment, WALK_BYTES)
-        offset = index.mark_before_guid(guid).offset
-        ordinal = index.mark_before_guid(guid).ordinal
+        mark = index.mark_before(ANY, guid)
+        offset, ordinal = mark.offset, mark.ordinal
         while offset < min(index.offset, segment.tail):
             record = record_at(segment, offset, ordinal)
-            if record == NULL or record.guid > guid:
-                break
-            if record.guid == guid:
+            if record == NULL or record.guid >= guid:
                 return record
             offset += record_span(record.size_bytes)
             ordinal = record_ordinal(record) + 1
         return NULL
 
+    cdef const Record* find(self, uint64_t guid) except? NULL:
+        """Return the record with that id; NULL if none is kept. Cost: O(64 KiB), once prepared."""
+        cdef Segment segment = self.segment_of_guid(guid)
+        cdef const Record* record = NULL
+        if segment is not None:
+            record = self.first_from(segment, guid)
+        if record == NULL or record.guid != guid:
+            return NULL
+        return record
+
     def ordinal_after_guid(self, uint64_t guid):
         """Return the ordinal of the first record with a greater id; the log's end if there is none. Cost: as `find`."""
         cdef Segment segment = self.segment_of_guid(guid)
-        cdef SegmentIndex index
         cdef const Record* record
-        cdef uint64_t offset, ordinal
         if segment is None:
             return self.log.first.first_ordinal
-        index = self.index_of(segment)
-        while index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES)
-        offset = index.mark_before_guid(guid).offset
-        ordinal = index.mark_before_guid(guid).ordinal
-        while offset < min(index.offset, segment.tail):
-            record = record_at(segment, offset, ordinal)
-            if record == NULL:
-                break
-            if record.guid > guid and not record.flags & RECORD_LOST:
-                return record_ordinal(record)
-            offset += record_span(record.size_bytes)
-            ordinal = record_ordinal(record) + 1
+        record = self.first_from(segment, guid + 1)
+        if record != NULL:
+            return record_ordinal(record)
         return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
 
     def ordinal_of_guid(self, uint64_t guid):

@@ -16,6 +16,12 @@ from libc.errno cimport EEXIST, ENOENT, errno
 from libc.stdint cimport uint32_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memset
+from posix.fcntl cimport AT_FDCWD, O_CLOEXEC, O_RDWR, openat
+from posix.mman cimport MADV_NORMAL, MADV_RANDOM, MADV_WILLNEED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED
+from posix.mman cimport PROT_READ, PROT_WRITE, madvise, mincore, mmap, munmap
+from posix.stat cimport fstat, struct_stat
+from posix.stdlib cimport posix_memalign
+from posix cimport unistd
 
 import os
 
@@ -36,42 +42,8 @@ from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.primitives.errors import CorruptionError, storage_error
 
-cdef extern from "<sys/mman.h>" nogil:
-    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
-    int munmap(void* address, size_t length)
-    int madvise(void* address, size_t length, int advice) noexcept
-    int mincore(void* address, size_t length, unsigned char* found) noexcept
-    enum:
-        MADV_NORMAL
-        MADV_RANDOM
-        MADV_WILLNEED
-        PROT_READ
-        PROT_WRITE
-        MAP_SHARED
-        MAP_PRIVATE
-        MAP_NORESERVE
-        MAP_FIXED
-
-cdef extern from "<stdlib.h>" nogil:
-    int posix_memalign(void** at, size_t alignment, size_t size_bytes)
-
-cdef extern from "<unistd.h>" nogil:
-    int close(int fd)
-
-cdef extern from "<sys/stat.h>" nogil:
-    cdef struct stat_of "stat":
-        uint64_t st_dev
-        uint64_t st_ino
-        long st_size
-    int fstat(int fd, stat_of* found)
-
 cdef extern from "<fcntl.h>" nogil:
-    int openat(int directory, const char* path, int flags)
     int fallocate(int fd, int mode, long offset, long length)
-    enum:
-        AT_FDCWD
-        O_RDWR
-        O_CLOEXEC
 
 cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, ...)
@@ -190,7 +162,7 @@ cdef Extent* extent_existing(int directory, const char* name, const char* path, 
     such a file is not mapped. Returns: its extent; NULL if any call fails.
     """
     cdef Extent* extent = NULL
-    cdef stat_of found
+    cdef struct_stat found
     cdef int fd = openat(directory, name, O_RDWR | O_CLOEXEC)
     if fd < 0:
         return NULL
@@ -198,7 +170,7 @@ cdef Extent* extent_existing(int directory, const char* name, const char* path, 
             is_reserved(fd, <uint64_t> found.st_size)
             or (reserves and fallocate(fd, 0, 0, found.st_size) == 0)):
         extent = extent_of(fd, <uint64_t> found.st_size, path, found.st_dev, found.st_ino)
-    close(fd)
+    unistd.close(fd)
     return extent
 
 
@@ -407,7 +379,7 @@ cdef class Mapping:
         """Close the descriptor of the file, if there is one; the range stays mapped."""
         cdef int fd = self.take_descriptor()
         if fd >= 0:
-            close(fd)
+            unistd.close(fd)
 
     cdef int take_descriptor(self) noexcept:
         """Return the descriptor of the file, for the caller to close; -1: there is none."""

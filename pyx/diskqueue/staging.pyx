@@ -27,6 +27,8 @@ Source: pwrite(2), mmap(2); docs/storage.md, "Batch".
 from libc.errno cimport EINTR, errno
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
+from posix.stdlib cimport posix_memalign
+from posix.unistd cimport pwrite
 from pyqd.hot.primitives.debug cimport debug_require
 
 import os
@@ -34,12 +36,6 @@ import os
 from pyqd.hot.primitives.releases cimport PAGE_BYTES
 
 from pyqd.primitives.errors import storage_error
-
-cdef extern from "<unistd.h>" nogil:
-    ssize_t pwrite(int fd, const void* data, size_t size_bytes, long offset)
-
-cdef extern from "<stdlib.h>" nogil:
-    int posix_memalign(void** at, size_t alignment, size_t size_bytes)
 
 cdef enum:
     BLOCK_BYTES = 16 << 10

@@ -18,6 +18,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EAGAIN, EINTR, EIO, errno
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
+from posix.signal cimport SIG_SETMASK, sigfillset
+from posix.types cimport sigset_t
+from posix.uio cimport RWF_DSYNC, iovec, pwritev2
+from posix.unistd cimport read, write
 from pyqd.hot.primitives.debug cimport debug_require
 
 cdef extern from "pthread.h":
@@ -39,27 +43,12 @@ cdef extern from "pthread.h" nogil:
     int pthread_join(pthread_t thread, void** result)
 
 cdef extern from "signal.h" nogil:
-    ctypedef struct sigset_t:
-        pass
-    const int SIG_SETMASK
-    int sigfillset(sigset_t* signals)
     int pthread_sigmask(int how, const sigset_t* signals, sigset_t* before)
 
 cdef extern from "sys/eventfd.h" nogil:
     const int EFD_NONBLOCK
     const int EFD_CLOEXEC
     int eventfd(unsigned int initial, int flags)
-
-cdef extern from "sys/uio.h" nogil:
-    const int RWF_DSYNC
-    struct iovec:
-        void* iov_base
-        size_t iov_len
-    ssize_t pwritev2(int fd, const iovec* pieces, int count, int64_t offset, int flags)
-
-cdef extern from "unistd.h" nogil:
-    ssize_t read(int fd, void* into, size_t count)
-    ssize_t write(int fd, const void* data, size_t count)
 
 
 cdef int write_all(int fd, char* at, uint64_t length, uint64_t offset) noexcept nogil:

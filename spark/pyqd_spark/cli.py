@@ -23,7 +23,7 @@ from pyqd_spark.brokers import BrokerError
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.java import JavaMissingError
 from pyqd_spark.jobs.errors import JobError, spark_failure
-from pyqd_spark.options import CONNECTION, BrokerOptions, OptionError, field_of, parse_flag, parse_options
+from pyqd_spark.options import CONNECTION, BrokerOptions, OptionError, field_of, parse_flag, parse_options, text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,13 +243,6 @@ def connection_of(parsed: argparse.Namespace) -> BrokerOptions:
     }
     given = {option.name: text_of(values[field_of(option)]) for option in CONNECTION}
     return BrokerOptions.of(PROGRAM, parse_options(PROGRAM, given, CONNECTION))
-
-
-def text_of(value: Any) -> str | None:
-    """Return the text of an option for the value of a flag: lists with commas, as the formats have them."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(value) if isinstance(value, list) else value
 
 
 def token_of(path: str | None) -> str | None:

@@ -133,7 +133,7 @@ class Landing:
             raise storage_error("rename", self._hidden, error) from error
         self._done = True
         os.close(self._fd)
-        sync_directory(self.directory)
+        sync_path(self.directory)
         return Landed(self.path, self.rows, size)
 
     def discard(self) -> None:
@@ -182,7 +182,7 @@ def write_file(path: str | Path, content: bytes, *, temporary: str | Path | None
         with contextlib.suppress(OSError):
             os.unlink(hidden)
         raise storage_error("write", os.fspath(path), error) from error
-    sync_directory(directory)
+    sync_path(directory)
 
 
 def make_directories(path: str | Path) -> None:
@@ -200,13 +200,13 @@ def make_directories(path: str | Path) -> None:
                 raise storage_error("create", each, NotADirectoryError(20, "Not a directory")) from None
         except OSError as error:
             raise storage_error("create", each, error) from error
-        sync_directory(os.path.dirname(each))
+        sync_path(os.path.dirname(each))
 
 
-def sync_directory(path: str | Path) -> None:
-    """Sync the names in a directory to stable storage. Raises: StorageError."""
+def sync_path(path: str | Path) -> None:
+    """Sync a file, or the names in a directory, to stable storage. Raises: StorageError."""
     try:
-        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

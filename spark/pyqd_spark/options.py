@@ -77,6 +77,15 @@ def exactly_one(source: str, values: Mapping[str, Any], names: Iterable[str]) ->
     return found[0]
 
 
+def text_of(value: object) -> str | None:
+    """Return the text of an option with a value, lists with commas; None if it is not given."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(value)
+    return None if value is None else str(value)
+
+
 def parse_flag(text: str) -> bool:
     """Return the boolean of `true` or `false`. Raises: ValueError."""
     if text.lower() not in ("true", "false"):
@@ -212,16 +221,8 @@ class BrokerOptions:
     def given(self) -> dict[str, str]:
         """Return the options that these settings come from, for a format."""
         values = {f"{name}_ms": int(getattr(self, f"{name}_s") * 1000) for name in TIMEOUTS} | vars(self)
-        found = {}
-        for option in CONNECTION:
-            value = values[field_of(option)]
-            if isinstance(value, bool):
-                value = str(value).lower()
-            elif isinstance(value, tuple):
-                value = ",".join(value) or None
-            if value is not None:
-                found[option.name] = str(value)
-        return found
+        texts = {option.name: text_of(values[field_of(option)]) for option in CONNECTION}
+        return {name: text for name, text in texts.items() if text}
 
     def token_for(self, address: str) -> str | None:
         """Return the token for an address; None if it may not have secrets."""

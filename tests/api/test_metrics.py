@@ -32,6 +32,7 @@ from pyqd.net.loop_driver import yield_to_loop
 from tests.api.conftest import FLAGS, HttpApp
 from tests.support.nsq import Client
 from tests.support.server import Daemon, pyqd, wait_until
+from tests.support.structures import note_latency
 
 Values = dict[tuple[str, str, str], float]
 
@@ -142,7 +143,7 @@ def test_latencies_are_a_summary_with_the_quantiles_asked_for(broker_of: Callabl
     latency = broker.topic("t1").channel("a").latency
     assert latency is not None
     for _ in range(3):
-        latency.note_finished(time.time_ns() - 2 * 10**9)
+        note_latency(latency, time.time_ns() - 2 * 10**9)
     text, _ = written(broker)
     samples = families_of(text)[LATENCY].samples
     of_channel = {s.labels["quantile"]: s.value for s in samples if s.labels["topic"] == "t1" and s.value == s.value}

@@ -15,6 +15,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StartupError, StorageError
+from tests.support.invariants import check_topic
 from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on, frames_of
 
 
@@ -196,7 +197,7 @@ def test_a_log_takes_a_segment_after_a_power_failure_when_a_record_comes_and_not
         topic.publish_body(body_of(1), wall())
     files.room = None
     topic.publish_body(body_of(1), wall())
-    topic.check()
+    check_topic(topic)
     assert first_position(topic.log) == 1 << 48 | 1
     channel = broker_on(tmp_path).topic("t").channel("c")
     consumer = consumer_on(channel)
@@ -220,7 +221,7 @@ def test_a_start_that_ends_while_an_empty_segment_begins_again_keeps_the_place_i
     topic.publish_body(body_of(0), wall())
     channel = topic.channel("c")
     assert channel.take_message(consumer_on(channel))[3] == body_of(0)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_log_without_a_segment_opens_on_a_full_disk_and_accepts_records_once_there_is_space(tmp_path):
@@ -240,7 +241,7 @@ def test_a_log_without_a_segment_opens_on_a_full_disk_and_accepts_records_once_t
     consumer = consumer_on(channel)
     assert channel.finish_message(consumer, channel.take_message(consumer)[0]) == 0
     topic.trim_finished()
-    topic.check()
+    check_topic(topic)
     assert None not in [spare.mapping.path for spare in topic.log.pool.spares]
 
 
@@ -304,7 +305,7 @@ def test_a_topic_that_could_not_be_made_is_made_later(tmp_path, room):
     topic = broker.topic("t")
     topic.publish_body(b"x", wall())
     assert topic.channel("c").depth == 1
-    topic.check()
+    check_topic(topic)
     assert broker_on(tmp_path).topic("t").channel("c").depth == 1
 
 
@@ -329,7 +330,7 @@ def test_jobs_in_the_background_may_come_late_or_never(tmp_path):
                 done(job(), None)
     assert jobs
     broker = broker_on(tmp_path)
-    broker.topic("t").check()
+    check_topic(broker.topic("t"))
     assert broker.topic("t").channel("c").depth == 0
 
 

@@ -15,6 +15,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_channel, check_topic
 from tests.support.storage import (
     SEGMENT_HEADER_BYTES,
     CountedFiles,
@@ -50,7 +51,7 @@ def kept(tmp_path):
 
 
 def counts(channel):
-    channel.topic.check()
+    check_topic(channel.topic)
     return channel.depth, channel.in_flight_count, channel.deferred_count
 
 
@@ -530,7 +531,7 @@ def test_empty_segments_in_the_log_are_passed(tmp_path, size_bytes):
         channel.finish_message(consumer, message[0])
         broker.scheduler.run_wakes()
     assert topic.log.first is topic.log.active
-    topic.check()
+    check_topic(topic)
 
 
 def test_an_ephemeral_channel_keeps_no_more_than_the_memory_queue_and_counts_all(tmp_path):
@@ -549,7 +550,7 @@ def test_an_ephemeral_channel_keeps_no_more_than_the_memory_queue_and_counts_all
     publish(topic, 2, start=10)
     topic.broker.scheduler.run_wakes()
     assert channel.depth == 2
-    topic.check()
+    check_topic(topic)
 
 
 def test_an_ephemeral_channel_drops_the_newest_messages_that_are_queued_and_none_is_counted_twice(tmp_path):
@@ -565,7 +566,7 @@ def test_an_ephemeral_channel_drops_the_newest_messages_that_are_queued_and_none
     assert [event.count for event in events_of(broker) if event.kind == "dropped"] == [5]
     consumer = consumer_on(channel)
     assert [message[0] for message in take_all(channel, consumer)] == queued[:10]
-    topic.check()
+    check_topic(topic)
 
 
 def test_an_ephemeral_channel_is_gone_after_a_restart(tmp_path):
@@ -593,14 +594,14 @@ def test_another_message_with_the_id_of_one_in_flight_is_delivered_after_it(tmp_
     taken = [message[3] for message in iter(lambda: channel.take_message(consumer), None)]
     assert sorted(taken) == [b"first", b"third"]
     assert channel.depth == 1
-    channel.check()
+    check_channel(channel)
     assert channel.finish_message(consumer, guid) == DONE
     again = channel.take_message(consumer)
     assert (again[0], again[3]) == (guid, b"second")
     assert channel.take_message(consumer) is None
     assert channel.finish_message(consumer, guid) == DONE
     assert channel.depth == 0
-    channel.check()
+    check_channel(channel)
 
 
 def test_due_times_are_looked_at_every_ten_seconds_for_a_wall_clock_that_jumps(topic):
@@ -909,8 +910,8 @@ def test_messages_finished_while_a_ledger_grows_stay_finished_after_a_kill(tmp_p
     assert channel.ledger.capacity_bits == 2 * short_ring
     for guid, *_ in take_all(channel, consumer):
         channel.finish_message(consumer, guid)
-    channel.check()
+    check_channel(channel)
     again = broker_on(tmp_path, **flags).topic("t").channel("c")
     left = [number_of(message) for message in take_all(again, consumer_on(again))]
     assert left == list(range(20, 30))
-    again.check()
+    check_channel(again)

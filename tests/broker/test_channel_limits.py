@@ -10,7 +10,9 @@ from pyqd.broker import message_lookup, peek
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings
 from pyqd.primitives.durations import SECOND_NS
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_topic
 from tests.support.storage import body_of, broker_on, consumer_on, publish
+from tests.support.structures import take_tokens
 
 RATE = 10
 TOKEN_NS = SECOND_NS // RATE
@@ -58,7 +60,7 @@ def test_a_channel_without_a_token_looks_again_when_one_has_come(topic: Any, clo
     channel = topic.channel("c")
     consumer_on(channel)
     channel.set_limits(ChannelSettings(rate=RATE, burst=1))
-    channel.rate_limit.take(1, clock.mono_ns)
+    take_tokens(channel.rate_limit, 1, clock.mono_ns)
     publish(topic, 10)
     assert next_look_ns(topic, clock) == clock.mono_ns + TOKEN_NS
     clock.advance(TOKEN_NS // 4)
@@ -75,7 +77,7 @@ def test_a_token_that_comes_within_a_turn_is_waited_for_too(
     message = channel.take_message(consumer)
     channel.set_limits(ChannelSettings(rate=RATE, burst=1, max_attempts=1, dead_letter_topic="none"))
     channel.requeue_message(consumer, message[0], 0)
-    channel.rate_limit.take(1, clock.mono_ns)
+    take_tokens(channel.rate_limit, 1, clock.mono_ns)
 
     def looked_up() -> None:
         # The turn has begun without a token; its dead letter is looked at before it ends.
@@ -105,7 +107,7 @@ def many_returned(topic: Any, clock: HeldClock) -> Any:
 def small_turns(topic: Any) -> None:
     """Run turns until nothing is wanted."""
     while topic.scheduler.run_wakes():
-        topic.check()
+        check_topic(topic)
 
 
 def test_waiting_messages_are_sorted_by_a_new_limit_over_several_runs(topic: Any, clock: HeldClock) -> None:

@@ -6,6 +6,7 @@ from pyqd.broker import reclaimer
 from pyqd.hot.broker.compaction import move_parked, move_unfinished
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
+from tests.support.invariants import check_topic
 from tests.support.storage import (
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -69,7 +70,7 @@ def test_a_message_that_is_far_from_due_does_not_hold_a_long_log(tmp_path, name)
         record for record in log.records() if not channel.parked.ledger.has_finished(record[0])
     ]
     assert (due, attempts, body) == (due_ns, 0, body_of(0, BODY_BYTES))
-    topic.check()
+    check_topic(topic)
     if name == "c":
         channel = broker_on(tmp_path).topic("t").channel("c")
         assert (channel.depth, channel.deferred_count) == (0, 1)
@@ -112,7 +113,7 @@ def test_a_moved_message_stays_in_flight_at_its_consumer(tmp_path):
     channel.topic.scheduler.run_timers(mono() + SECOND_NS)
     assert channel.requeue_message(consumer, ringed[0], 0) == 0
     assert move_parked(channel, 1000) == PER_SEGMENT
-    topic.check()
+    check_topic(topic)
     assert channel.touch_message(consumer, flying[0]) == 0
     taken = [channel.take_message(consumer) for _ in range(8 * PER_SEGMENT + 2)]
     assert {message[0]: message[1] for message in taken if message[1] > 1} == {again[0]: 2, ringed[0]: 2}

@@ -11,6 +11,7 @@ from pyqd.hot.broker.replay import seek
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
+from tests.support.invariants import check_topic
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
 LIMITS = ChannelSettings(max_attempts=2, dead_letter_topic="dead")
@@ -49,7 +50,7 @@ class Bench:
         self.broker.scheduler.run_timers(mono() + 2 * SECOND_NS)
         self.broker.scheduler.run_wakes()
         for topic in self.broker.topics.values():
-            topic.check()
+            check_topic(topic)
 
     def letters(self):
         topic = self.broker.topics.get("dead")

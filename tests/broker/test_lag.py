@@ -14,6 +14,7 @@ from pyqd.durability.syncer import Syncer
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
+from tests.support.invariants import check_topic
 from tests.support.storage import Jobs, body_of, broker_on, consumer_on, frames_of, options_for, run_all_wakes
 
 # More than one turn parks, on any channel.
@@ -50,7 +51,7 @@ def test_deferred_messages_count_as_such_before_they_are_parked(topic):
     run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [MANY] * 3
     assert [channel.deferred_count for channel in channels] == [MANY] * 3
-    topic.check()
+    check_topic(topic)
 
 
 def test_messages_published_meanwhile_are_parked_once_and_behind_them(topic):
@@ -112,7 +113,7 @@ def test_a_seek_shows_all_deferred_messages_behind_its_place_as_deferred(topic):
     assert (channel.depth, channel.deferred_count) == (1, MANY - 100)
     run_all_wakes(topic.broker)
     assert (channel.depth, channel.deferred_count) == (1, MANY - 100)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_seek_of_a_lagging_channel_ends_its_lag(topic):
@@ -134,7 +135,7 @@ def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
         assert (outcome.status, outcome.was) == (message_lookup.DONE, peek.DEFERRED)
     run_all_wakes(topic.broker)
     assert channel.deferred_count + channel.depth == MANY - 1
-    topic.check()
+    check_topic(topic)
 
 
 @pytest.mark.slow
@@ -231,7 +232,7 @@ def test_whatever_is_done_between_slices_each_message_is_delivered_or_deferred_o
     run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [deferred] * 2
     assert [channel.depth + count for channel, count in zip(channels, taken, strict=True)] == [sent] * 2
-    topic.check()
+    check_topic(topic)
 
 
 def test_the_first_deferred_message_of_many_channels_opens_their_parked_logs_over_several_turns(topic):
@@ -275,7 +276,7 @@ def test_the_loop_does_not_wait_for_the_sync_of_a_ledger_that_must_grow_to_park(
         jobs.run()
         run_all_wakes(topic.broker)
     assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING, BEYOND_RING)
-    topic.check()
+    check_topic(topic)
 
 
 @pytest.mark.slow
@@ -295,7 +296,7 @@ def test_messages_parked_at_once_after_the_cursor_has_parked_the_others_are_not_
     assert channel.take_message(consumer)[3] == b"now"
     assert channel.take_message(consumer) is None
     assert parked_count(channel) == MANY
-    topic.check()
+    check_topic(topic)
     topic.broker.scheduler.run_wakes()
     defer(topic, 7, MANY)
     assert parked_count(channel) == MANY + 7
@@ -305,7 +306,7 @@ def test_messages_parked_at_once_after_the_cursor_has_parked_the_others_are_not_
         jobs.run()
         run_all_wakes(topic.broker)
     assert (parked_count(channel), channel.deferred_count) == (MANY + 7 + BEYOND_RING,) * 2
-    topic.check()
+    check_topic(topic)
     assert syncer.sync_all()
     assert channel.deferred_count == MANY + 7 + BEYOND_RING
 
@@ -318,7 +319,7 @@ def test_a_ledger_whose_growth_fails_in_the_background_grows_when_it_must(topic,
     jobs.run(StorageError("sync", "ledger", 5, "Input/output error"))
     run_all_wakes(topic.broker)
     assert (parked_count(channel), channel.grows) == (BEYOND_RING, False)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_channel_deleted_while_its_ledger_grows_takes_the_file_along(topic, jobs):
@@ -331,7 +332,7 @@ def test_a_channel_deleted_while_its_ledger_grows_takes_the_file_along(topic, jo
     run_all_wakes(topic.broker)
     channel = topic.channels_by_name["c"]
     assert (channel.depth, channel.deferred_count, channel.ledger.capacity_bits) == (0, 0, 32768)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_topic_deleted_while_a_ledger_grows_touches_no_file_of_the_next_one(topic, jobs, monkeypatch):
@@ -380,7 +381,7 @@ def test_an_emptied_topic_finds_the_ledgers_large_enough_that_grew_in_the_backgr
     topic.empty()
     run_all_wakes(topic.broker)
     assert (channel.depth, topic.depth) == (0, 0)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_ledger_does_not_grow_for_messages_that_another_request_has_dropped_meanwhile(topic, jobs):
@@ -416,4 +417,4 @@ def test_deferred_messages_wait_for_a_growth_whose_reason_is_another_one(topic, 
         jobs.run()
         run_all_wakes(topic.broker)
     assert (parked_count(channel), channel.deferred_count) == (BEYOND_RING, BEYOND_RING)
-    topic.check()
+    check_topic(topic)

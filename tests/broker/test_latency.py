@@ -7,6 +7,7 @@ from pyqd.broker.latency import latency_of, new_buffer
 from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.hot.primitives import clock
 from tests.support.held_clock import HeldClock
+from tests.support.structures import note_latency
 
 SECOND_NS = 10**9
 HOUR_NS = 3600 * SECOND_NS
@@ -22,7 +23,7 @@ def test_ranks_are_accurate_the_more_the_higher_they_are() -> None:
     ages = numpy.random.default_rng(7).lognormal(18, 1.5, 100_000)
     now_ns = clock.wall()
     for age in ages:
-        buffer.note_finished(now_ns - int(age))
+        note_latency(buffer, now_ns - int(age))
     quantiles = (1.0, 0.999, 0.99, 0.9, 0.5)
     found = latency_of([buffer], quantiles)
     assert found["count"] == len(ages)
@@ -38,11 +39,11 @@ def test_ranks_are_accurate_the_more_the_higher_they_are() -> None:
 def test_the_window_moves_by_halves() -> None:
     start_ns = clock.mono()
     buffer = new_buffer(2 * HOUR_NS, start_ns)
-    buffer.note_finished(clock.wall())
+    note_latency(buffer, clock.wall())
     assert counts(buffer, start_ns + HOUR_NS - 1) == [1]
     buffer.flush(start_ns + HOUR_NS)
-    buffer.note_finished(clock.wall())
-    buffer.note_finished(clock.wall())
+    note_latency(buffer, clock.wall())
+    note_latency(buffer, clock.wall())
     assert counts(buffer, start_ns + HOUR_NS) == [2, 1]
     assert counts(buffer, start_ns + 2 * HOUR_NS) == [2]
     assert counts(buffer, start_ns + 3 * HOUR_NS) == []
@@ -51,7 +52,7 @@ def test_the_window_moves_by_halves() -> None:
 def test_samples_older_than_the_window_are_dropped_at_once() -> None:
     start_ns = clock.mono()
     buffer = new_buffer(2 * HOUR_NS, start_ns)
-    buffer.note_finished(clock.wall())
+    note_latency(buffer, clock.wall())
     assert counts(buffer, start_ns + 10 * HOUR_NS) == []
     assert start_ns + 10 * HOUR_NS < buffer.move_ns <= start_ns + 11 * HOUR_NS
 
@@ -59,9 +60,9 @@ def test_samples_older_than_the_window_are_dropped_at_once() -> None:
 def test_buffered_samples_go_to_their_own_half() -> None:
     with HeldClock() as held:
         buffer = new_buffer(2 * HOUR_NS, held.mono_ns - HOUR_NS + SECOND_NS)
-        buffer.note_finished(held.wall_ns)
+        note_latency(buffer, held.wall_ns)
         held.advance(SECOND_NS)
-        buffer.note_finished(held.wall_ns)
+        note_latency(buffer, held.wall_ns)
         assert counts(buffer, held.mono_ns) == [1, 1]
 
 
@@ -69,7 +70,7 @@ def test_several_windows_are_shown_as_one() -> None:
     buffers = [new_buffer(HOUR_NS, clock.mono()) for _ in range(3)]
     for number, buffer in enumerate(buffers):
         for _ in range(600):
-            buffer.note_finished(clock.wall() - number * SECOND_NS)
+            note_latency(buffer, clock.wall() - number * SECOND_NS)
     found = latency_of(buffers, (1.0, 0.5))
     assert found["count"] == 1800
     assert [round(entry["value"] / SECOND_NS) for entry in found["percentiles"]] == [2, 1]

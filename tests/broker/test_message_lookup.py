@@ -26,6 +26,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.http.messages import Request
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
+from tests.support.invariants import check_channel, check_topic
 from tests.support.storage import (
     SEGMENT_HEADER_BYTES,
     CountedFiles,
@@ -113,7 +114,7 @@ def test_a_dead_letter_that_is_not_published_yet_can_be_cancelled_only(topic, pe
     assert change(topic, ids[7], message_lookup.cancel) == [("c", "done", "dead_letter", None)]
     assert change(topic, ids[7], message_lookup.cancel) == [("c", "finished", None, None)]
     assert (channel.dead_letters_pending, channel.depth) == (19, 19)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_message_whose_record_turns_out_to_be_damaged_is_not_called_rescheduled(tmp_path):
@@ -128,7 +129,7 @@ def test_a_message_whose_record_turns_out_to_be_damaged_is_not_called_reschedule
     topic = broker_on(tmp_path).topic("t")
     later = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
     assert change(topic, ids[7], later) == [("c", "unknown", None, None)]
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_damaged_id_hides_no_other_message_once_its_segment_has_been_verified(tmp_path):
@@ -192,7 +193,7 @@ def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_se
     assert [channel.take_message(consumer)[0] for _ in range(3)] == [ids[0], ids[3], ids[4]]
     assert channel.take_message(consumer) is None
     channel.settle(channel.parked.log.end)
-    topic.check()
+    check_topic(topic)
     now = message_lookup.reschedule_to(topic, wall())
     for guid in ids[1:3]:
         message_lookup.change_message(topic, [channel], guid, now, lambda: None)
@@ -230,7 +231,7 @@ def test_a_message_that_its_ledger_does_not_reach_is_cancelled_when_the_ledger_h
     assert (outcome.status, outcome.was) == ("done", "ready" if place == "queued" else "deferred")
     # Of the ledger that it is finished in, and of the list of cancelled messages.
     assert sum(syncs_in_jobs) == files.syncs - before == 2
-    channel.check()
+    check_channel(channel)
     assert channel.depth + channel.deferred_count == 3 * short_ring - 1
 
 
@@ -254,7 +255,7 @@ def test_a_ledger_that_grows_for_another_reason_meanwhile_leaves_a_cancellation_
     (outcome,) = message_lookup.change_message(topic, [channel], ids[-1], message_lookup.cancel, lambda: None, wait)
     assert outcome.status == "done"
     assert sum(syncs_in_jobs) == files.syncs - before == 3
-    channel.check()
+    check_channel(channel)
 
 
 def test_a_message_is_cancelled_although_its_ledger_cannot_grow_beside_the_loop(tmp_path, short_ring):
@@ -269,7 +270,7 @@ def test_a_message_is_cancelled_although_its_ledger_cannot_grow_beside_the_loop(
         topic, [channel], ids[-1], message_lookup.cancel, lambda: jobs.run(failure)
     )
     assert (outcome.status, channel.depth, channel.grows) == ("done", 2 * short_ring - 1, False)
-    channel.check()
+    check_channel(channel)
 
 
 def test_a_change_that_the_disk_refuses_is_answered_with_the_reason_and_changes_nothing(topic: Any) -> None:

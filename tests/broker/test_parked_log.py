@@ -11,6 +11,7 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_channel
 from tests.support.storage import broker_on, consumer_on
 
 SOON_NS = 1
@@ -24,7 +25,7 @@ def topic(tmp_path):
 
 
 def counts(channel):
-    channel.check()
+    check_channel(channel)
     return channel.depth, channel.in_flight_count, channel.deferred_count
 
 

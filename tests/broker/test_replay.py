@@ -11,6 +11,7 @@ from pyqd.fallback import records
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
+from tests.support.invariants import check_channel, check_topic
 from tests.support.storage import CountedFiles, Jobs, broker_on, consumer_on, number_in, publish
 
 DONE, NOT_IN_FLIGHT = range(2)
@@ -55,8 +56,8 @@ def move(topic, channel, place):
     done = replay.move(topic, channel, place, no_pause)
     assert done == foreseen
     assert channel.depth + channel.deferred_count == done["depth"]
-    channel.check()
-    topic.check()
+    check_channel(channel)
+    check_topic(topic)
     return done
 
 
@@ -437,7 +438,7 @@ def test_a_cancelled_message_stays_cancelled_when_the_channel_is_moved_back(tmp_
     found = [message[3] for message in iter(lambda: channel.take_message(consumer), None)]
     assert found == [b"finished", b"requeued", b"last"]
     assert channel.deferred_count == 0
-    topic.check()
+    check_topic(topic)
 
 
 @pytest.fixture
@@ -471,7 +472,7 @@ def test_a_seek_back_from_a_cancelled_message_grows_the_ledger_beside_the_loop(c
     assert replay.move(channel.topic, channel, EARLIEST, no_pause, wait)["depth"] == 2 * short_ring + 1
     assert files.syncs - before == in_jobs[-1] == 1
     assert channel.ledger.capacity_bits == 4 * short_ring
-    channel.check()
+    check_channel(channel)
     numbers = [number for number, _ in take_all(channel, consumer_on(channel))]
     assert numbers == [*range(2 * short_ring), 2 * short_ring + 1]
 
@@ -495,7 +496,7 @@ def test_a_seek_ends_although_more_is_published_during_each_sync_than_a_segment_
     assert replay.move(topic, channel, EARLIEST, no_pause, wait)["depth"] == 100 + 200 * sync_count
     jobs.run()
     assert channel.depth + channel.deferred_count == topic.log.end
-    channel.check()
+    check_channel(channel)
 
 
 def test_a_seek_changes_nothing_if_the_larger_ledger_cannot_take_its_place(
@@ -515,7 +516,7 @@ def test_a_seek_changes_nothing_if_the_larger_ledger_cannot_take_its_place(
         with pytest.raises(StorageError):
             replay.move(channel.topic, channel, EARLIEST, no_pause, jobs.run)
     assert (channel.depth, channel.ledger.capacity_bits, channel.grows) == (1, short_ring, False)
-    channel.check()
+    check_channel(channel)
     assert replay.move(channel.topic, channel, EARLIEST, no_pause, jobs.run)["depth"] == 2 * short_ring + 1
 
 
@@ -529,4 +530,4 @@ def test_a_seek_reports_messages_that_were_dropped_ahead_of_the_cursor(tmp_path)
     assert outcome.status == message_lookup.DONE
     done = replay.move(topic, channel, LogPlace(earliest=True), lambda: None)
     assert (done["redeliver"], done["finished"], done["depth"], channel.depth) == (1, 1, 4, 4)
-    topic.check()
+    check_topic(topic)

@@ -13,6 +13,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_channel, check_topic
 from tests.support.storage import Jobs, NotedJobs, broker_on, consumer_on, options_for, publish
 
 BODY_BYTES = 8 << 10
@@ -88,7 +89,7 @@ def test_the_last_finished_bytes_stay_with_retention_by_bytes(tmp_path, kept_seg
         consume(channel, consumer, PER_SEGMENT)
     assert segment_count(topic.log) == kept_segments + 2
     assert topic.retained_from() == topic.log.first.first_ordinal
-    topic.check()
+    check_topic(topic)
 
 
 def test_retention_by_time_keeps_newer_messages_and_can_change_at_run_time(tmp_path):
@@ -177,7 +178,7 @@ def test_a_quota_refuses_publishing_and_health_is_bad_until_consuming_frees_spac
     consume(channel, consumer, 2 * PER_SEGMENT)
     assert broker.health() == "OK"
     fill(topic, 1)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_drained_topic_at_its_quota_takes_messages_again(tmp_path):
@@ -220,7 +221,7 @@ def test_publishing_stops_at_the_floor_of_free_bytes_and_resumes_above_it(tmp_pa
     disk.free = 10 << 20
     assert broker.health() == "OK"
     fill(topic, 1)
-    channel.check()
+    check_channel(channel)
 
 
 def publish_deferred_until_refused(topic):
@@ -257,7 +258,7 @@ def test_unfinished_messages_move_out_of_old_segments_unchanged(tmp_path, eager,
     reclaimer.reclaim(topic, mono())
     topic.scheduler.run_wakes()
     assert segment_count(topic.log) == 1
-    topic.check()
+    check_topic(topic)
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 1, 0)
     again = channel.take_message(consumer)
     assert again == (waiting[0], 2, *waiting[2:])
@@ -303,7 +304,7 @@ def test_a_segment_with_moved_messages_stays_until_their_copies_are_on_stable_st
     topic.scheduler.run_wakes()
     assert segment_count(topic.log) == 1
     finish(channel, consumer, messages[:1])
-    channel.check()
+    check_channel(channel)
 
 
 def test_a_queue_is_not_moved(tmp_path, eager):
@@ -348,7 +349,7 @@ def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
     assert len(list((tmp_path / "topics" / "t.topic" / "log").iterdir())) == 1
     fill(topic, 3, 500)
     consume(channel, consumer, 3)
-    topic.check()
+    check_topic(topic)
     topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
     assert topic.log.end == 503
     assert topic.channel("c").depth == 0
@@ -473,7 +474,7 @@ def test_space_of_consumed_messages_of_a_full_topic_is_reclaimed_at_once(tmp_pat
         assert topic.quota.bytes_used() <= 320 * KIB
     held.finish()
     assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() <= 320 * KIB
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_drained_segment_that_comes_back_over_the_quota_is_given_up(tmp_path, held, held_topic):

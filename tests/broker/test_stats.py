@@ -23,6 +23,7 @@ from pyqd.config.options import parse_args
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.http.messages import to_json
 from tests.support.snapshot import snapshot
+from tests.support.structures import note_latency
 
 CLIENTS = 5000
 NO_LATENCY = {"count": 0, "percentiles": None}
@@ -286,7 +287,7 @@ def test_latencies_of_many_channels_are_merged_with_pauses(tmp_path: Path) -> No
     channels = [topic.channel(f"c{number}#ephemeral") for number in range(4 * STEPS_PER_PAUSE)]
     for channel in channels:
         assert channel.latency is not None
-        channel.latency.note_finished(time.time_ns())
+        note_latency(channel.latency, time.time_ns())
     pauses = Pauses(lambda: topic.delete_channel(channels[-1].name))
     assert latency_stats(broker, channels, Steps(pauses))["count"] == len(channels) - 1
     assert pauses.count == 4

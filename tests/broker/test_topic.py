@@ -6,6 +6,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, StorageError
+from tests.support.invariants import check_topic
 from tests.support.storage import (
     FullFiles,
     body_of,
@@ -25,7 +26,7 @@ def topic(tmp_path):
 
 def numbers(channel):
     found = finish_all(channel)
-    channel.topic.check()
+    check_topic(channel.topic)
     return found
 
 
@@ -141,7 +142,7 @@ def test_an_emptied_topic_lets_go_of_all_its_full_segments_in_one_pass(topic, tm
     topic.pause(False)
     topic.broker.scheduler.run_wakes()
     assert topic.log.first is topic.log.active
-    topic.check()
+    check_topic(topic)
     topic = again(topic, tmp_path, False)
     for channel in channels:
         channel = topic.channel(channel.name)
@@ -205,7 +206,7 @@ def test_an_ephemeral_topic_keeps_the_part_of_a_batch_that_fits_and_counts_all(t
     for _ in range(3):
         topic.publish_frames(frames_of([b"one", b"two"]), 5, due_ns)
     assert (topic.depth, topic.message_count, topic.message_bytes) == (3, 6, 18)
-    topic.check()
+    check_topic(topic)
 
 
 def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path):
@@ -236,7 +237,7 @@ def test_a_full_disk_refuses_a_message_and_accepts_the_next_after_space_is_freed
     due_ns = due and wall() + HOUR_NS
 
     def counts():
-        topic.check()
+        check_topic(topic)
         return [(topic.depth, topic.message_count, topic.message_bytes, topic.log.end)] + [
             (channel.depth, channel.deferred_count, channel.message_count) for channel in channels
         ]
@@ -255,7 +256,7 @@ def test_a_full_disk_refuses_a_message_and_accepts_the_next_after_space_is_freed
     for channel in channels:
         assert (channel.depth, channel.deferred_count) == (2, 1) if due else (3, 0)
     topic = again(topic, tmp_path, False)
-    topic.check()
+    check_topic(topic)
     for name in ("c", "d"):
         assert numbers(topic.channel(name)) == ([0, 1] if due else [0, 1, 2])
 

@@ -12,6 +12,7 @@ from pyqd.hot.primitives.guid import id_after
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_topic
 from tests.support.storage import (
     FullFiles,
     body_of,
@@ -88,7 +89,7 @@ def test_a_batch_is_stored_over_several_turns_and_seen_as_a_whole_after_the_last
     turns = 0
     while not queued.finished:
         assert (topic.log.end, topic.message_count, channel.depth) == (1, 1, 1)
-        topic.check()
+        check_topic(topic)
         topic.broker.scheduler.run_wakes()
         turns += 1
     assert turns >= 9
@@ -177,7 +178,7 @@ def test_a_disk_that_fails_between_slices_refuses_the_whole_batch_and_leaves_not
     assert behind.stored
     assert numbers(topic) == numbers(reopened(tmp_path)) == [7, 900]
     assert (topic.depth, topic.message_count) == (2, 2)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_batch_without_space_for_its_segment_is_refused_and_the_next_one_is_stored(topic, files):
@@ -197,7 +198,7 @@ def test_a_batch_restarts_if_the_log_continues_in_another_segment(topic):
     assert queued.stored
     assert numbers(topic) == list(range(100))
     assert topic.message_bytes == 100 * MESSAGE_BYTES
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_batch_restarts_if_a_page_ahead_of_it_cannot_be_read(topic):
@@ -271,7 +272,7 @@ def test_a_deferred_batch_is_deferred_whatever_happens_to_its_topic_between_slic
         run_all_wakes(topic.broker)
     assert (topic.depth, channel.depth, channel.deferred_count) == (0, 0, 100)
     assert finish_all(channel) == []
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_deferred_batch_without_space_to_park_it_is_refused_although_its_topic_had_no_channel(topic, monkeypatch):
@@ -285,7 +286,7 @@ def test_a_deferred_batch_without_space_to_park_it_is_refused_although_its_topic
     run_all_wakes(topic.broker)
     assert isinstance(queued.error, StorageError)
     assert (topic.log.end, topic.message_count) == (0, 0)
-    topic.check()
+    check_topic(topic)
 
 
 def test_a_deferred_batch_is_found_deferred_after_a_kill(topic, tmp_path):

@@ -10,6 +10,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StorageError
+from tests.support.invariants import check_topic
 from tests.support.storage import body_of, broker_on, frames_of
 
 # The least size of a staged batch, the largest staged record, and the buffer.
@@ -237,4 +238,4 @@ def test_a_topic_undoes_a_batch_whatever_went_wrong(tmp_path, files, monkeypatch
     topic.publish_frames(frames_of(bodies), wall(), due_ns)
     assert [body for _, body in found_in(topic.log)] == [b"single", *bodies]
     assert topic.message_count == count + 1
-    topic.check()
+    check_topic(topic)

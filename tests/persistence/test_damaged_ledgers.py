@@ -10,6 +10,7 @@ from pyqd.broker.broker import Broker
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
+from tests.support.invariants import check_channel
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 from tests.support.storage import body_of, broker_on, consumer_on, number_in, publish
@@ -123,7 +124,7 @@ def test_no_changed_byte_of_a_ledgers_header_finishes_a_message_or_passes_in_sil
     assert channel.deferred_count == PARKED
     assert broker.topic("t").channel("d").depth == COUNT
     assert path_in(root, "ledger.bad").exists()
-    channel.check()
+    check_channel(channel)
 
 
 @pytest.mark.parametrize("offset", sorted(UNCHECKED))

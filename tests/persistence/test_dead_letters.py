@@ -16,6 +16,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.persistence.stepping import states_of
 from tests.support.examples import examples
+from tests.support.invariants import check_topic
 from tests.support.power import PowerFiles
 from tests.support.storage import body_of, broker_on, consumer_on, number_in
 
@@ -149,7 +150,7 @@ class World:
         """Every message is finished, unfinished, or a dead letter."""
         missing = expected - self.finished - unfinished_in(self.broker) - letters_in(self.broker)
         assert not missing
-        self.broker.topics["t"].check()
+        check_topic(self.broker.topics["t"])
 
     def drain(self) -> None:
         """Give everything back until it is a dead letter."""

@@ -18,6 +18,7 @@ from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
+from tests.support.invariants import check_channel
 from tests.support.power import Change, PowerFiles
 from tests.support.storage import consumer_on, frames_of, options_for
 
@@ -100,7 +101,7 @@ class Machine:
         channels = list(topic.channels_by_name.values()) or [topic.channel("new")]
         bodies = []
         for channel in channels:
-            channel.check()
+            check_channel(channel)
             consumer = consumer_on(channel)
             while (taken := channel.take_message(consumer)) is not None:
                 bodies.append(taken[3])

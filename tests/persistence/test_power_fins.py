@@ -19,6 +19,7 @@ from pyqd.hot.broker.replay import seek
 from pyqd.http.messages import Request
 from tests.persistence.power_daemon import PowerDaemon
 from tests.persistence.test_power_cuts import run_now
+from tests.support.invariants import check_channel
 from tests.support.nsq import fin, rdy, req
 from tests.support.power import Change, PowerFiles
 from tests.support.storage import Jobs, broker_on, consumer_on, run_all_wakes
@@ -34,7 +35,7 @@ def unfinished(broker: Any) -> list[bytes]:
     """Return the bodies of all that channel c of topic t delivers after a start, delayed ones too."""
     channel = broker.topics["t"].channels_by_name["c"]
     consumer = consumer_on(channel)
-    channel.check()
+    check_channel(channel)
     found = []
     # Delays are of a millisecond.
     time.sleep(0.002)

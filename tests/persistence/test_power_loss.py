@@ -15,6 +15,7 @@ from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono
+from tests.support.invariants import check_channel
 from tests.support.power import PowerFiles
 from tests.support.storage import broker_on, consumer_on, frames_of, options_for
 
@@ -158,7 +159,7 @@ def unfinished(channel: Any) -> tuple[Counter[bytes], Counter[bytes]]:
     body.
     """
     consumer = consumer_on(channel)
-    channel.check()
+    check_channel(channel)
     now: Counter[bytes] = Counter()
     while (taken := channel.take_message(consumer)) is not None:
         now[taken[3][:8]] += 1

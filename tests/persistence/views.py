@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyqd.hot.primitives.clock import mono
+from tests.support.invariants import check_topic
 from tests.support.storage import broker_on, consumer_on
 
 
@@ -39,7 +40,7 @@ def view_of(channel: Any) -> View:
         guid, attempts, _, body = taken
         queued.append((body, attempts))
         assert channel.finish_message(consumer, guid) == 0
-        channel.topic.check()
+        check_topic(channel.topic)
     assert len(queued) == depth
     deferred = deferred_in(channel)
     assert len(deferred) == channel.deferred_count
@@ -51,9 +52,9 @@ def views_in(directory: Path) -> dict[str, Any]:
     broker = broker_on(directory)
     found: dict[str, Any] = {"places damaged": broker.damage.found_count}
     for topic in broker.topics.values():
-        topic.check()
+        check_topic(topic)
         broker.scheduler.run_wakes()
-        topic.check()
+        check_topic(topic)
         found[f"{topic.name} paused"] = topic.paused
         found[f"{topic.name} depth"] = topic.depth
         found[f"{topic.name} messages"] = topic.message_count

@@ -7,6 +7,7 @@ import pytest
 
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
+from tests.support.invariants import check_topic
 from tests.support.storage import body_of, broker_on, finish_all, frames_of, publish, run_all_wakes
 
 
@@ -18,9 +19,9 @@ def topic(tmp_path: Path) -> Any:
 
 
 def numbers(channel: Any) -> list[int]:
-    channel.topic.check()
+    check_topic(channel.topic)
     found = finish_all(channel)
-    channel.topic.check()
+    check_topic(channel.topic)
     return found
 
 

@@ -5,6 +5,7 @@ import pytest
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.primitives.schedule import Scheduled, Scheduler
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
+from tests.support.invariants import check_topic
 from tests.support.storage import broker_on, consumer_on, frames_of
 
 
@@ -186,4 +187,4 @@ def test_an_object_cut_off_by_the_time_limit_comes_first_in_the_next_run(broker)
         broker.scheduler.run_timers(later_ns + index)
         broker.scheduler.run_wakes()
     assert [channel.timeout_count for channel in channels] == [1000] * 3
-    topic.check()
+    check_topic(topic)

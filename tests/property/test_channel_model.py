@@ -17,6 +17,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.examples import examples
+from tests.support.invariants import check_topic
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of
 
 # Each test takes long, by itself or with the programs that it starts.
@@ -328,7 +329,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def agrees(self):
         if self.broker is None:
             return
-        self.topic.check()
+        check_topic(self.topic)
         assert sorted(self.topic.channels_by_name) == sorted(self.model)
         assert (self.topic.depth, self.topic.paused) == (len(self.held), self.paused)
         assert self.topic.message_count == self.published

@@ -13,6 +13,7 @@ from pyqd.broker.importer import Importer
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdDirectory, NsqdQueue, encode_record
 from tests.support.examples import examples
+from tests.support.invariants import check_topic
 from tests.support.nsqd_data import message, write_metadata, write_queue
 from tests.support.storage import SEGMENT_BYTES_MIN, broker_on, consumer_on
 
@@ -75,4 +76,4 @@ def test_queues_in_any_order_are_imported_delivered_and_exported_alike(queues, h
         for name, channel in topic.channels_by_name.items():
             assert channel.depth == sum(expected[name].values())
             assert taken(channel) == expected[name]
-        topic.check()
+        check_topic(topic)

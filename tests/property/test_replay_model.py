@@ -16,6 +16,7 @@ from pyqd.fallback import records
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.examples import examples
+from tests.support.invariants import check_topic
 from tests.support.storage import body_of, broker_on, consumer_on
 
 # Each test takes long, by itself or with the programs that it starts.
@@ -130,7 +131,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert self.channel.depth == self.states.count(QUEUED)
         assert self.channel.in_flight_count == self.consumer.in_flight == len(self.flying)
         assert self.channel.deferred_count == self.states.count(PARKED)
-        self.topic.check()
+        check_topic(self.topic)
 
 
 TestReplay = ReplayMachine.TestCase

@@ -36,6 +36,7 @@ from tests.simulation.model import (
 )
 from tests.simulation.process import SYNC_NEVER, Failures, Process, options_of
 from tests.simulation.unreadable import Excuses, spoil
+from tests.support.invariants import check_topic
 from tests.support.storage import body_of
 
 WALL_START_NS = 1_700_000_000 * SECOND_NS
@@ -391,7 +392,7 @@ class World:
 
     def check_topic(self, topic: Topic, found: Any) -> None:
         """Compare one topic."""
-        found.check()
+        check_topic(found)
         expect(
             set(found.channels_by_name) == set(topic.channels),
             "channels",

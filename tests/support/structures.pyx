@@ -8,6 +8,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from pyqd.hot.broker.latency cimport LatencyBuffer
+from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.primitives.bitmap cimport (
     is_window, window_clear_range, window_copy, window_count, window_next_one, window_next_zero,
     window_run_of_ones, window_set, window_set_range, window_test,
@@ -299,3 +301,20 @@ def crc32c_in_software(data, uint32_t crc=0):
         return crc32c_software(crc, view.buf, <size_t> view.len)
     finally:
         PyBuffer_Release(&view)
+
+
+def take_tokens(RateLimit bucket not None, uint64_t wanted, int64_t now_ns):
+    """Take up to `wanted` tokens. Returns: the number taken."""
+    cdef uint64_t taken = min(wanted, bucket.available(now_ns))
+    bucket.spend(taken)
+    return taken
+
+
+def next_token_ns(RateLimit bucket not None):
+    """Return the next time worth a retry (monotonic)."""
+    return bucket.ready_ns()
+
+
+def note_latency(LatencyBuffer buffer not None, int64_t published_ns):
+    """Store the latency of a message that is finished now."""
+    buffer.note(published_ns)

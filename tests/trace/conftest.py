@@ -87,7 +87,7 @@ def databases(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with opened[kind].transaction("empty") as connection:
             for table in schema.metadata.sorted_tables:
                 connection.execute(sa.delete(table))
-        opened[kind].forget()
+        opened[kind]._recent.clear()
         return opened[kind]
 
     yield get

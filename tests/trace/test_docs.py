@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from pyqd.fallback.trace_states import OUTCOMES
 from pyqd.trace.database import Database
-from pyqd.trace.schema import VIEWS
+from pyqd.trace.migrations.versions.v0001_first import VIEWS
 from tests.meta.repository import ROOT
 from tests.support.machine import Machine
 from tests.support.pages import sections_of

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from pyqd.trace import SchemaError, schema, versions
 from pyqd.trace.database import Database
+from pyqd.trace.migrations.versions.v0001_first import VIEWS
 from pyqd.trace.versions import VERSION_TABLE, Versions
 from tests.support.trace_log import TraceLog
 from tests.support.trace_tables import rows_of
@@ -44,7 +45,7 @@ def test_the_tables_are_those_that_the_program_uses(empty_url: str) -> None:
     assert database.upgrade()
     inspector = sa.inspect(database.engine)
     assert set(inspector.get_table_names()) == {*schema.metadata.tables, VERSION_TABLE}
-    assert set(inspector.get_view_names()) == set(schema.VIEWS)
+    assert set(inspector.get_view_names()) == set(VIEWS)
     for table in schema.metadata.sorted_tables:
         found = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
         assert found == {column.name: column.nullable for column in table.columns}, table.name
@@ -58,7 +59,7 @@ def test_the_tables_are_those_that_the_program_uses(empty_url: str) -> None:
 
 def test_the_views_have_the_columns_that_the_documentation_promises(sqlite: Database) -> None:
     inspector = sa.inspect(sqlite.engine)
-    columns = {name: [column["name"] for column in inspector.get_columns(name)] for name in schema.VIEWS}
+    columns = {name: [column["name"] for column in inspector.get_columns(name)] for name in VIEWS}
     assert columns["publish_log"] == [
         "message_id",
         "topic",

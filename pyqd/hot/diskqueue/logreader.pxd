@@ -26,11 +26,11 @@ cdef class SegmentIndex:
     cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1
     cdef int add_mark(self, const Record* record) except -1
     cdef bint complete(self, Segment segment) noexcept
-    cdef const Mark* mark_before(self, uint64_t ordinal) noexcept
-    cdef const Mark* mark_before_guid(self, uint64_t guid) noexcept
+    cdef const Mark* mark_before(self, uint64_t ordinal, uint64_t guid) noexcept
     cdef const Mark* mark_before_time(self, int64_t time_ns) noexcept
 
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept
+cdef uint64_t first_guid(Segment segment) noexcept
 
 cdef class LogReader:
     cdef readonly Log log
@@ -38,6 +38,7 @@ cdef class LogReader:
 
     cdef SegmentIndex index_of(self, Segment segment)
     cdef Segment segment_of_guid(self, uint64_t guid)
+    cdef const Record* first_from(self, Segment segment, uint64_t guid) except? NULL
     cdef const Record* find(self, uint64_t guid) except? NULL
     cdef Segment segment_at_time(self, int64_t time_ns)
     cdef Presence begin(self)

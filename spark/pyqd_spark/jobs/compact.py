@@ -30,7 +30,7 @@ from pyqd_spark.jobs.progress import JobProgress
 from pyqd_spark.jobs.rows import RowGroups
 from pyqd_spark.jobs.runner import Runner
 from pyqd_spark.jobs.table import JobTable
-from pyqd_spark.landing import COMPRESSION, Landing, make_directories, not_shared, sync_directory
+from pyqd_spark.landing import COMPRESSION, Landing, make_directories, not_shared, sync_path
 
 ROWS_PER_FILE: Final = 4_000_000
 SMALL_BYTES: Final = 128 << 20
@@ -100,7 +100,7 @@ def compact(options: CompactOptions, runner: Runner, shown: JobProgress) -> Comp
                 raise TableError(outcome["error"])
             with table.changing():
                 exchange(task.staged, task.directory)
-            sync_directory(os.path.dirname(task.directory))
+            sync_path(os.path.dirname(task.directory))
             report.days += 1
             report.files_before += len(task.small)
             report.files_after += outcome["files"]
@@ -162,7 +162,7 @@ def merge(task: MergeTask) -> dict[str, Any]:
         files, rows, size = merged(task)
         for name in task.kept:
             os.link(os.path.join(task.directory, name), os.path.join(task.staged, name))
-        sync_directory(task.staged)
+        sync_path(task.staged)
     except (pa.ArrowException, OSError) as error:
         return {"error": f"{task.directory}: {error}"}
     before = sum(os.path.getsize(os.path.join(task.directory, name)) for name in task.small)

@@ -14,11 +14,10 @@ Files of an attempt that was killed before step 3 are never moved, so tasks that
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -26,11 +25,11 @@ from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lives import LIFE, lives_of, open_events, table_rows, with_released
 from pyqd_spark.jobs.progress import JobProgress
-from pyqd_spark.jobs.reading import read_table
+from pyqd_spark.jobs.reading import read_table, settings
 from pyqd_spark.jobs.runner import OnSpark, Runner
 from pyqd_spark.jobs.table import JOB_FILE, JobTable, encoded
 from pyqd_spark.jobs.trace_log import DDL, LOST, EventRange, EventTask, LogEnd, cut, land_events, look
-from pyqd_spark.landing import make_directories, sync_directory, uri_of, write_file
+from pyqd_spark.landing import make_directories, sync_path, uri_of, write_file
 from pyqd_spark.options import BrokerOptions
 
 if TYPE_CHECKING:
@@ -246,19 +245,6 @@ def compute(
     return written_of(table, plan, attempt, report, started_s)
 
 
-@contextlib.contextmanager
-def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
-    """Change settings of a session for a block."""
-    before = {name: str(spark.conf.get(name)) for name in values}
-    for name, value in values.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
-
-
 def open_count(table: LifeTable, run: int) -> int:
     """Return the number of open events that a run has left."""
     import pyarrow.parquet as pq
@@ -307,7 +293,7 @@ def written_of(table: LifeTable, plan: LifePlan, attempt: str, report: RunReport
                 report.rows += pq.ParquetFile(path).metadata.num_rows
             else:
                 target = os.path.join(os.path.basename(table.state), target)
-            sync_file(path)
+            sync_path(path)
             moves.append({"from": os.path.relpath(path, table.path), "to": os.path.normpath(target)})
     report.seconds = round(time.time() - started_s, 3)
     return {"moves": moves, "report": asdict(report)}
@@ -319,14 +305,6 @@ def files_below(path: str) -> list[str]:
     return sorted(
         name for name in found if name.endswith(PARQUET) and not os.path.basename(name).startswith((".", "_"))
     )
-
-
-def sync_file(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def move(table: LifeTable, plan: LifePlan, written: dict[str, Any]) -> None:
@@ -341,7 +319,7 @@ def move(table: LifeTable, plan: LifePlan, written: dict[str, Any]) -> None:
         elif not os.path.exists(target):
             raise JobError(f"run {plan.run}: {target} is missing, and so is {source}; restore one of them")
     for directory in directories:
-        sync_directory(directory)
+        sync_path(directory)
 
 
 def remove_old(table: LifeTable, run: int) -> None:

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.fallback.trace_states import OVER
+from pyqd.primitives.quantities import aligned
 from pyqd_spark.jobs.lifecycle import LifeTable, RunReport
 from pyqd_spark.jobs.lives import LIFE, lives_of
 from pyqd_spark.jobs.reading import read_table
-from pyqd_spark.jobs.report import aligned
+from pyqd_spark.jobs.report import NAMES
 from pyqd_spark.jobs.trace_log import DDL
 from pyqd_spark.landing import uri_of
 
@@ -85,7 +86,7 @@ def run_text(run: RunReport) -> str:
 def as_text(report: dict[str, Any]) -> str:
     lines = []
     if report["channels"]:
-        lines += aligned([HEAD, *(channel_row(channel) for channel in report["channels"])])
+        lines += aligned([HEAD, *(channel_row(channel) for channel in report["channels"])], NAMES)
     for message in report["unfinished"][:MESSAGES_SHOWN]:
         where = f"{message['topic']}/{message['channel']}" if message["channel"] else message["topic"]
         lines.append(

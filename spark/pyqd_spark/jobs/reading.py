@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyqd_spark.jobs.errors import JobError
@@ -22,14 +24,22 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
     with table.reading():
         if not table.partitions():
             raise JobError(f"{table.path} has no rows yet")
-        name = "spark.sql.sources.partitionColumnTypeInference.enabled"
-        before = spark.conf.get(name)
         # A topic named 007 is not a number.
-        spark.conf.set(name, "false")
-        try:
+        with settings(spark, {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}):
             return spark.read.parquet(uri_of(table.path))
-        finally:
-            spark.conf.set(name, str(before))
+
+
+@contextlib.contextmanager
+def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    """Change settings of a session for a block."""
+    before = {name: str(spark.conf.get(name)) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 def chosen(frame: DataFrame, where: str | None) -> DataFrame:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pyqd.primitives.quantities import format_size
+from pyqd.primitives.quantities import aligned, format_size
 from pyqd_spark.jobs.plan import Gap, LogSource, Plan
 from pyqd_spark.jobs.ranges import describe
 
@@ -88,6 +88,8 @@ def report_of(
     return report
 
 
+# Columns that are no numbers, in all tables of jobs.
+NAMES = (0, 1)
 COLUMNS = ("topic", "node", "positions", "rows", "bodies", "files", "on disk", "task s", "rows/s", "lost")
 
 
@@ -96,7 +98,7 @@ def as_text(report: Report) -> str:
     if not report.sources and not report.left:
         lines = ["nothing new"]
     else:
-        lines = aligned([COLUMNS, *(row_of(source) for source in report.sources)])
+        lines = aligned([COLUMNS, *(row_of(source) for source in report.sources)], NAMES)
         rate = report.rows / max(report.seconds, 1e-3)
         lines.append(
             f"run {report.run}: {report.rows:,} rows, {format_size(report.bytes)} of bodies, {report.files} files with "
@@ -123,16 +125,3 @@ def row_of(source: SourceReport) -> tuple[str, ...]:
         f"{rate:,.0f}",
         "?" if source.lost is None else f"{source.lost:,}",
     )
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines: the first two columns to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

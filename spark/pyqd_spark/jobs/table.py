@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 from pyqd.primitives.errors import storage_error
 from pyqd_spark.jobs.errors import TableError
 from pyqd_spark.jobs.plan import LogSource, Plan, PlannedRange, SourceProgress, progress_from, progress_rows
-from pyqd_spark.landing import local_path, make_directories, sync_directory, write_file
+from pyqd_spark.landing import local_path, make_directories, sync_path, write_file
 
 FORMAT: Final = 1
 STATE: Final = "_pyqd"
@@ -150,7 +150,7 @@ class JobTable:
                     raise storage_error("rename", path, error) from error
                 path = over
             shutil.rmtree(path, ignore_errors=True)
-        sync_directory(self.attempts)
+        sync_path(self.attempts)
 
     def attempt_path(self, attempt: str) -> str:
         """Return the directory for the hidden files of an attempt."""

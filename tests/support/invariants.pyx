@@ -1,4 +1,4 @@
-"""Check of the invariants that relate the parts of a channel, for tests and the simulation.
+"""Checks of the invariants that relate the parts of a channel, and those of a topic, for tests and the simulation.
 
 Each unfinished record that the channel has handed out is in exactly one place, so counting the places of each log finds
 a message that is lost until the next start, or held twice. See invariant 1 in pyx/broker/channel.pyx.
@@ -12,6 +12,7 @@ from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot, fingerprint
+from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
@@ -175,3 +176,15 @@ def check_channel(ChannelCore channel not None):
         assert are_accounted_for(
             parked.log, parked.ledger, start, parked.log.end,
             counts.held[<int> FROM_PARKED] + counts.origins_parked + parked.count()), "messages of the parked log"
+
+
+def check_topic(TopicCore topic not None):
+    """Raise AssertionError if an invariant of a topic or of one of its channels is broken."""
+    assert topic.log.first.first_ordinal <= topic.state.held_from <= topic.log.end
+    assert topic.log.first.first_ordinal <= topic.readable.end <= topic.log.end
+    assert not topic.is_readable() or topic.readable.end == topic.log.end
+    assert topic.state.last_guid <= topic.guids.last_id and topic.state.given_below <= topic.log.end + 1
+    assert topic.log.batch.is_open or topic.open_count == 0
+    topic.log.check()
+    for channel in topic.channels:
+        check_channel(channel)
