@@ -26,7 +26,6 @@ STUDIES = {
     "clients": "Python clients against one pyqd",
     "tools": "command-line tools; NSQ_TOOLS names the directory of NSQ's, NSQD one more broker",
     "lookup": "lookup daemons; NSQLOOKUPD names another",
-    "topics": "many topics: creation, memory, start; NSQD names another broker",
     "trace_ship": "events of traces into databases",
     "spark_read": 'Spark: format("pyqd") and a Python client',
     "spark_drain": "Spark: `pyq_spark drain` and Spark's own Parquet sink",

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
-from bench import clients, lookup, tools, topics, trace_ship
+from bench import clients, lookup, tools, trace_ship
 from bench.server import RunError, Target, running
 from bench.setting import Cores, Setting
 
@@ -55,8 +55,8 @@ def test_a_tool_that_fails_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "scale", "figure"),
-    [(lookup, 0.02, "REGISTER per s"), (topics, 0.01, "start_s"), (trace_ship, 0.001, "rate_per_s")],
-    ids=["lookup", "topics", "trace-ship"],
+    [(lookup, 0.02, "REGISTER per s"), (trace_ship, 0.001, "rate_per_s")],
+    ids=["lookup", "trace-ship"],
 )
 def test_a_study_measures_each_contender(module: object, scale: float, figure: str) -> None:
     study = module.study(SETTING, scale)  # type: ignore[attr-defined]
