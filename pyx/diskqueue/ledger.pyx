@@ -381,16 +381,17 @@ cdef class Ledger:
         if reset_count == self.reset_count:
             set_trusted_below(self.header, bits_from + self.capacity_bits)
 
-    def trust_bits(self, Mapping mapping not None, uint64_t bits_from, uint64_t reset_count):
+    def trust_bits(self, Mapping mapping not None, uint64_t window_from, uint64_t reset_count):
         """Let a header say that the bits of its file are on stable storage, as they were at resets.
 
         mapping: of the ledger's file, or of one that a larger file has replaced since and that may have the name again
-        after a power failure. May be called in a thread, as the interpreter's lock is held.
+        after a power failure. window_from: the first record of which that file had a bit then. May be called in a
+        thread, as the interpreter's lock is held.
         """
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         assert reset_count <= self.reset_count, "the reset has not been made yet"
         if reset_count == self.reset_count:
-            set_trusted_below(header, bits_from + header.capacity_bits)
+            set_trusted_below(header, window_from + header.capacity_bits)
 
     def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
         """Clear the bits behind a floor that is on stable storage, as of so many resets."""
@@ -957,6 +958,11 @@ cdef class Ledger:
     def bits_from(self) -> int:
         if self.growing is not None:
             return min(self.bits_start(), self.growth_from)
+        return self.bits_start()
+
+    @property
+    def window_from(self) -> int:
+        """The first record of which the file has a bit; `bits_from` speaks also for a file that grows."""
         return self.bits_start()
 
     @property

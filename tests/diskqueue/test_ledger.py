@@ -399,3 +399,16 @@ def test_bits_that_are_believed_after_a_power_failure_are_believed_after_a_kill_
     again = Ledger(Files(), path)
     assert not again.rebuilt
     assert state(again) == (0, 5, 1, 0)
+
+
+def test_a_sync_trusts_the_end_of_a_window_that_has_moved_since_it_began_to_grow(tmp_path):
+    ledger, _ = growing(tmp_path)
+    ledger.note_range(0, 3)
+    ledger.clamp(6, RING_BITS_MIN + 6)
+    assert (ledger.bits_from, ledger.window_from) == (0, 6)
+    ledger.note_finished(RING_BITS_MIN + 5)
+    mapping = ledger.sync_target()[0]
+    ledger.trust_bits(mapping, ledger.window_from, ledger.reset_count)
+    again = Ledger(Files(), str(tmp_path / "ledger"))
+    again.drop_doubtful_bits()
+    assert again.has_finished(RING_BITS_MIN + 5)
