@@ -131,6 +131,9 @@ def next_rewrite(TopicCore topic not None, uint64_t start, uint64_t end, int64_t
     cdef Rewrite rewrite
     cdef list found
     end = min(end, topic.readable.end)
+    if topic.log.directory is not None:
+        # A power failure may take the name of a channel, and the topic holds its messages again.
+        end = min(end, max(topic.state.given_below, <uint64_t> 1) - 1)
     for channel in topic.channels:
         end = min(end, channel.ledger.header.cursor)
     for _ in range(SEGMENTS_PER_RUN):

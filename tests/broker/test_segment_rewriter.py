@@ -61,6 +61,11 @@ class Bench:
             assert self.channel.finish_message(self.consumer, self.messages[number][0]) == 0
         self.topic.scheduler.run_wakes()
 
+    def rewrite(self):
+        """Rewrite what can be, after a sync of the names."""
+        self.topic.note_given(self.topic.end)
+        rewrite_old_segments(self.topic)
+
     def segments(self):
         return chain(self.topic.log)
 
@@ -92,7 +97,7 @@ def test_unfinished_messages_stay_in_place_and_the_others_leave_gaps(tmp_path, n
     in_flight, waiting = bench.messages[1], bench.messages[3]
     assert channel.requeue_message(consumer, waiting[0], 0) == 0
     used = topic.log.size_bytes()
-    rewrite_old_segments(topic)
+    bench.rewrite()
     bench.check()
     # The first two have three messages in less than 64 KiB, the other ones none.
     assert (topic.log.first.rewrites > 0, topic.log.size_bytes() < used // 2) == (True, True)
@@ -112,15 +117,15 @@ def test_the_file_is_the_one_that_the_manual_describes(tmp_path):
     bench = Bench(tmp_path, 1)
     first, *_ = bench.segments()
     expected = rewritten([Path(first.mapping.path).read_bytes()], {1})
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert Path(bench.topic.log.first.mapping.path).read_bytes() == expected
     bench.check()
 
 
 def test_a_message_that_stays_keeps_one_small_file(tmp_path):
     bench = Bench(tmp_path, 0)
-    rewrite_old_segments(bench.topic)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
+    bench.rewrite()
     first, *others = bench.segments()
     assert (first.file_bytes, first.count, len(others)) == (12 << 10, COUNT - PER_SEGMENT, 1)
     bench.check()
@@ -128,7 +133,7 @@ def test_a_message_that_stays_keeps_one_small_file(tmp_path):
 
 def test_a_rewritten_message_outlives_a_kill(tmp_path):
     bench = Bench(tmp_path, 2)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     assert (channel.depth, channel.in_flight_count) == (1, 0)
@@ -143,7 +148,7 @@ def test_messages_that_time_out_and_dead_letters_point_to_the_new_file(tmp_path)
     channel.requeue_message(bench.consumer, bench.messages[1][0], 0)
     channel.limit_attempts(1)
     assert channel.dead_letters_pending == 1
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     bench.check()
     bench.topic.scheduler.run_timers(mono() + 2 * MINUTE_NS)
     assert channel.dead_letters_pending == 3
@@ -162,7 +167,7 @@ def test_a_queue_is_not_rewritten(tmp_path):
         other.finish_message(consumer, other.take_message(consumer)[0])
     bench.messages = take_all(bench.channel, bench.consumer)
     bench.finish(*range(1, COUNT))
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert [segment.rewrites for segment in bench.segments()] == [0] * len(bench.segments())
 
 
@@ -176,7 +181,7 @@ def test_what_any_channel_has_not_finished_stays(tmp_path):
     for number, message in enumerate(take_all(other, consumer)):
         if number != 15:
             other.finish_message(consumer, message[0])
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     bench.check()
     start = bench.topic.log.first.first_ordinal
     assert {number for number in kept(bench.topic.log) if number < bench.segments()[-1].first_ordinal} == {
@@ -188,24 +193,30 @@ def test_what_any_channel_has_not_finished_stays(tmp_path):
 
 def test_a_segment_that_is_mostly_unfinished_stays_as_it_is(tmp_path):
     bench = Bench(tmp_path, 0, 1, 2, 3, *range(PER_SEGMENT, 2 * PER_SEGMENT))
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert [segment.rewrites for segment in bench.segments()[:3]] == [0, 0, 1]
     bench.finish(0)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert [segment.rewrites > 0 for segment in bench.segments()[:3]] == [True, False, True]
     bench.check()
+
+
+def test_messages_of_a_channel_whose_name_is_not_durable_stay(tmp_path):
+    bench = Bench(tmp_path, 0)
+    rewrite_old_segments(bench.topic)
+    assert not any(segment.rewrites for segment in bench.segments())
 
 
 def test_retention_keeps_finished_messages(tmp_path):
     bench = Bench(tmp_path, 0)
     bench.topic.quota.set_own(retention_time_ns=HOUR_NS)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert not any(segment.rewrites for segment in bench.segments())
 
 
 def test_readers_by_position_see_no_gap(tmp_path):
     bench = Bench(tmp_path, 0, 20)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     topic = bench.topic
     earliest = topic.log.earliest
     assert earliest == 49
@@ -227,7 +238,7 @@ def test_readers_by_position_see_no_gap(tmp_path):
 def test_a_seek_meanwhile_keeps_the_old_file(tmp_path):
     jobs = Jobs()
     bench = Bench(tmp_path, 0, jobs=jobs)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert len(jobs.waiting) == 1
     replay.move(bench.topic, bench.channel, replay.LogPlace(position=3), replay.no_pause)
     take_all(bench.channel, bench.consumer)
@@ -240,7 +251,7 @@ def test_a_seek_meanwhile_keeps_the_old_file(tmp_path):
 def test_what_is_finished_meanwhile_stays_until_the_next_time(tmp_path):
     jobs = Jobs()
     bench = Bench(tmp_path, 0, 1, jobs=jobs)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     bench.finish(1)
     jobs.run()
     assert kept(bench.topic.log)[:2] == [0, 1]
@@ -250,7 +261,7 @@ def test_what_is_finished_meanwhile_stays_until_the_next_time(tmp_path):
 def test_a_segment_that_is_finished_and_removed_meanwhile_does_not_come_back(tmp_path):
     jobs = Jobs()
     bench = Bench(tmp_path, 0, jobs=jobs)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     bench.finish(0)
     jobs.run()
     assert len(bench.segments()) == 1
@@ -261,7 +272,7 @@ def test_a_segment_that_is_finished_and_removed_meanwhile_does_not_come_back(tmp
 def test_a_deletion_meanwhile(tmp_path, what):
     jobs = Jobs()
     bench = Bench(tmp_path, 0, jobs=jobs)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     bench.channel.close_consumers()
     if what == "topic":
         bench.broker.delete_topic("t")
@@ -277,8 +288,8 @@ def test_a_deletion_meanwhile(tmp_path, what):
 def test_the_jobs_follow_one_another(tmp_path):
     jobs = Jobs()
     bench = Bench(tmp_path, 0, jobs=jobs)
-    rewrite_old_segments(bench.topic)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
+    bench.rewrite()
     assert len(jobs.waiting) == 1
     jobs.run()
     assert all(segment.rewrites for segment in bench.segments()[:-1])
@@ -305,11 +316,11 @@ def test_the_old_file_stays_until_the_name_of_the_new_one_is_durable(tmp_path):
     files.refuses = True
     former = bench.topic.log.first.mapping.path
     for _ in range(2):
-        rewrite_old_segments(bench.topic)
+        bench.rewrite()
         assert os.path.exists(former)
     assert [segment.rewrites for segment in bench.segments()] == [1, *[0] * 7]
     files.refuses = False
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert not os.path.exists(former)
     bench.check()
 
@@ -320,11 +331,11 @@ def test_a_full_disk_is_logged_once_and_tried_again(tmp_path, caplog):
     files.room = 0
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            rewrite_old_segments(bench.topic)
+            bench.rewrite()
     assert caplog.text.count("cannot rewrite segment 1 without its finished messages") == 1
     assert not any(segment.rewrites for segment in bench.segments())
     files.room = None
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     assert bench.topic.log.first.rewrites > 0
     bench.check()
 
@@ -336,7 +347,7 @@ def test_a_damaged_record_is_reported_and_none_counts_as_finished_for_it(tmp_pat
         file.seek(SEGMENT_HEADER_BYTES + 3 * (RECORD_HEADER_BYTES + BODY_BYTES) + 500)
         file.write(b"damage")
     for _ in range(2):
-        rewrite_old_segments(bench.topic)
+        bench.rewrite()
     assert caplog.text.count("cannot rewrite segment 1") == 1
     # A segment that was written in this run is left alone.
     assert bench.topic.log.damage.lost_count == is_later_run
@@ -351,7 +362,7 @@ def test_a_damaged_record_is_reported_and_none_counts_as_finished_for_it(tmp_pat
 
 def test_a_lost_ledger_gets_its_finished_messages_back_from_the_gaps(tmp_path):
     bench = Bench(tmp_path, 1, 15)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     (tmp_path / "topics" / "t.topic" / "c.channel" / "ledger").unlink()
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
@@ -373,7 +384,7 @@ def test_the_cursor_of_an_older_ledger_passes_over_gaps(tmp_path, cursor):
     older = ledger.read_bytes()
     bench.messages += take_all(bench.channel, bench.consumer)
     bench.finish(*(number for number in range(cursor, COUNT) if number not in (1, 15)))
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     last = bench.topic.log.active.first_ordinal
     ledger.write_bytes(older)
     topic = broker_on(tmp_path).topic("t")
@@ -390,7 +401,7 @@ def test_deferred_messages_are_left_where_they_are(tmp_path):
     channel = bench.channel
     assert channel.requeue_message(bench.consumer, bench.messages[5][0], 30 * SECOND_NS) == 0
     publish(bench.topic, 1, BODY_BYTES)
-    rewrite_old_segments(bench.topic)
+    bench.rewrite()
     bench.topic.scheduler.run_timers(mono() + 60 * SECOND_NS)
     bench.topic.check()
     assert channel.deferred_count in (0, 1)
