@@ -55,11 +55,11 @@ cdef int add_unfinished(Rewrite rewrite, Ledger ledger) except -1:
     cdef uint64_t limit = max(at, min(rewrite.end, ledger.bits_end()))
     assert ledger.header.cursor >= rewrite.end, "a queue is not rewritten"
     while at < min(limit, rewrite.end):
-        rewrite.needed[window_word(rewrite.capacity_bits, at)] |= (
+        rewrite.to.needed[window_word(rewrite.to.capacity_bits, at)] |= (
             ~ledger.words[window_word(ledger.capacity_bits, at)] & window_mask(at, limit))
         at = window_after_word(at)
     if limit < rewrite.end:
-        window_set_range(rewrite.needed, rewrite.capacity_bits, limit, rewrite.end)
+        window_set_range(rewrite.to.needed, rewrite.to.capacity_bits, limit, rewrite.end)
     return 0
 
 

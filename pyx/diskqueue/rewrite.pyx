@@ -64,6 +64,81 @@ cdef int by_address(const void* first, const void* second) noexcept nogil:
     return (one > other) - (one < other)
 
 
+cdef Fault reserve(Gathered* to, uint64_t size_bytes) noexcept nogil:
+    """Reserve memory for one more record of that size."""
+    cdef void* grown
+    cdef uint64_t capacity
+    if to.move_count == to.move_capacity:
+        capacity = max(<uint64_t> 64, 2 * to.move_capacity)
+        grown = realloc(to.moves, capacity * sizeof(Move))
+        if grown == NULL:
+            return NO_MEMORY
+        to.moves = <Move*> grown
+        to.move_capacity = capacity
+    if to.used_bytes + size_bytes > to.capacity_bytes:
+        capacity = max(<uint64_t> 4096, 2 * to.capacity_bytes, to.used_bytes + size_bytes)
+        grown = realloc(to.records, capacity)
+        if grown == NULL:
+            return NO_MEMORY
+        to.records = <char*> grown
+        to.capacity_bytes = capacity
+    return NO_FAULT
+
+
+cdef Fault end_gap(Gathered* to) noexcept nogil:
+    """Add the gap before the next record, if there is one."""
+    if to.gap_count == 0:
+        return NO_FAULT
+    if reserve(to, RECORD_SPAN_MIN) != NO_FAULT:
+        return NO_MEMORY
+    gap_fill(<Record*> (to.records + to.used_bytes), to.seq - to.gap_count, to.gap_count, GAP_BODY_BYTES)
+    to.used_bytes += RECORD_SPAN_MIN
+    to.gap_count = 0
+    return NO_FAULT
+
+
+cdef Fault add_record(Gathered* to, const Record* record, const char* at) noexcept nogil:
+    """Add a record, which lies at an address of its segment, or its ordinals to a gap."""
+    cdef uint64_t ordinal = record_ordinal(record)
+    cdef uint64_t span = record_span(record.size_bytes)
+    cdef Fault fault
+    if record.flags & RECORD_GAP or not window_test(to.needed, to.capacity_bits, ordinal):
+        to.gap_count += ordinals_of(record)
+        to.seq += ordinals_of(record)
+        return NO_FAULT
+    fault = end_gap(to)
+    if fault == NO_FAULT:
+        fault = reserve(to, span)
+    if fault != NO_FAULT:
+        return fault
+    to.moves[to.move_count] = Move(at=at, offset=SEGMENT_HEADER_BYTES + to.used_bytes)
+    to.move_count += 1
+    memcpy(to.records + to.used_bytes, record, span)
+    to.used_bytes += span
+    to.seq += 1
+    return NO_FAULT
+
+
+cdef uint64_t add_records(
+    Gathered* to, const char* data, uint64_t length, const char* base, uint64_t offset,
+) noexcept nogil:
+    """Add the whole records in a piece of a segment, from an offset on. Returns: the bytes that they take."""
+    cdef uint64_t at = 0
+    cdef const Record* record
+    while at < length and to.fault == NO_FAULT:
+        record = <const Record*> (data + at)
+        if length - at < RECORD_HEADER_BYTES or (
+                record.size_bytes != 0 and record_span(record.size_bytes) > length - at):
+            break
+        if record_verdict(data + at, length - at, to.seq) != RECORD_VALID or (
+                ordinals_of(record) > to.end - record_ordinal(record)):
+            to.fault = DAMAGED
+            break
+        to.fault = add_record(to, record, base + offset + at)
+        at += record_span(record.size_bytes)
+    return at
+
+
 def are_neighbours(Segment first not None, Segment second not None):
     """Return whether two segments of a log may become one file: no hole and no change of the epoch lies between."""
     return (
@@ -82,26 +157,27 @@ cdef class Rewrite:
         self.segments = segments
         self.start = first.first_ordinal
         self.end = (<Segment> segments[len(segments) - 1]).end_ordinal()
-        self.seq = first.header().first_seq
+        self.to.seq = first.header().first_seq
+        self.to.end = self.end
         assert self.end > self.start
         self.sources = []
         for segment in segments:
             self.sources.append((segment.mapping.path, <uintptr_t> segment.base, segment.tail, segment.count))
-        self.capacity_bits = 64
-        while self.capacity_bits < self.end - (self.start & ~<uint64_t> 63):
-            self.capacity_bits *= 2
-        self.needed = <uint64_t*> calloc(self.capacity_bits // 64, sizeof(uint64_t))
-        if self.needed == NULL:
+        self.to.capacity_bits = 64
+        while self.to.capacity_bits < self.end - (self.start & ~<uint64_t> 63):
+            self.to.capacity_bits *= 2
+        self.to.needed = <uint64_t*> calloc(self.to.capacity_bits // 64, sizeof(uint64_t))
+        if self.to.needed == NULL:
             raise MemoryError
 
     def __dealloc__(self):
-        free(self.needed)
-        free(self.records)
-        free(self.moves)
+        free(self.to.needed)
+        free(self.to.records)
+        free(self.to.moves)
 
     cdef uint64_t needed_count(self) noexcept:
         """Count the records that are needed. Cost: O(64th part of the records)."""
-        return window_count(self.needed, self.capacity_bits, self.start, self.end)
+        return window_count(self.to.needed, self.to.capacity_bits, self.start, self.end)
 
     def make(self, syncs):
         """Make the new file, on stable storage but for its name; blocks, in a thread. syncs: ReliableSync.
@@ -112,16 +188,17 @@ cdef class Rewrite:
         for path, address, tail, _ in self.sources:
             self.gather_from(path, <const char*> <uintptr_t> address, tail)
         with nogil:
-            self.fault = self.end_gap()
-            qsort(self.moves, self.move_count, sizeof(Move), by_address)
+            self.to.fault = end_gap(&self.to)
+            if self.to.move_count != 0:
+                qsort(self.to.moves, self.to.move_count, sizeof(Move), by_address)
         self.require_sound(path, tail)
-        kept_count = self.move_count
-        self.made = self.log.pool.new_segment(SEGMENT_HEADER_BYTES + self.used_bytes, SUFFIX + MAKING)
+        kept_count = self.to.move_count
+        self.made = self.log.pool.new_segment(SEGMENT_HEADER_BYTES + self.to.used_bytes, SUFFIX + MAKING)
         with nogil:
-            memcpy(self.made.base + SEGMENT_HEADER_BYTES, self.records, self.used_bytes)
-        free(self.records)
-        self.records = NULL
-        self.made.begin_rewritten(self.segments, kept_count, SEGMENT_HEADER_BYTES + self.used_bytes)
+            memcpy(self.made.base + SEGMENT_HEADER_BYTES, self.to.records, self.to.used_bytes)
+        free(self.to.records)
+        self.to.records = NULL
+        self.made.begin_rewritten(self.segments, kept_count, SEGMENT_HEADER_BYTES + self.to.used_bytes)
         syncs.sync(self.made.mapping, 0, self.made.mapping.size_bytes)
 
     cdef int gather_from(self, str path, const char* base, uint64_t tail) except -1:
@@ -135,12 +212,13 @@ cdef class Rewrite:
             data = base + offset
             if path is not None:
                 content = self.log.files.read_range(path, offset, length)
-                length = len(content)
+                if len(content) < length:
+                    raise CorruptionError(path, offset, "the file is shorter than its segment")
                 data = PyBytes_AS_STRING(content)
             with nogil:
-                taken = self.add_records(data, length, base, offset)
+                taken = add_records(&self.to, data, length, base, offset)
             self.require_sound(path, offset + taken)
-            if taken == 0 and length >= tail - offset:
+            if taken == 0 and length == tail - offset:
                 raise CorruptionError(path or "memory", offset, "the last record is not whole")
             # A record may be larger than what was read.
             length = READ_AT_ONCE_BYTES if taken != 0 else 2 * length
@@ -148,83 +226,11 @@ cdef class Rewrite:
         return 0
 
     cdef int require_sound(self, str path, uint64_t offset) except -1:
-        if self.fault == NO_MEMORY:
+        if self.to.fault == NO_MEMORY:
             raise MemoryError
-        if self.fault == DAMAGED:
+        if self.to.fault == DAMAGED:
             raise CorruptionError(path or "memory", offset, "a record is damaged")
         return 0
-
-    cdef uint64_t add_records(
-        self, const char* data, uint64_t length, const char* base, uint64_t offset,
-    ) noexcept nogil:
-        """Add the whole records in a piece of a segment, from an offset on. Returns: the bytes that they take."""
-        cdef uint64_t at = 0
-        cdef const Record* record
-        while at < length and self.fault == NO_FAULT:
-            record = <const Record*> (data + at)
-            if length - at < RECORD_HEADER_BYTES or (
-                    record.size_bytes != 0 and record_span(record.size_bytes) > length - at):
-                break
-            if record_verdict(data + at, length - at, self.seq) != RECORD_VALID or (
-                    ordinals_of(record) > self.end - record_ordinal(record)):
-                self.fault = DAMAGED
-                break
-            self.fault = self.add_record(record, base + offset + at)
-            at += record_span(record.size_bytes)
-        return at
-
-    cdef Fault add_record(self, const Record* record, const char* at) noexcept nogil:
-        """Add a record, which lies at an address of its segment, or its ordinals to a gap."""
-        cdef uint64_t ordinal = record_ordinal(record)
-        cdef uint64_t span = record_span(record.size_bytes)
-        cdef Fault fault
-        if record.flags & RECORD_GAP or not window_test(self.needed, self.capacity_bits, ordinal):
-            self.gap_count += ordinals_of(record)
-            self.seq += ordinals_of(record)
-            return NO_FAULT
-        fault = self.end_gap()
-        if fault == NO_FAULT:
-            fault = self.reserve(span)
-        if fault != NO_FAULT:
-            return fault
-        self.moves[self.move_count] = Move(at=at, offset=SEGMENT_HEADER_BYTES + self.used_bytes)
-        self.move_count += 1
-        memcpy(self.records + self.used_bytes, record, span)
-        self.used_bytes += span
-        self.seq += 1
-        return NO_FAULT
-
-    cdef Fault end_gap(self) noexcept nogil:
-        """Add the gap before the next record, if there is one."""
-        if self.gap_count == 0:
-            return NO_FAULT
-        if self.reserve(RECORD_SPAN_MIN) != NO_FAULT:
-            return NO_MEMORY
-        gap_fill(
-            <Record*> (self.records + self.used_bytes), self.seq - self.gap_count, self.gap_count, GAP_BODY_BYTES)
-        self.used_bytes += RECORD_SPAN_MIN
-        self.gap_count = 0
-        return NO_FAULT
-
-    cdef Fault reserve(self, uint64_t size_bytes) noexcept nogil:
-        """Reserve memory for one more record of that size."""
-        cdef void* grown
-        cdef uint64_t capacity
-        if self.move_count == self.move_capacity:
-            capacity = max(<uint64_t> 64, 2 * self.move_capacity)
-            grown = realloc(self.moves, capacity * sizeof(Move))
-            if grown == NULL:
-                return NO_MEMORY
-            self.moves = <Move*> grown
-            self.move_capacity = capacity
-        if self.used_bytes + size_bytes > self.capacity_bytes:
-            capacity = max(<uint64_t> 4096, 2 * self.capacity_bytes, self.used_bytes + size_bytes)
-            grown = realloc(self.records, capacity)
-            if grown == NULL:
-                return NO_MEMORY
-            self.records = <char*> grown
-            self.capacity_bytes = capacity
-        return NO_FAULT
 
     def is_current(self):
         """Return whether the log still has the segments, as they were."""
@@ -242,8 +248,8 @@ cdef class Rewrite:
         cdef uint64_t ordinal = self.start
         assert now.start == self.start and now.end == self.end
         while ordinal < self.end:
-            ordinal = window_next_one(now.needed, now.capacity_bits, ordinal, self.end)
-            if ordinal < self.end and not window_test(self.needed, self.capacity_bits, ordinal):
+            ordinal = window_next_one(now.to.needed, now.to.capacity_bits, ordinal, self.end)
+            if ordinal < self.end and not window_test(self.to.needed, self.to.capacity_bits, ordinal):
                 return False
             ordinal += 1
         return True
@@ -266,18 +272,18 @@ cdef class Rewrite:
         """Return the new place of a record of the old segments; NULL for any other record."""
         cdef const char* at = <const char*> record
         cdef uint64_t low = 0
-        cdef uint64_t high = self.move_count
+        cdef uint64_t high = self.to.move_count
         cdef uint64_t middle
         debug_require(record != NULL)
-        if high == 0 or at < self.moves[0].at or at > self.moves[high - 1].at:
+        if high == 0 or at < self.to.moves[0].at or at > self.to.moves[high - 1].at:
             return NULL
         while low < high:
             middle = (low + high) // 2
-            if self.moves[middle].at < at:
+            if self.to.moves[middle].at < at:
                 low = middle + 1
             else:
                 high = middle
-        return <const Record*> (self.made.base + self.moves[low].offset) if self.moves[low].at == at else NULL
+        return <const Record*> (self.made.base + self.to.moves[low].offset) if self.to.moves[low].at == at else NULL
 
     def discard(self):
         """Remove the new file, which did not get its place. Raises: StorageError."""

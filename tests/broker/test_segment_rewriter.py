@@ -11,7 +11,7 @@ from pyqd.broker.segment_rewriter import rewrite_old_segments
 from pyqd.hot.primitives.clock import mono
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StorageError
-from tests.support.rewritten import rewritten
+from tests.support.rewritten import chain, rewritten
 from tests.support.storage import (
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -77,13 +77,6 @@ class Bench:
             spares = [spare.mapping.path for spare in self.topic.log.pool.spares]
             found = sorted(f"{directory}/{name}" for name in os.listdir(directory))
             assert found == sorted(paths + spares)
-
-
-def chain(log):
-    segments = [log.first]
-    while segments[-1].next is not None:
-        segments.append(segments[-1].next)
-    return segments
 
 
 def kept(log):

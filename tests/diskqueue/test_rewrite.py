@@ -16,7 +16,7 @@ from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.rewrite import Rewrite
 from pyqd.primitives.errors import CorruptionError, StorageError
 from tests.support.examples import examples
-from tests.support.rewritten import gap, rewritten
+from tests.support.rewritten import chain, gap, rewritten
 from tests.support.storage import SEGMENT_HEADER_BYTES, body_of
 from tests.support.structures import need
 
@@ -39,13 +39,6 @@ def filled(directory, segments=3):
     for number in range(segments * PER_SEGMENT):
         log.append_message(number + 1, body_of(number, BODY_BYTES))
     return log
-
-
-def chain(log):
-    segments = [log.first]
-    while segments[-1].next is not None:
-        segments.append(segments[-1].next)
-    return segments
 
 
 def content_of(segment):

@@ -49,7 +49,7 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (130_000_000, frozenset({ABSENT, FINS, RESETS, JOURNAL})),
     (140_000_000, frozenset({REWRITES, WRITES, UNMAPPING})),
     (145_000_000, frozenset({REWRITES, WRITES, UNMAPPING, UNREADABLE})),
-    (150_000_000, frozenset({REWRITES, FINS, JOURNAL})),
+    (150_000_000, frozenset({REWRITES, WRITES, FINS, JOURNAL})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),

@@ -1,9 +1,11 @@
-"""Rewritten segments, made by hand from the bytes of other segments, as docs/storage.md describes them."""
+"""Segments of a log, and rewritten ones, made by hand from the bytes of others as docs/storage.md describes them."""
 
 import struct
 from collections.abc import Container, Iterator, Sequence
 
 from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, ORDINAL_MASK, spans
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.primitives import crc32c
 from tests.support.storage import SEGMENT_HEADER_BYTES
 
@@ -14,6 +16,14 @@ _RECORD = struct.Struct("<IIQQqqHHHH")
 _HEADER = struct.Struct("<8sIIQQqQQQQQQQ")
 # Offset of the field `sealed_bytes`.
 _SEALED_BYTES_AT = 48
+
+
+def chain(log: Log) -> list[Segment]:
+    """Return the segments of a log."""
+    segments = [log.first]
+    while (following := segments[-1].next) is not None:
+        segments.append(following)
+    return segments
 
 
 def gap(seq: int, count: int) -> bytes:

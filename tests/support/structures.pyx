@@ -306,4 +306,4 @@ def need(Rewrite rewrite not None, uint64_t ordinal):
     """Let a rewriting keep a record."""
     if not rewrite.start <= ordinal < rewrite.end:
         raise ValueError(f"record {ordinal} is not in the segments that are rewritten")
-    window_set(rewrite.needed, rewrite.capacity_bits, ordinal)
+    window_set(rewrite.to.needed, rewrite.to.capacity_bits, ordinal)
