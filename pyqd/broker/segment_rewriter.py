@@ -1,7 +1,7 @@
 """Rewrites old segments of a topic's log that few unfinished messages keep: one at a time, in threads.
 
-The compiled half finds the segments and puts the new file in their place (pyx/broker/compaction.pyx). This half runs the
-jobs, removes what they leave behind, and logs each reason of a failure once, until a segment has been rewritten again.
+The compiled half finds the segments and puts the new file in their place (pyx/broker/compaction.pyx). This half runs
+the jobs, removes the files that were replaced, and logs a failure, once for each reason.
 
 Source: docs/space.md.
 """
@@ -121,8 +121,7 @@ def note_refusal(topic: Topic, rewrite: Rewrite, error: BaseException) -> None:
 
 
 def remove_replaced(topic: Topic) -> bool:
-    """Remove the files that others have replaced, once the names of these are on stable storage. Returns: as `run_job`.
-    """
+    """Remove replaced files, once the names of the new ones are on stable storage. Returns: as `run_job`."""
     paths, files, directory = list(topic.replaced_files), topic.broker.files, topic.log.directory
     assert directory is not None, "there are no files in memory"
 

@@ -119,8 +119,8 @@ class Topic(TopicCore):
         # Of `pyqd.broker.reclaimer`: the end of the log when it last saw another one, and that time.
         self.quiet_end = -1
         self.quiet_since_ns = 0
-        # Of `pyqd.broker.segment_rewriter`: whether a job is under way, the ordinal to look on from, replaced files that
-        # are still there, the reason of the last failure, and the numbers of segments in which it was damage.
+        # Of `pyqd.broker.segment_rewriter`: whether a job is under way, the ordinal to look on from, the replaced files
+        # that are still there, the reason of the last failure, and the numbers of segments that are damaged.
         self.rewriting = False
         self.rewritten_below = 0
         self.replaced_files: list[str] = []

@@ -13,7 +13,7 @@ pyx/broker/parked_log.pyx).
 Invariants: those of the channel hold between any two messages moved.
 """
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
@@ -109,9 +109,10 @@ cdef list small_neighbours(Segment segment, uint64_t end, refused):
     cdef uint64_t total_bytes = segment.tail
     cdef Segment following = segment.next
     while (
-        segment.rewrites != 0 and following.rewrites != 0 and following.end_ordinal() <= end
-        and following.number not in refused and are_neighbours(segment, following)
-        and total_bytes + following.tail <= MERGED_BYTES_MAX and following.end_ordinal() - start <= MERGED_ORDINALS_MAX
+        segment.rewrites != 0 and following.rewrites != 0 and are_neighbours(segment, following)
+        and following.end_ordinal() <= end and following.number not in refused
+        and total_bytes + following.tail <= MERGED_BYTES_MAX
+        and following.end_ordinal() - start <= MERGED_ORDINALS_MAX
     ):
         total_bytes += following.tail
         found.append(following)
@@ -123,8 +124,8 @@ def next_rewrite(TopicCore topic not None, uint64_t start, uint64_t end, int64_t
     """Find the next segment from an ordinal on that few unfinished messages keep, or neighbours that were rewritten.
 
     end: segments that reach beyond it stay. stopped_ns: so do those that have grown since (Unix). refused: numbers of
-    others that stay. Returns: (Rewrite or None, ordinal to look on from, 0 for the beginning). Cost: the 64th part of the
-    records of SEGMENTS_PER_RUN segments, for each channel.
+    others that stay. Returns: (Rewrite or None, ordinal to look on from, 0 for the beginning). Cost: the 64th part of
+    the records of SEGMENTS_PER_RUN segments, for each channel.
     """
     cdef ChannelCore channel
     cdef Segment segment = topic.log.segment_of(start)

@@ -359,7 +359,7 @@ cdef class Log:
         return found.first_ordinal
 
     def gaps(self, uint64_t start):
-        """Yield the (ordinal, ordinal) ranges from an ordinal on that are gaps. Cost: O(bytes in rewritten segments)."""
+        """Yield the gaps from an ordinal on as (ordinal, ordinal). Cost: O(bytes in rewritten segments)."""
         cdef Segment segment = self.segment_of(start)
         cdef const Record* record
         cdef uint64_t offset

@@ -17,6 +17,8 @@ call starts from the log's first segment. An index knows its segment by number, 
 segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's blocks
 in use.
 
+Readers begin at `Log.earliest`, behind all gaps of rewritten segments. Searches by id read these segments as well.
+
 Positions are ordered as numbers, over epochs too: records that a power failure took away have lower positions than all
 later ones. A read from a position begins with the first record at or above it.
 

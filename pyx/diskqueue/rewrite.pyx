@@ -212,7 +212,7 @@ cdef class Rewrite:
             data = base + offset
             if path is not None:
                 content = self.log.files.read_range(path, offset, length)
-                if len(content) < length:
+                if <uint64_t> len(content) < length:
                     raise CorruptionError(path, offset, "the file is shorter than its segment")
                 data = PyBytes_AS_STRING(content)
             with nogil:

@@ -524,7 +524,7 @@ cdef class Segment:
         return 0
 
     cdef uint64_t bridgeable(self, uint64_t count, uint64_t size_bytes) noexcept:
-        """Return how many of `count` ordinals may lie in a range: without gaps, no more than there are least records."""
+        """Return how many of `count` ordinals may lie in a range: without gaps, as many as it has smallest records."""
         cdef uint64_t fitting = size_bytes // RECORD_SPAN_MIN
         return count if self.rewrites != 0 and fitting != 0 else min(count, fitting)
 

@@ -16,7 +16,7 @@ from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.rewrite import Rewrite
 from pyqd.primitives.errors import CorruptionError, StorageError
 from tests.support.examples import examples
-from tests.support.rewritten import chain, gap, rewritten
+from tests.support.rewritten import chain, gap, path_of, rewritten
 from tests.support.storage import SEGMENT_HEADER_BYTES, body_of
 from tests.support.structures import need
 
@@ -42,7 +42,7 @@ def filled(directory, segments=3):
 
 
 def content_of(segment):
-    return Path(segment.mapping.path).read_bytes()
+    return Path(path_of(segment)).read_bytes()
 
 
 def put(directory, log, count, kept, name="9.seg"):
@@ -59,7 +59,7 @@ def numbers_in(log, start=None):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_start_takes_the_rewritten_file_and_removes_those_that_it_stands_for(directory, count):
     log = filled(directory)
-    replaced = [segment.mapping.path for segment in chain(log)[:count]]
+    replaced = [path_of(segment) for segment in chain(log)[:count]]
     put(directory, log, count, KEPT)
     for _ in range(2):
         log = opened(directory)
@@ -74,7 +74,7 @@ def test_a_start_takes_the_rewritten_file_and_removes_those_that_it_stands_for(d
 def test_a_start_whose_sync_fails_keeps_the_old_file_and_does_not_read_it(directory, monkeypatch):
     log = filled(directory)
     put(directory, log, 1, KEPT)
-    former = log.first.mapping.path
+    former = path_of(log.first)
 
     def refuse(_self, path):
         raise OSError(5, "refused", path)
@@ -145,7 +145,7 @@ def test_damage_in_a_rewritten_segment_loses_no_other_record_and_moves_no_ordina
 def test_the_new_fields_of_a_header_are_in_its_checksum(directory, offset):
     log = filled(directory)
     content = bytearray(put(directory, log, 1, KEPT))
-    os.remove(log.first.mapping.path)
+    os.remove(path_of(log.first))
     content[offset] ^= 1
     (directory / "9.seg").write_bytes(content)
     log = opened(directory)
@@ -166,7 +166,7 @@ def test_a_count_that_is_damaged_is_found_by_the_next_segment(directory):
 def test_a_rewritten_segment_that_is_the_last_one_is_continued_in(directory):
     log = filled(directory, 2)
     put(directory, log, 1, KEPT)
-    os.remove(chain(log)[1].mapping.path)
+    os.remove(path_of(chain(log)[1]))
     for number in range(7, 10):
         log = opened(directory)
         assert log.end == number
@@ -199,7 +199,7 @@ def rewrite(log, segments, kept=()):
 def test_the_file_is_the_one_that_the_manual_describes(directory, count, kept):
     log = filled(directory, 4)
     expected = rewritten([content_of(segment) for segment in chain(log)[:count]], kept)
-    replaced = [segment.mapping.path for segment in chain(log)[:count]]
+    replaced = [path_of(segment) for segment in chain(log)[:count]]
     made = rewrite(log, chain(log)[:count], kept)
     # Until then a kill finds nothing of it.
     assert numbers_in(opened(shutil.copytree(directory, directory.parent / "copy"))) == list(range(28))
@@ -256,7 +256,7 @@ def test_a_record_larger_than_what_is_read_at_once(directory):
 @pytest.mark.parametrize("kept", [set(), {1}])
 def test_a_damaged_record_ends_it_whether_it_is_finished_or_not(directory, kept):
     log = filled(directory)
-    with open(log.first.mapping.path, "r+b") as file:
+    with open(path_of(log.first), "r+b") as file:
         file.seek(SEGMENT_HEADER_BYTES + BODY_BYTES + 48 + 100)
         file.write(b"damage")
     with pytest.raises(CorruptionError, match="a record is damaged"):
@@ -277,12 +277,16 @@ def test_a_disk_that_fails_leaves_the_log_as_it_is(directory, monkeypatch, faili
     with monkeypatch.context() as patched:
         patched.setattr(Files, failing, refuse)
         with pytest.raises(StorageError):
-            made.make(ReliableSync(log.files, str(directory)))
-            made.take_place()
+            finish(made)
     made.discard()
     assert sorted(path for path in directory.iterdir() if path.suffix == ".seg") == before
     assert numbers_in(log) == list(range(21))
     log.check()
+
+
+def finish(rewrite):
+    rewrite.make(ReliableSync(rewrite.log.files, "/nowhere"))
+    rewrite.take_place()
 
 
 def test_it_is_not_current_once_a_segment_is_trimmed_or_damaged(directory):
@@ -319,12 +323,12 @@ def test_what_is_kept_is_there_and_nothing_else(sizes, kept, fewer, start, count
                 made.take_place()
                 left -= set(range(made.start, made.end)) - wanted
         bodies = [(number, body_of(number, sizes[number])) for number in sorted(left)]
-        for log in (log, opened(Path(root) / "log")):
-            log.check()
-            assert log.end == len(sizes)
-            assert [(record[0], record[5]) for record in log.records()] == bodies
-            assert [log.locate(ordinal).ordinal for ordinal in range(len(sizes))] == list(range(len(sizes)))
-            gone = {ordinal for low, high in log.gaps(0) for ordinal in range(low, high)}
+        for each in (log, opened(Path(root) / "log")):
+            each.check()
+            assert each.end == len(sizes)
+            assert [(record[0], record[5]) for record in each.records()] == bodies
+            assert [each.locate(ordinal).ordinal for ordinal in range(len(sizes))] == list(range(len(sizes)))
+            gone = {ordinal for low, high in each.gaps(0) for ordinal in range(low, high)}
             assert gone == set(range(len(sizes))) - left
         # Damage moves no ordinal, and brings nothing back.
         view = log.first.mapping.view()

@@ -26,6 +26,12 @@ def chain(log: Log) -> list[Segment]:
     return segments
 
 
+def path_of(segment: Segment) -> str:
+    """Return the path of a segment's file."""
+    assert segment.mapping.path is not None
+    return segment.mapping.path
+
+
 def gap(seq: int, count: int) -> bytes:
     """Return the gap for `count` ordinals."""
     head = _RECORD.pack(8, 0, seq, 0, 0, 0, 0, LOST_AND_GAP, 0, 0)
