@@ -44,6 +44,7 @@ from pyqd.hot.wire.record cimport (
     RECORD_LOST,
     RECORD_VALID,
     Record,
+    ordinal_after,
     record_attempts,
     record_body,
     record_ordinal,
@@ -344,7 +345,7 @@ cdef class QueueWalk:
                 break
             if offset + record_span(record.size_bytes) > limit and offset + BYTES_PER_SLICE != limit:
                 break
-            ordinal = record_ordinal(record) + 1
+            ordinal = ordinal_after(record)
             offset += record_span(record.size_bytes)
             if self.skips(record):
                 unfinished = self.next_unfinished(ordinal)

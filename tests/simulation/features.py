@@ -25,6 +25,8 @@ RESETS = "resets"
 ABSENT = "absent"
 # Few unfinished messages become exceptions of ledgers, whose windows stay as small as they begin.
 EXCEPTIONS = "exceptions"
+# Segments that a few messages keep are rewritten, and again, with kills and power cuts at each step of it.
+REWRITES = "rewrites"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
@@ -47,8 +49,11 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
     (120_000_000, frozenset({ABSENT, WRITES, UNMAPPING, UNREADABLE})),
     (130_000_000, frozenset({ABSENT, FINS, RESETS, JOURNAL})),
-    (140_000_000, frozenset({EXCEPTIONS})),
-    (145_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
+    (140_000_000, frozenset({REWRITES, WRITES, UNMAPPING})),
+    (145_000_000, frozenset({REWRITES, WRITES, UNMAPPING, UNREADABLE})),
+    (150_000_000, frozenset({REWRITES, WRITES, FINS, JOURNAL})),
+    (160_000_000, frozenset({EXCEPTIONS})),
+    (165_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -60,6 +65,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     RESETS: (),
     ABSENT: (),
     EXCEPTIONS: (),
+    REWRITES: (),
     TRACE: (),
     BODILESS: (),
 }
@@ -70,7 +76,14 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     FINS: {},
     RESETS: {"begin_empty": (1, (0,))},
     ABSENT: {"newest_job": (2, ())},
-    EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_most": (4, (0, 4))},
+    EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_newest": (4, (0, 4))},
+    REWRITES: {
+        "fill_segment": (3, ()),
+        "sub_first": (1, ()),
+        "fin_most": (6, (0, 0)),
+        "housekeep": (6, ()),
+        "delete_first": (0.3, ()),
+    },
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),
@@ -141,6 +154,35 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sub", "straggle", "straggle", "jobs", "straggle", "begin_sync", "straggle", "job", "fin", "jobs", "cut"),
         ("sub", "straggle", "straggle", "jobs", "straggle", "seek", "straggle", "stop"),
         ("sub", "straggle", "straggle", "jobs", "straggle", "req", "fin", "housekeep", "sync", "cut"),
+    ),
+    REWRITES: tuple(
+        ("sub_first", *("fill_segment",) * 2, "fin_most", "housekeep", *then)
+        for then in (
+            ("jobs", "cut"),
+            ("jobs", "kill"),
+            ("job", "cut"),
+            ("job", "job", "cut"),
+            ("job", "job", "kill", "cut"),
+            ("jobs", "sync", "cut"),
+            ("die_at_call", "jobs"),
+            ("die_at_store", "jobs"),
+            ("die_at_call", "jobs", "cut"),
+            ("fail", "jobs", "housekeep", "jobs"),
+            ("fail_write", "jobs", "cut"),
+            ("fail_write", "jobs", "kill", "cut"),
+            ("seek", "jobs", "fin_most"),
+            ("job", "seek", "jobs", "cut"),
+            ("create_channel_at", "jobs"),
+            ("fin", "jobs"),
+            ("req", "jobs", "fin", "housekeep", "jobs", "cut"),
+            ("delete_first", "jobs"),
+            ("jobs", "fill_segment", "fin_most", "housekeep", "jobs", "cut"),
+            ("jobs", "fill_segment", "fin_most", "housekeep", "jobs", "housekeep", "die_at_call", "jobs"),
+            ("jobs", "read", "seek", "fin_most", "housekeep", "jobs", "kill"),
+            ("fill", "jobs", "free", "housekeep", "jobs"),
+            ("jobs", "write_back", "kill", "cut"),
+            ("jobs", "stop", "fin_most"),
+        )
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),

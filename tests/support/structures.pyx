@@ -10,6 +10,7 @@ from libc.stdlib cimport calloc, free
 
 from pyqd.hot.broker.latency cimport LatencyBuffer
 from pyqd.hot.broker.rate_limit cimport RateLimit
+from pyqd.hot.diskqueue.rewrite cimport Rewrite
 from pyqd.hot.primitives.bitmap cimport (
     is_window, window_clear_range, window_copy, window_count, window_next_one, window_next_zero,
     window_run_of_ones, window_set, window_set_range, window_test,
@@ -318,3 +319,10 @@ def next_token_ns(RateLimit bucket not None):
 def note_latency(LatencyBuffer buffer not None, int64_t published_ns):
     """Store the latency of a message that is finished now."""
     buffer.note(published_ns)
+
+
+def need(Rewrite rewrite not None, uint64_t ordinal):
+    """Let a rewriting keep a record."""
+    if not rewrite.start <= ordinal < rewrite.end:
+        raise ValueError(f"record {ordinal} is not in the segments that are rewritten")
+    window_set(rewrite.to.needed, rewrite.to.capacity_bits, ordinal)
