@@ -142,7 +142,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mpub", "sub", "fin", "begin_empty", "limit", "jobs", "empty_channel", "write_back", "cut"),
     ),
     REWRITES: tuple(
-        ("sub_first", *("fill_segment",) * 2, "fin_most", "housekeep", *then)
+        ("sub_first", *("fill_segment",) * 3, "sync", "fin_most", "housekeep", *then)
         for then in (
             ("jobs", "cut"),
             ("jobs", "kill"),
