@@ -156,7 +156,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sub", "straggle", "straggle", "jobs", "straggle", "req", "fin", "housekeep", "sync", "cut"),
     ),
     REWRITES: tuple(
-        ("sub_first", *("fill_segment",) * 2, "fin_most", "housekeep", *then)
+        ("sub_first", *("fill_segment",) * 3, "sync", "fin_most", "housekeep", *then)
         for then in (
             ("jobs", "cut"),
             ("jobs", "kill"),

@@ -651,13 +651,13 @@ class Operations(World):
                 self.do_fin_newest(number, kept)
 
     def do_fin_most(self, number: int, pick: int) -> None:
-        """Finish all messages of a client but one or two, as far as it takes more."""
+        """Finish all messages of a client but the first one or two, as far as it takes more."""
         for _ in range(6):
-            held = self.held_by(number, pick, 1000)
+            held = self.held_by(number, 0, 1000)
             if held is None or self.died():
                 return
             client, topic, channel, copies = held
-            self.finish((client, topic, channel, copies[: len(copies) - 1 - pick % 2]))
+            self.finish((client, topic, channel, copies[1 + pick % 2 :]))
 
     def do_sub_first(self) -> None:
         """Subscribe to the first topic."""
