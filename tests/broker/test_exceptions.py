@@ -4,12 +4,13 @@ import shutil
 
 import pytest
 
+from pyqd.broker import segment_rewriter
 from pyqd.broker.replay import effect
-from pyqd.hot.broker.compaction import unfinished_below
 from pyqd.hot.broker.replay import seek
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.support.held_clock import HeldClock
+from tests.support.invariants import check_topic
 from tests.support.storage import broker_on, consumer_on, number_in, publish, run_all_wakes, take_all
 
 DONE, NOT_IN_FLIGHT = 0, 1
@@ -37,7 +38,7 @@ def work_off(topic, consumer, kept=OLD, count=COUNT, start=0, size_bytes=16):
             else:
                 assert channel.finish_message(consumer, guid) == DONE
         run_all_wakes(topic.broker)
-    topic.check()
+    check_topic(topic)
     return held
 
 
@@ -55,7 +56,7 @@ def test_messages_in_flight_for_long_are_exceptions_of_a_small_ledger(topic, sho
     for number in (5, 0, 400):
         assert channel.finish_message(consumer, held[number]) == DONE
         assert channel.finish_message(consumer, held[number]) == NOT_IN_FLIGHT
-        topic.check()
+        check_topic(topic)
     assert (ledger.exceptions_count, ledger.oldest, ledger.floor) == (0, COUNT, COUNT)
     assert topic.log.first is topic.log.active or topic.log.first.first_ordinal == 0
 
@@ -80,7 +81,7 @@ def test_exceptions_are_delivered_again_after_a_restart(topic, tmp_path, stopped
         topic.broker.close_topics()
     shutil.copytree(tmp_path / "data", tmp_path / "killed")
     again = broker_on(tmp_path / "killed").topic("t")
-    again.check()
+    check_topic(again)
     channel = again.channel("c")
     consumer = consumer_on(channel)
     assert (channel.depth, channel.ledger.exceptions_count) == (2, 2)
@@ -88,7 +89,7 @@ def test_exceptions_are_delivered_again_after_a_restart(topic, tmp_path, stopped
     assert (numbers_of(taken), {message[1] for message in taken}) == ([0, 400], {2})
     for guid, *_ in taken:
         assert channel.finish_message(consumer, guid) == DONE
-    again.check()
+    check_topic(again)
     assert (channel.depth, channel.ledger.oldest) == (0, COUNT)
 
 
@@ -98,11 +99,32 @@ def test_a_segment_stays_until_its_exception_is_finished(topic):
     held = work_off(topic, consumer, kept=(3,), count=2000, size_bytes=400)
     assert (topic.log.first.first_ordinal, channel.ledger.exceptions_count) == (0, 1)
     assert channel.ledger.floor > topic.log.first.count
-    assert (unfinished_below(channel, 3), unfinished_below(channel, 2000)) == (0, 1)
+    assert (list(channel.ledger.unfinished(3)), list(channel.ledger.unfinished(2000))) == ([], [3])
     assert channel.finish_message(consumer, held[3]) == DONE
     run_all_wakes(topic.broker)
     assert topic.log.first.first_ordinal > 0
-    topic.check()
+    check_topic(topic)
+
+
+def test_a_rewritten_segment_keeps_the_records_of_exceptions(topic, tmp_path, monkeypatch):
+    monkeypatch.setattr(segment_rewriter, "REWRITTEN_AGE_NS", 0)
+    monkeypatch.setattr(segment_rewriter, "REWRITTEN_LOG_BYTES_MIN", 0)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    held = work_off(topic, consumer, kept=(3, 40), count=2000, size_bytes=400)
+    assert channel.ledger.exceptions_count == 2
+    assert channel.finish_message(consumer, held[40]) == DONE
+    topic.note_given(topic.end)
+    segment_rewriter.rewrite_old_segments(topic)
+    kept = [record[0] for record in topic.log.records()]
+    assert 3 in kept
+    assert not {2, 4, 40} & set(kept)
+    check_topic(topic)
+    topic.broker.close_topics()
+    topic = broker_on(tmp_path / "data").topic("t")
+    channel = topic.channel("c")
+    (message,) = take_all(channel, consumer_on(channel))
+    assert number_in(message[3]) == 3
 
 
 @pytest.mark.parametrize("delay_ns", [0, SECOND_NS])
@@ -112,7 +134,7 @@ def test_an_exception_can_be_requeued(topic, delay_ns):
     with HeldClock() as clock:
         held = work_off(topic, consumer)
         assert channel.requeue_message(consumer, held[5], delay_ns) == DONE
-        topic.check()
+        check_topic(topic)
         clock.jump(2 * SECOND_NS, 2 * SECOND_NS)
         topic.broker.scheduler.run_timers(clock.mono_ns)
         run_all_wakes(topic.broker)
@@ -120,7 +142,7 @@ def test_an_exception_can_be_requeued(topic, delay_ns):
         assert (guid, attempts, number_in(body)) == (held[5], 2, 5)
         assert channel.ledger.exceptions_count == (3 if delay_ns == 0 else 2)
         assert channel.finish_message(consumer, guid) == DONE
-        topic.check()
+        check_topic(topic)
         assert (channel.ledger.exceptions_count, channel.ledger.oldest) == (2, 0)
 
 
@@ -130,7 +152,7 @@ def test_a_seek_counts_exceptions_and_drops_them(topic):
     assert effect(topic, channel, 300)["skip"] == 2
     assert effect(topic, channel, 300)["finished"] == COUNT - 300 - 1
     seek(channel, 300)
-    topic.check()
+    check_topic(topic)
     assert (channel.depth, channel.ledger.oldest, channel.ledger.exceptions_count) == (COUNT - 300, 300, 0)
 
 
@@ -146,7 +168,7 @@ def test_a_deferred_message_is_an_exception_of_the_parked_logs_ledger(topic, sho
             run_all_wakes(topic.broker)
             guid, *_ = channel.take_message(consumer)
             assert channel.finish_message(consumer, guid) == DONE
-        topic.check()
+        check_topic(topic)
         ledger = channel.parked.ledger
         assert (ledger.capacity_bits, ledger.exceptions_count, ledger.oldest) == (short_ring_with_exceptions, 1, 0)
         assert channel.parked.log.first.first_ordinal == 0
@@ -156,5 +178,5 @@ def test_a_deferred_message_is_an_exception_of_the_parked_logs_ledger(topic, sho
         (message,) = take_all(channel, consumer)
         assert number_in(message[3]) == 7
         assert channel.finish_message(consumer, message[0]) == DONE
-        topic.check()
+        check_topic(topic)
         assert ledger.oldest == channel.parked.log.end

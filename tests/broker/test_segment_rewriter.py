@@ -11,6 +11,7 @@ from pyqd.broker.segment_rewriter import rewrite_old_segments
 from pyqd.hot.primitives.clock import mono
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StorageError
+from tests.support.invariants import check_topic
 from tests.support.rewritten import chain, rewritten
 from tests.support.storage import (
     RECORD_HEADER_BYTES,
@@ -70,7 +71,7 @@ class Bench:
         return chain(self.topic.log)
 
     def check(self):
-        self.topic.check()
+        check_topic(self.topic)
         paths = [segment.mapping.path for segment in self.segments()]
         directory = self.topic.log.directory
         if directory is not None:
@@ -132,7 +133,7 @@ def test_a_rewritten_message_outlives_a_kill(tmp_path):
     assert (channel.depth, channel.in_flight_count) == (1, 0)
     guid, attempts, timestamp, body = channel.take_message(consumer_on(channel))
     assert (guid, attempts, timestamp, body) == (bench.messages[2][0], 2, *bench.messages[2][2:])
-    topic.check()
+    check_topic(topic)
 
 
 def test_messages_that_time_out_and_dead_letters_point_to_the_new_file(tmp_path):
@@ -248,7 +249,7 @@ def test_what_is_finished_meanwhile_stays_until_the_next_time(tmp_path):
     bench.finish(1)
     jobs.run()
     assert kept(bench.topic.log)[:2] == [0, 1]
-    bench.topic.check()
+    check_topic(bench.topic)
 
 
 def test_a_segment_that_is_finished_and_removed_meanwhile_does_not_come_back(tmp_path):
@@ -361,10 +362,10 @@ def test_a_lost_ledger_gets_its_finished_messages_back_from_the_gaps(tmp_path):
     channel = topic.channel("c")
     last = topic.log.active.first_ordinal
     assert channel.depth == 2 + COUNT - last
-    topic.check()
+    check_topic(topic)
     taken = take_all(channel, consumer_on(channel))
     assert [number_in(message[3]) for message in taken] == [1, 15, *range(last, COUNT)]
-    topic.check()
+    check_topic(topic)
 
 
 @pytest.mark.parametrize("cursor", [0, 2, 20, 48])
@@ -385,7 +386,7 @@ def test_the_cursor_of_an_older_ledger_passes_over_gaps(tmp_path, cursor):
     taken = take_all(channel, consumer_on(channel))
     wanted = [number for number in (1, 15) if number >= cursor] + list(range(last, COUNT))
     assert [number_in(message[3]) for message in taken] == wanted
-    topic.check()
+    check_topic(topic)
     assert channel.depth == 0
 
 
@@ -396,5 +397,5 @@ def test_deferred_messages_are_left_where_they_are(tmp_path):
     publish(bench.topic, 1, BODY_BYTES)
     bench.rewrite()
     bench.topic.scheduler.run_timers(mono() + 60 * SECOND_NS)
-    bench.topic.check()
+    check_topic(bench.topic)
     assert channel.deferred_count in (0, 1)
