@@ -124,7 +124,6 @@ cdef class ChannelCore(Scheduled):
         cdef const Record* record
         cdef uint8_t source
         cdef int64_t published_ns = 0
-        cdef Ledger ledger
         if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         held = &self.slots.slots[slot]
@@ -133,9 +132,9 @@ cdef class ChannelCore(Scheduled):
         record, source = held.record, held.source
         if self.latency is not None:
             published_ns = record.timestamp_ns
-        ledger = self.parking.ledger_of(source)
-        if not ledger.is_open_for(record_ordinal(record)) and not ledger.is_open_below(record_ordinal(record)):
-            return BEYOND_LEDGER
+        if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
+            if not self.parking.ledger_of(source).is_open_below(record_ordinal(record)):
+                return BEYOND_LEDGER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.

@@ -29,7 +29,6 @@ from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.primitives.bitmap cimport window_count
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, ordinal_after, record_ordinal, record_span
 
 cdef enum:

@@ -162,6 +162,7 @@ class SmallWindowMachine(RuleBasedStateMachine):
         self.path = self.directory + "/ledger"
         self.files = Disk()
         self.ledger: Any = None
+        self.growth: Any = None
 
     def teardown(self):
         set_limits_for_tests(*self.limits)
@@ -181,7 +182,7 @@ class SmallWindowMachine(RuleBasedStateMachine):
 
     def open(self, power_failed, stable):
         """Open the ledger after a kill or a power failure. stable: content of the file on stable storage."""
-        self.growth: Any = None
+        self.growth = None
         self.files.ledger, self.files.found = None, stable
         self.ledger = Ledger(self.files, self.path, power_failed=power_failed)
         assert not self.ledger.rebuilt
