@@ -5,20 +5,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from pyqd.broker.channel_files import (
-    ATTEMPTS_ENTRY,
-    ATTEMPTS_FILE,
-    CANCELLED_LEDGER,
-    PARKED_LEDGER,
-    PARKED_LOG,
-    ChannelFiles,
-)
+from pyqd.broker.channel_files import CANCELLED_LEDGER, NOTES_DIRECTORY, PARKED_LEDGER, PARKED_LOG, ChannelFiles
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, apply_settings, decode_settings, encode_settings
 from pyqd.broker.owners import NamedTopic, OwningTopic
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.channel_check import check_channel
 from pyqd.hot.broker.recovery import (
-    attempts_by_record,
+    attempts_of_unfinished,
     begin_at,
     cursor_position,
     finish_duplicates,
@@ -29,9 +22,10 @@ from pyqd.hot.broker.recovery import (
 )
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log, Position
+from pyqd.hot.diskqueue.notes import KIND_DELIVERED
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.guid import to_hex
-from pyqd.primitives.errors import StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import is_ephemeral_str
 
 logger = logging.getLogger(__name__)
@@ -198,7 +192,8 @@ class Channel(ChannelCore):
         """Resume the state of an earlier run."""
         files = self.files
         found, files.found = files.found, set()
-        attempts_of = files.load_attempts() if ATTEMPTS_FILE in found else {}
+        if NOTES_DIRECTORY in found:
+            self.notes = files.open_notes()
         if PARKED_LOG in found:
             if PARKED_LEDGER not in found:
                 # If a kill came between making log and ledger, nothing is parked.
@@ -209,14 +204,14 @@ class Channel(ChannelCore):
             self.parking.adopt(files.open_parked(self.topic.broker.placeholders))
         if self.topic.broker.power_failed or self.ledger.replaces_lost or has_moved_duplicates(self):
             finish_duplicates(self)
-        recover(self, attempts_of, self.topic.broker.power_failed)
+        recover(self, self.topic.broker.power_failed)
         if self.parked is not None:
-            recover_parked(self, attempts_of)
+            recover_parked(self)
         for ledger in self.ledgers():
             ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
-        if ATTEMPTS_FILE in found:
-            # Not earlier: until here the next start would still need the file after a kill.
-            files.remove_attempts()
+        if self.notes is not None:
+            # Not earlier: until here the next start would still need the notes after a kill.
+            self.notes.clear()
 
     def set_limits(self, limits: ChannelSettings) -> None:
         """Limit the channel from now on and over restarts."""
@@ -297,20 +292,34 @@ class Channel(ChannelCore):
             self.ledger.cancel_growth()
         for ledger in self.ledgers():
             ledger.seal()
-        entries = [
-            ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
-            for (source, ordinal), attempts in attempts_by_record(self).items()
-        ]
+        rows = attempts_of_unfinished(self)
+        stored = 0
         try:
-            if entries:
-                self.files.save_attempts(b"".join(entries))
-                self.files.note_names()
+            for row in rows:
+                self.save_note(row)
+                stored += 1
         except StorageError as error:
             logger.error(
                 'cannot save the attempts of %d messages of channel "%s" of topic "%s": %s;'
                 " they are delivered again as after a kill, with attempts from 2",
-                len(entries),
+                len(rows) - stored,
                 self.name,
                 self.topic.name,
                 error,
             )
+
+    def save_note(self, row: tuple[int, int, int]) -> None:
+        """Store one of `attempts_of_unfinished`; a full disk is given the spare segments of the topic.
+
+        Raises: StorageError.
+        """
+        seq, source, attempts = row
+        for is_last in (False, True):
+            try:
+                self.notes = self.notes or self.files.open_notes()
+                self.notes.add(seq, source, KIND_DELIVERED, attempts)
+                return
+            except DiskFull:
+                if is_last:
+                    raise
+                self.topic.remove_spares()

@@ -1,15 +1,15 @@
 """Recovery of a channel: messages that an earlier run delivered and did not finish wait for redelivery.
 
 The files say nearly all. A record below the ledger's cursor without a bit was delivered. A record in the parked log
-waits for its due time, or was delivered and says so itself. Only a clean stop notes the attempts of the rest. Parking
-leaves two records of a message for a while; the start finishes the one in the topic's log (see
+waits for its due time, or was delivered and says so itself. The attempts of the rest are in the notes of a clean stop.
+Parking leaves two records of a message for a while; the start finishes the one in the topic's log (see
 pyx/broker/parked_log.pyx).
 
 The order: `begin_at` if a channel takes over messages, `finish_duplicates` if there may be duplicates past the cursor,
 then `recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
 """
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
@@ -17,6 +17,7 @@ from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRin
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.wire.record cimport RECORD_LOST, Record, record_ordinal, record_span
@@ -82,16 +83,24 @@ def finish_duplicates(ChannelCore channel not None):
         offset = SEGMENT_HEADER_BYTES
 
 
-def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
+cdef int32_t noted_attempts(ChannelCore channel, uint8_t source, const Record* record) except -2:
+    """Return the deliveries so far that a note of the stop tells of a record; -1: there is none."""
+    cdef uint32_t slot
+    if channel.notes is None:
+        return -1
+    slot = channel.notes.find(source, record.seq)
+    return -1 if slot == NO_NOTE else channel.notes.at(slot).attempts
+
+
+def recover(ChannelCore channel not None, bint power_failed):
     """After a start: delivered and unfinished messages wait for redelivery, in order.
 
     A message with a due time to come is parked again: there was no space to park it, so it was delivered early, or the
-    power failed before its parked record was on stable storage. attempts_of: {(source, ordinal): deliveries so far} as
-    noted by a clean stop; without a note one delivery is presumed, so that attempts do not read as a first delivery
-    again. Cost: walks the unfinished part of the log.
+    power failed before its parked record was on stable storage. Without a note one delivery is presumed, so that
+    attempts do not read as a first delivery again. Cost: walks the unfinished part of the log.
     """
     cdef uint64_t ordinal
-    cdef uint16_t attempts
+    cdef int32_t attempts
     cdef Position position = None
     cdef Segment segment = None
     cdef uint64_t offset = 0
@@ -114,43 +123,46 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
         # Only a power failure can take a parked record away and leave a message that was never delivered. A delivery
         # that is presumed makes no dead letter of it.
         presumed = 0 if power_failed and (record.due_ns > wall_ns() or channel.dead_letters.is_spent(1)) else 1
-        attempts = attempts_of.get((FROM_TOPIC, ordinal), presumed)
+        attempts = noted_attempts(channel, FROM_TOPIC, record)
+        if attempts < 0:
+            attempts = presumed
         if (
-            record.due_ns <= wall_ns() or channel.dead_letters.is_spent(attempts)
-            or not channel.parking.try_park_published(record, attempts)
+            record.due_ns <= wall_ns() or channel.dead_letters.is_spent(<uint16_t> attempts)
+            or not channel.parking.try_park_published(record, <uint16_t> attempts)
         ):
-            channel.dead_letters.add_returned(record, attempts, FROM_TOPIC)
+            channel.dead_letters.add_returned(record, <uint16_t> attempts, FROM_TOPIC)
     channel.note_parking()
 
 
-def recover_parked(ChannelCore channel not None, dict attempts_of):
+def recover_parked(ChannelCore channel not None):
     """After a start: delivered messages of the parked log go to the ring, with their attempts; the rest waits."""
     cdef ParkedLog parked = channel.parking.parked
     cdef const Record* record
     cdef uint32_t slot
+    cdef int32_t attempts
     assert channel.slots.count() == 0, "messages were delivered before"
     for slot in range(parked.capacity):
         record = parked.waiting_in(slot)
         if record != NULL:
             # A note of 0 is of one that was due and not delivered yet; a kill leaves no notes.
-            attempts = attempts_of.get((FROM_PARKED, record_ordinal(record))) if attempts_of else None
-            if record.handed_out and (attempts is None or attempts < record.handed_out):
+            attempts = noted_attempts(channel, FROM_PARKED, record)
+            if record.handed_out and attempts < record.handed_out:
                 # A power failure may bring back the notes of an earlier stop, which a start has used and removed.
                 attempts = record.handed_out
-            elif attempts is not None and attempts > record.handed_out:
+            elif attempts > record.handed_out:
                 # A power failure has taken the mark. It is needed again: the note is used once.
-                (<Record*> record).handed_out = attempts
-            if attempts is not None:
-                channel.dead_letters.add_returned(parked.take(slot), attempts, FROM_PARKED)
+                (<Record*> record).handed_out = <uint16_t> attempts
+            if attempts >= 0:
+                channel.dead_letters.add_returned(parked.take(slot), <uint16_t> attempts, FROM_PARKED)
     channel.set_next_timer(mono_ns())
 
 
-def attempts_by_record(ChannelCore channel not None):
-    """Return {(source, ordinal): deliveries so far} of all messages that were delivered and are not finished.
+def attempts_of_unfinished(ChannelCore channel not None):
+    """Return [(seq, source, deliveries so far)] of all messages that were delivered and are not finished.
 
-    A clean stop saves them for `recover`.
+    A clean stop stores them as notes for `recover`.
     """
-    cdef dict attempts = {}
+    cdef list rows = []
     cdef uint32_t slot
     cdef uint64_t number
     cdef const Slot* held
@@ -159,9 +171,9 @@ def attempts_by_record(ChannelCore channel not None):
     for slot in range(channel.slots.capacity):
         held = channel.slots.used(slot)
         if held != NULL:
-            attempts[(held.source, record_ordinal(held.record))] = held.attempts
+            rows.append((held.record.seq, held.source, held.attempts))
     for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
         for number in range(ring.first, ring.end()):
             entry = ring.at(number)
-            attempts[(entry.source, record_ordinal(entry.record))] = entry.attempts
-    return attempts
+            rows.append((entry.record.seq, entry.source, entry.attempts))
+    return rows

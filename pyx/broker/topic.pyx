@@ -602,6 +602,8 @@ cdef class TopicCore(Scheduled):
             total += channel.ledger.change_count
             if channel.cancelled is not None:
                 total += channel.cancelled.change_count
+            if channel.notes is not None:
+                total += channel.notes.change_count
             parked = channel.parking.parked
             if parked is not None:
                 total += parked.log.end + parked.ledger.change_count
@@ -620,6 +622,8 @@ cdef class TopicCore(Scheduled):
                 changed.append(channel)
             elif channel.cancelled is not None and (
                     channel.cancelled.change_count != channel.cancelled.synced_change_count):
+                changed.append(channel)
+            elif channel.notes is not None and channel.notes.change_count != channel.notes.synced_change_count:
                 changed.append(channel)
             elif parked is not None and (
                     parked.log.end != parked.log.synced_end

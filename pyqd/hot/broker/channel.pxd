@@ -13,6 +13,7 @@ from pyqd.hot.broker.consumer cimport UnsyncedFins
 from pyqd.hot.broker.waits cimport ChannelWaits
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.notes cimport Notes
 from pyqd.hot.primitives.schedule cimport Scheduled
 from pyqd.hot.wire.record cimport Record
 
@@ -30,6 +31,7 @@ cdef class ChannelCore(Scheduled):
     cdef SlotTable slots                 # in flight
     cdef ReadyRing ready                 # returned, waiting for redelivery
     cdef readonly Parking parking
+    cdef public Notes notes              # None: there are none
     cdef readonly DeadLetterPolicy dead_letters
     cdef Dispatcher dispatcher
     cdef readonly ChannelWaits waits

@@ -13,6 +13,7 @@ from pyqd.hot.broker.trace import TracePlace
 from pyqd.hot.broker.waits import ChannelWaits
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Position
+from pyqd.hot.diskqueue.notes import Notes
 from pyqd.hot.primitives.schedule import Scheduled
 
 class ChannelCore(Scheduled):
@@ -23,6 +24,7 @@ class ChannelCore(Scheduled):
     @property
     def unsynced_fins(self) -> UnsyncedFins: ...
     cancelled: Ledger | None
+    notes: Notes | None
     def __init__(
         self,
         readable: ReadableLog,

@@ -48,7 +48,7 @@ cdef struct LedgerHeader:
     uint32_t sealed                      # LEDGER_SEALED: both checksums are right; 0: the file has changed since
     uint32_t checksum                    # crc32c of this header without its counters, cursor_offset and seal
     uint32_t bits_checksum               # crc32c of the window
-    uint32_t reserved
+    uint32_t generation                  # of the channel's notes that count; each reset begins another one
 
 cdef class Ledger:
     cdef readonly object files
