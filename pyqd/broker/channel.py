@@ -11,18 +11,19 @@ from pyqd.broker.owners import NamedTopic, OwningTopic
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.channel_check import check_channel
 from pyqd.hot.broker.recovery import (
-    attempts_of_unfinished,
     begin_at,
     cursor_position,
+    end_recovery,
     finish_duplicates,
-    has_moved_duplicates,
+    note_attempts,
     recover,
     recover_parked,
+    recover_queued,
     start_ledger,
+    unnoted_count,
 )
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log, Position
-from pyqd.hot.diskqueue.notes import KIND_DELIVERED
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import DiskFull, StorageError
@@ -193,7 +194,7 @@ class Channel(ChannelCore):
         files = self.files
         found, files.found = files.found, set()
         if NOTES_DIRECTORY in found:
-            self.notes = files.open_notes()
+            self.deferral.adopt(files.open_notes())
         if PARKED_LOG in found:
             if PARKED_LEDGER not in found:
                 # If a kill came between making log and ledger, nothing is parked.
@@ -202,16 +203,15 @@ class Channel(ChannelCore):
                     files.path_of(PARKED_LEDGER),
                 )
             self.parking.adopt(files.open_parked(self.topic.broker.placeholders))
-        if self.topic.broker.power_failed or self.ledger.replaces_lost or has_moved_duplicates(self):
+        if self.topic.broker.power_failed or self.ledger.replaces_lost:
             finish_duplicates(self)
         recover(self, self.topic.broker.power_failed)
+        recover_queued(self)
         if self.parked is not None:
             recover_parked(self)
         for ledger in self.ledgers():
             ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
-        if self.notes is not None:
-            # Not earlier: until here the next start would still need the notes after a kill.
-            self.notes.clear()
+        end_recovery(self)
 
     def set_limits(self, limits: ChannelSettings) -> None:
         """Limit the channel from now on and over restarts."""
@@ -292,34 +292,26 @@ class Channel(ChannelCore):
             self.ledger.cancel_growth()
         for ledger in self.ledgers():
             ledger.seal()
-        rows = attempts_of_unfinished(self)
-        stored = 0
         try:
-            for row in rows:
-                self.save_note(row)
-                stored += 1
+            self.save_attempts()
         except StorageError as error:
             logger.error(
                 'cannot save the attempts of %d messages of channel "%s" of topic "%s": %s;'
                 " they are delivered again as after a kill, with attempts from 2",
-                len(rows) - stored,
+                unnoted_count(self),
                 self.name,
                 self.topic.name,
                 error,
             )
 
-    def save_note(self, row: tuple[int, int, int]) -> None:
-        """Store one of `attempts_of_unfinished`; a full disk is given the spare segments of the topic.
+    def save_attempts(self) -> None:
+        """Store notes of the deliveries so far; a full disk is given the spare segments of the topic.
 
         Raises: StorageError.
         """
-        seq, source, attempts = row
-        for is_last in (False, True):
+        with self.topic.lifted_quota():
             try:
-                self.notes = self.notes or self.files.open_notes()
-                self.notes.add(seq, source, KIND_DELIVERED, attempts)
-                return
+                note_attempts(self)
             except DiskFull:
-                if is_last:
-                    raise
                 self.topic.remove_spares()
+                note_attempts(self)

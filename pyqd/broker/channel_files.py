@@ -1,7 +1,7 @@
 """Files of a channel: its ledger, its parked log, its notes and the list of cancelled messages.
 
 The directory of a channel holds the ledger, the parked log with a ledger of its own once a message was parked, and
-after a clean stop notes of the deliveries so far of the unfinished messages. An ephemeral channel has no directory; its
+notes once a message was requeued with a delay or has survived a clean stop. An ephemeral channel has no directory; its
 logs and ledgers are in memory. Source: docs/storage.md, "Channel".
 """
 
@@ -13,13 +13,13 @@ from functools import partial
 from pyqd.broker.owners import OwningTopic
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.placeholders import Placeholders
-from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, SpaceLimit
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
 from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.hot.diskqueue.notes import Notes
+from pyqd.hot.diskqueue.notes import AHEAD, Notes
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
@@ -206,6 +206,8 @@ class ChannelFiles:
 
         Raises: StorageError.
         """
+        if self.directory is None:
+            return Notes(self.files, None, self.topic.quota, self.ledger.generation)
         directory = self.path_of(NOTES_DIRECTORY)
         if not self.files.exists(directory):
             self.files.make_directory(directory)
@@ -213,13 +215,35 @@ class ChannelFiles:
         notes = Notes(
             self.files,
             directory,
-            SpaceLimit(),
+            self.topic.quota,
             self.ledger.generation,
             partial(self.topic.names.changed, directory),
+            self.prepare_notes,
         )
-        for problem in notes.load(self.files.list_directory(directory), self.topic.broker.power_failed):
+        names = self.files.list_directory(directory)
+        for name in names:
+            if name.startswith(AHEAD) or name.endswith(MAKING):
+                self.files.remove(f"{directory}/{name}")
+        for problem in notes.load(names, self.topic.broker.power_failed, self.ledger.replaces_lost):
             self.topic.note_set_aside(self.channel_name, problem)
+        self.ledger.generation = notes.generation
         return notes
+
+    def prepare_notes(self, notes: Notes, path: str, size_bytes: int) -> None:
+        """Make a file for notes in a thread. If it cannot be made, the note that needs it gets the error."""
+        broker = self.topic.broker
+
+        def make() -> Mapping:
+            with broker.reserve.claim(size_bytes, size_bytes):
+                return self.files.new_mapped(path, size_bytes, True)
+
+        def done(mapping: Mapping | None, _error: BaseException | None) -> None:
+            notes.offer(mapping)
+
+        if self.topic.quota.allows_spare(size_bytes):
+            broker.in_background(make, done)
+        else:
+            notes.offer(None)
 
     def open_parked(self, placeholders: Placeholders | None = None) -> ParkedLog:
         """Open the parked log, creating it if it is missing. Raises: StorageError, also if there is no space for it.

@@ -120,6 +120,7 @@ class Job:
         self.headers: list[tuple[SyncedLedger, DirtyRange]] = []
         self.parked: list[SyncedParked] = []
         self.notes: list[SyncedNotes] = []
+        self.dropped: list[tuple[Notes, list[NoteFile]]] = []
         self.topics: list[OwningTopic] = []
         self.took_s = 0.0
         # Publishers wait for the disk meanwhile: a large range is written out in slices before it is synced.
@@ -142,6 +143,8 @@ class Job:
         for channel in channels:
             for ledger in channel.ledgers():
                 self.add_ledger(ledger)
+            if channel.notes is not None:
+                self.dropped.append((channel.notes, channel.notes.dropped_files()))
 
     def add_topic(self, topic: OwningTopic) -> None:
         self.topics.append(topic)
@@ -244,6 +247,8 @@ class Job:
             ledger.note_floor_synced(floor, reset_count)
         for notes, files, change_count in self.notes:
             notes.note_synced(files, change_count)
+        for notes, dropped_files in self.dropped:
+            notes.remove_dropped(dropped_files)
         for channel, parked, end, settled, dropped in self.parked:
             if channel.parked is parked and not channel.exiting:
                 parked.finish_dropped(dropped)

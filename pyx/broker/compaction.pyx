@@ -15,7 +15,8 @@ A parked log has no queue: its messages come by their due times, in any order of
 are finished, all unfinished ones of the oldest segment are copied to the end, until the log is compact again.
 
 Invariants: those of the channel hold between any two messages moved. In particular a record below the cursor that is
-not finished is in the slots, or in the ring, or an origin not settled yet, which was moved before.
+not finished is in the slots, or in the ring, or an origin not settled yet, which was moved before. Or it waits for a
+due time of its own (see pyx/broker/deferral.pyx): then it keeps its segment until it is due.
 """
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
@@ -24,6 +25,7 @@ from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport Record, record_ordinal
@@ -49,6 +51,7 @@ cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) 
     cdef ParkedLog parked = channel.parking.parked
     cdef int64_t slot = channel.slots.find_record(record)
     cdef uint16_t attempts
+    cdef uint32_t note
     cdef const Record* copy
     if slot < 0 and place == NULL:
         return 0
@@ -57,11 +60,15 @@ cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) 
     channel.ledger.reach(record_ordinal(record))
     copy = parked.copy_handed_out(record, FROM_TOPIC, attempts, attempts, 0)
     channel.note_parking()
+    note = channel.slots.used(<uint32_t> slot).note if slot >= 0 else place.note
     if slot >= 0:
         channel.slots.repoint(<uint32_t> slot, copy, FROM_PARKED)
     else:
         place.record = copy
         place.source = FROM_PARKED
+        place.note = NO_NOTE
+    if note != NO_NOTE:
+        channel.deferral.forget(note)
     return 1
 
 

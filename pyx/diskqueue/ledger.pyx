@@ -762,7 +762,6 @@ cdef class Ledger:
             and now.paused == header.paused
             and now.parked_from == header.parked_from
             and now.generation == header.generation
-            and now.moved_until == header.moved_until
             and now.origins_unknown_below == header.origins_unknown_below
             and memcmp(now.settings, header.settings, sizeof(now.settings)) == 0
         )
@@ -979,6 +978,13 @@ cdef class Ledger:
     @property
     def generation(self) -> int:
         return self.header.generation
+
+    @generation.setter
+    def generation(self, uint32_t number):
+        """Take up the notes of a ledger that is lost."""
+        if self.header.generation != number:
+            self.unseal()
+            self.header.generation = number
 
     @property
     def parked_below(self) -> int:

@@ -17,7 +17,9 @@ All notes of a file are of the *generation* in its header. The ledger stores the
 the channel drops all notes in the same page in which it stores its new place.
 
 A file has 64 KiB, its successors twice as much each, up to 1 MiB. The number of a file fixes the numbers of its slots,
-so a slot number stays right while files come and go. Slot 0 would be in a header; it means that there is no note.
+so a slot number stays right while files come and go. Slot 0 would be in a header; it means that there is no note. When
+a file is used to three quarters, a thread makes another one ahead, under a name that no other file of the process has:
+its directory may be that of another channel by then.
 
 Invariants: 1. A slot has a note, is in its file's list of free slots, or lies at or past `fresh`. 2. A file without
 notes is removed, unless it is the current one.
@@ -32,13 +34,18 @@ from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.crc32c cimport crc32c
 from pyqd.hot.primitives.debug cimport debug_require
+from pyqd.hot.primitives.releases cimport array_release_later
 from pyqd.hot.wire.record cimport store_word
+
+from itertools import count
 
 from pyqd.diskqueue.damage import set_aside
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t MAGIC = 0x45544e_44515950          # "PYQDNTE\0", little-endian
 cdef uint64_t FILE_BYTES_MIN = SLOTS_PER_CHUNK * NOTE_BYTES
+# Of a file without notes; that of no ledger.
+cdef uint64_t NO_GENERATION = 0
 
 cdef enum:
     NOTE_VERSION = 1
@@ -51,6 +58,9 @@ cdef enum:
 assert sizeof(Note) == NOTE_BYTES and sizeof(NoteHeader) == HEADER_SLOTS * NOTE_BYTES
 
 KIND_DEFERRED, KIND_DELIVERED = NOTE_DEFERRED, NOTE_DELIVERED
+# Begins the names of files that were made ahead.
+AHEAD = "ahead."
+ahead_numbers = count(1)
 
 
 cdef uint32_t note_checksum(const Note* note) noexcept nogil:
@@ -104,21 +114,32 @@ cdef class NoteFile:
         self.fresh = self.first + HEADER_SLOTS
 
 
+cdef uint64_t generation_of(NoteFile file) noexcept:
+    """Return the generation of a file's notes; NO_GENERATION if it has no header."""
+    cdef const NoteHeader* header = <const NoteHeader*> file.base
+    return header.generation if header.magic != 0 else NO_GENERATION
+
+
 @cython.final
 cdef class Notes:
     """Notes of one channel, in the files of a directory, which is there; None: in memory.
 
     limit: SpaceLimit that allows new files. generation: that counts. on_named: called without arguments when a file
-    has come or gone; None: nothing is. Raises: StorageError.
+    has come or gone; None: nothing is. prepare: called as prepare(notes, path, size_bytes) to make a file of zeros
+    ahead, and to call `offer`; None: each file is made when it is needed. Raises: StorageError.
     """
 
-    def __init__(self, files not None, directory, limit not None, uint64_t generation, on_named=None):
+    def __init__(
+        self, files not None, directory, limit not None, uint64_t generation, on_named=None, prepare=None,
+    ):
         self.files = files
         self.directory = directory
         self.limit = limit
         self.generation = generation
         self.on_named = on_named
+        self.prepare = prepare
         self.by_number = {}
+        self.dropped = {}
         self.chunks = []
 
     def __dealloc__(self):
@@ -149,6 +170,8 @@ cdef class Notes:
             slot = file.fresh
             at = file.at(slot)
             file.fresh += 1
+            if file.is_nearly_full():
+                self.ask_ahead()
         debug_require(at.checksum == 0)
         note = Note(
             checksum=0, attempts=attempts, kind=kind, source=source, seq=seq, due_ns=due_ns, place=place)
@@ -196,22 +219,68 @@ cdef class Notes:
         self.change_count += 1
         return 0
 
-    cdef int add_file(self) except -1:
-        """Make another file the current one. Blocks. Raises: StorageError (nothing changed)."""
+    cdef uint64_t next_number(self) except? 0:
+        """Return the number of the next file."""
         cdef uint64_t number = 0
-        cdef uint64_t size_bytes
-        cdef NoteFile file
-        cdef NoteHeader* header
-        while number in self.by_number:
+        while number in self.by_number or number in self.dropped:
             number += 1
-        size_bytes = chunks_of(number) * FILE_BYTES_MIN
+        return number
+
+    cdef int ask_ahead(self) except -1:
+        """Have the next file made in a thread, unless it is there."""
+        cdef uint64_t number = self.next_number()
+        if self.prepare is not None and not self.preparing and self.spare is None:
+            self.preparing = True
+            self.spare_path = f"{self.directory}/{AHEAD}{next(ahead_numbers)}"
+            self.prepare(self, self.spare_path, chunks_of(number) * FILE_BYTES_MIN)
+        return 0
+
+    def offer(self, Mapping mapping):
+        """Take up the file that was made ahead; None: it could not be made."""
+        self.preparing = False
+        if mapping is not None and self.abandoned:
+            mapping.file_removed()
+        elif mapping is not None:
+            self.spare = mapping
+            self.size_bytes += mapping.size_bytes
+
+    cdef NoteFile new_file(self):
+        """Return a file of zeros with its name: the one that was made ahead, or a new one. Raises: StorageError."""
+        cdef uint64_t number = self.next_number()
+        cdef uint64_t size_bytes = chunks_of(number) * FILE_BYTES_MIN
+        cdef Mapping spare = self.spare
+        if spare is not None and spare.size_bytes != size_bytes:
+            self.drop_spare()
+        elif spare is not None:
+            self.files.rename(self.spare_path, self.path_of(number))
+            spare.moved(self.path_of(number))
+            self.size_bytes -= size_bytes
+            self.spare = None
+            return NoteFile(spare, number)
         with self.limit.claim(size_bytes, size_bytes, self.directory is not None):
-            file = NoteFile(
+            return NoteFile(
                 self.files.new_mapped(None if self.directory is None else self.path_of(number), size_bytes, True),
                 number)
-        header = <NoteHeader*> file.base
+
+    cdef int drop_spare(self) except -1:
+        """Remove the file that was made ahead, if there is one. If the disk refuses, the next start removes it."""
+        cdef Mapping spare = self.spare
+        if spare is not None:
+            self.spare = None
+            self.size_bytes -= spare.size_bytes
+            spare.file_removed()
+            try:
+                self.files.remove(self.spare_path)
+            except StorageError:
+                return 0
+        return 0
+
+    cdef int add_file(self) except -1:
+        """Make another file the current one. Raises: StorageError (nothing changed)."""
+        cdef NoteFile file = self.new_file()
+        cdef NoteHeader* header = <NoteHeader*> file.base
         header.version = NOTE_VERSION
-        header.number = number
+        header.number = file.number
         header.generation = self.generation
         header.checksum = header_checksum(header)
         store_barrier()
@@ -238,92 +307,137 @@ cdef class Notes:
         self.size_bytes += file.mapping.size_bytes
         return 0
 
-    cdef int drop_file(self, NoteFile file) except -1:
-        """Remove a file without notes. If the disk refuses, it stays there, and the next start removes it."""
+    cdef int leave_file(self, NoteFile file) except -1:
+        """Take a file out of those in use."""
         cdef uint64_t chunk
         cdef uint64_t first = first_chunk_of(file.number)
-        assert file.count == 0, "a file with notes is dropped"
         for chunk in range(first, first + chunks_of(file.number)):
             self.chunks[chunk] = None
         del self.by_number[file.number]
-        self.size_bytes -= file.mapping.size_bytes
+        self.count -= file.count
         self.change_count += 1
         if self.current is file:
             self.current = None
-        if self.directory is not None:
+        return 0
+
+    cdef int drop_file(self, NoteFile file) except -1:
+        """Remove a file without notes."""
+        assert file.count == 0, "a file with notes is dropped"
+        self.leave_file(file)
+        return self.remove_file(file)
+
+    cdef int remove_file(self, NoteFile file) except -1:
+        """Remove a file that is not in use. If the disk refuses, it stays, and the next start removes it."""
+        self.size_bytes -= file.mapping.size_bytes
+        if self.directory is None:
+            return 0
+        file.mapping.file_removed()
+        try:
+            self.files.remove(self.path_of(file.number))
+        except StorageError:
+            # A FIN, which has been made, must not fail for it.
+            return 0
+        if self.on_named is not None:
+            self.on_named()
+        return 0
+
+    cdef int begin_generation(self, uint64_t generation) except -1:
+        """Drop all notes. Their files stay until `remove_dropped`, and keep their numbers."""
+        cdef NoteFile file
+        assert self.found == NULL, "the start goes on"
+        self.generation = generation
+        for file in list(self.by_number.values()):
+            self.leave_file(file)
+            self.dropped[file.number] = file
+        assert self.count == 0, "notes are left"
+        if self.directory is None:
+            self.remove_dropped(self.dropped_files())
+        return 0
+
+    def dropped_files(self):
+        """Return the files of earlier generations that are still there."""
+        return list(self.dropped.values())
+
+    def remove_dropped(self, list files not None):
+        """Remove files of `dropped_files`: the ledger, on stable storage, has another generation."""
+        cdef NoteFile file
+        for file in files:
+            if self.dropped.pop(file.number, None) is not None:
+                self.remove_file(file)
+
+    cdef int abandon(self) except -1:
+        """Forget all files, which are gone."""
+        cdef NoteFile file
+        self.end_recovery()
+        for file in [*self.by_number.values(), *self.dropped.values()]:
             file.mapping.file_removed()
-            try:
-                self.files.remove(self.path_of(file.number))
-            except StorageError:
-                # A FIN, which has been made, must not fail for it.
-                return 0
-            if self.on_named is not None:
-                self.on_named()
+        if self.spare is not None:
+            self.spare.file_removed()
+            self.spare = None
+        self.abandoned = True
+        self.by_number = {}
+        self.dropped = {}
+        self.chunks = []
+        self.current = None
+        self.count = self.size_bytes = 0
         return 0
 
     # Start.
 
-    def load(self, names, bint power_failed):
+    def load(self, names, bint power_failed, bint any_generation=False):
         """Read the files that an earlier run left, and index their notes for `find`. names: in the directory.
 
-        A file that is damaged or of a later format is set aside. Returns: one text for each damage found; its notes are
-        lost. Raises: StorageError.
+        any_generation: the ledger is lost; the newest generation that there is counts. A file that is damaged or of a
+        later format is set aside. Returns: one text for each damage found; its notes are lost. Raises: StorageError.
         """
         cdef NoteFile file
-        problems = []
+        cdef uint64_t damaged
+        problems, loaded = [], []
         assert not self.by_number, "notes are loaded first"
         for number in sorted([int(name) for name in names if name.isdecimal()]):
             path = self.path_of(number)
             try:
-                problem = self.load_file(self.files.open_mapped(path), path, number, power_failed)
+                loaded.append(self.open_file(path, number))
             except CorruptionError as error:
                 set_aside(
                     self.files, path, error,
                     "its messages are delivered with attempts from 2, and those of a requeue without delay")
-                problem = str(error)
-            if problem:
-                problems.append(problem)
+                problems.append(str(error))
+        if any_generation:
+            self.generation = max([self.generation] + [generation_of(each) for each in loaded])
+        for file in loaded:
+            if generation_of(file) != self.generation:
+                self.size_bytes += file.mapping.size_bytes
+                self.remove_file(file)
+                continue
+            damaged = self.find_in(file, power_failed)
+            self.enter(file)
+            self.current = file
+            if damaged != 0 and not power_failed:
+                problems.append(f"{self.path_of(file.number)}: {damaged} notes are damaged")
         self.sort_found()
         for file in list(self.by_number.values()):
             if file.count == 0 and file is not self.current:
                 self.drop_file(file)
         return problems
 
-    def load_file(self, Mapping mapping not None, path, uint64_t number, bint power_failed):
-        """Take up one file, if its notes count, or remove it. Returns: the damage found; None: there is none.
-
-        Raises: CorruptionError, LaterFormatError.
-        """
+    def open_file(self, path, uint64_t number):
+        """Return a file of an earlier run. Raises: StorageError, CorruptionError, LaterFormatError."""
+        cdef Mapping mapping = self.files.open_mapped(path)
         cdef const NoteHeader* header = <const NoteHeader*> mapping.base
-        cdef NoteFile file
-        cdef uint64_t damaged
         mapping.require_readable()
         if mapping.size_bytes != chunks_of(number) * FILE_BYTES_MIN:
             raise CorruptionError(path, 0, "the file of notes has a wrong size")
-        file = NoteFile(mapping, number)
-        if header.magic == 0:
-            # A kill has come before the header, or the power failed before the disk had it.
-            self.remove_found(file)
-            return None
-        if header.magic != MAGIC:
-            raise CorruptionError(path, 0, "not a file of notes of pyqd")
-        if header.version > NOTE_VERSION:
-            raise LaterFormatError(path, 8, f"notes of format version {header.version}; this pyqd reads {NOTE_VERSION}")
-        if header.checksum != header_checksum(header) or header.number != number:
-            raise CorruptionError(path, 12, "the checksum of the header of the file of notes is wrong")
-        if header.generation != self.generation:
-            self.remove_found(file)
-            return None
-        damaged = self.find_in(file, power_failed)
-        self.enter(file)
-        self.current = file
-        return f"{path}: {damaged} notes are damaged" if damaged != 0 and not power_failed else None
-
-    cdef int remove_found(self, NoteFile file) except -1:
-        """Remove a file that an earlier run left and whose notes do not count."""
-        file.mapping.file_removed()
-        self.files.remove(self.path_of(file.number))
-        return 0
+        # Without a magic a kill has come before the header, or the power failed before the disk had it.
+        if header.magic != 0:
+            if header.magic != MAGIC:
+                raise CorruptionError(path, 0, "not a file of notes of pyqd")
+            if header.version > NOTE_VERSION:
+                raise LaterFormatError(
+                    path, 8, f"notes of format version {header.version}; this pyqd reads {NOTE_VERSION}")
+            if header.checksum != header_checksum(header) or header.number != number:
+                raise CorruptionError(path, 12, "the checksum of the header of the file of notes is wrong")
+        return NoteFile(mapping, number)
 
     cdef uint64_t find_in(self, NoteFile file, bint power_failed) except? <uint64_t> -1:
         """Index the notes of a file, and free the slots between. Returns: the number of damaged ones, now free."""
@@ -404,17 +518,28 @@ cdef class Notes:
         self.found[low].taken = True
         return self.found[low].slot
 
-    def clear(self):
-        """Remove all notes, with their files."""
-        cdef NoteFile file
-        array_release(&self.found_memory)
+    def found_after(self, uint8_t source, uint64_t seq):
+        """Return the slots of the notes that a start has found of records from a sequence number on, in order."""
+        return [
+            self.found[index].slot for index in range(self.found_count)
+            if self.found[index].source == source and self.found[index].seq >= seq]
+
+    cdef int take(self, uint32_t slot) except -1:
+        """Keep a note of `found_after`: its message is not finished."""
+        cdef const Note* note = self.at(slot)
+        self.find(note.source, note.seq)
+        return 0
+
+    cdef int end_recovery(self) except -1:
+        """Free the notes that a start has found and not asked for: their messages are finished, or gone."""
+        cdef uint64_t index
+        for index in range(self.found_count):
+            if not self.found[index].taken:
+                self.free(self.found[index].slot)
+        array_release_later(&self.found_memory)
         self.found = NULL
         self.found_count = self.next_found = 0
-        for file in list(self.by_number.values()):
-            self.count -= file.count
-            file.count = 0
-            self.drop_file(file)
-        assert self.count == 0 and self.size_bytes == 0, "notes are left"
+        return 0
 
     # Syncs.
 
@@ -436,6 +561,14 @@ cdef class Notes:
         self.synced_change_count = max(self.synced_change_count, change_count)
 
     # From Python: imports, tests.
+
+    def drop(self, uint64_t generation):
+        """Drop all notes: the ledger has begun a generation."""
+        self.begin_generation(generation)
+
+    def keep_found(self):
+        """End the search for notes: those that were not asked for are removed."""
+        self.end_recovery()
 
     def add(self, uint64_t seq, uint8_t source, uint8_t kind, uint16_t attempts, int64_t due_ns=0, uint64_t place=0):
         """Store a note. Returns: its slot. Raises: StorageError (nothing changed)."""

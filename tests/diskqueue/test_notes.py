@@ -169,9 +169,8 @@ def test_a_file_without_a_header_has_no_notes(tmp_path, content):
     directory = tmp_path / "notes"
     directory.mkdir()
     (directory / "0").write_bytes(content)
-    (directory / "1.making").write_bytes(b"")
     notes, problems = found_in(directory)
-    assert (notes.rows(), problems, os.listdir(directory)) == ({}, [], ["1.making"])
+    assert (notes.rows(), problems, os.listdir(directory)) == ({}, [], [])
 
 
 @pytest.mark.parametrize(
@@ -193,16 +192,97 @@ def test_a_file_that_is_damaged_or_of_a_later_format_is_set_aside(tmp_path, offs
     assert len(found_in(directory)[0].rows()) == 1
 
 
-def test_clearing_removes_all_files(place):
-    notes = notes_in(place)
+def test_the_next_file_is_made_ahead_once(tmp_path):
+    asked: list[tuple[str, int]] = []
+    directory = tmp_path / "notes"
+    directory.mkdir()
+    files = FullFiles()
+    notes = Notes(files, str(directory), SpaceLimit(), 1, prepare=lambda _notes, *request: asked.append(request))
+    slots = [notes.add(seq, 0, KIND_DELIVERED, 1) for seq in range(3 * FIRST_FILE_NOTES // 4 + 10)]
+    ((path, size_bytes),) = asked
+    assert size_bytes == 2 * FILE_BYTES_MIN
+    notes.offer(files.new_mapped(path, size_bytes, True))
+    assert notes.size_bytes == 3 * FILE_BYTES_MIN
+    files.room = 0
+    slots += [notes.add(seq, 1, KIND_DELIVERED, 1) for seq in range(FIRST_FILE_NOTES)]
+    assert sorted(os.listdir(directory)) == ["0", "1"]
+    notes.check()
+    assert len(found_in(directory)[0].rows()) == len(slots)
+    assert len(asked) == 1
+
+
+def test_a_file_made_ahead_that_comes_late_is_of_no_use_or_the_next_one(tmp_path):
+    asked: list[tuple[str, int]] = []
+    directory = tmp_path / "notes"
+    directory.mkdir()
+    files = Files()
+    notes = Notes(files, str(directory), SpaceLimit(), 1, prepare=lambda _notes, *request: asked.append(request))
     for seq in range(2 * FIRST_FILE_NOTES):
         notes.add(seq, 0, KIND_DELIVERED, 1)
-    notes.clear()
+    notes.offer(files.new_mapped(*asked[0], True))
+    for seq in range(2 * FIRST_FILE_NOTES):
+        notes.add(seq, 0, KIND_DELIVERED, 1)
     notes.check()
-    assert notes.count == notes.size_bytes == 0
-    assert place is None or not os.listdir(place)
+    assert sorted(os.listdir(directory)) == ["0", "1", "2"]
+    notes.offer(None)
+
+
+def test_another_generation_drops_all_notes_and_their_files_later(place):
+    notes = notes_in(place, 1)
+    dropped = [notes.add(seq, 0, KIND_DELIVERED, 1) for seq in range(2 * FIRST_FILE_NOTES)]
+    notes.drop(2)
+    notes.check()
+    assert notes.rows() == {}
+    slot = notes.add(1, 0, KIND_DELIVERED, 1)
+    if place is None:
+        assert notes.size_bytes == FILE_BYTES_MIN
+        return
+    assert slot not in dropped
+    assert sorted(os.listdir(place)) == ["0", "1", "2"]
+    gathered = notes.dropped_files()
+    notes.drop(3)
+    notes.remove_dropped(gathered)
+    assert os.listdir(place) == ["2"]
+    notes.remove_dropped(notes.dropped_files())
+    assert os.listdir(place) == []
+    assert notes.size_bytes == 0
     notes.add(1, 0, KIND_DELIVERED, 1)
     notes.check()
+
+
+def test_a_power_failure_brings_back_a_generation_whose_files_are_there(tmp_path):
+    directory = tmp_path / "notes"
+    notes = notes_in(directory, 1)
+    notes.add(1, 0, KIND_DELIVERED, 1)
+    notes.drop(2)
+    notes.add(2, 0, KIND_DELIVERED, 1)
+    notes, problems = found_in(directory, 1, power_failed=True)
+    assert ([row[0] for row in notes.rows().values()], problems) == ([1], [])
+    assert os.listdir(directory) == ["0"]
+
+
+def test_for_a_lost_ledger_the_newest_generation_counts(tmp_path):
+    directory = tmp_path / "notes"
+    notes = notes_in(directory, 4)
+    notes.add(1, 0, KIND_DELIVERED, 1)
+    notes.drop(5)
+    notes.add(2, 0, KIND_DELIVERED, 1)
+    notes = notes_in(directory, 1)
+    assert notes.load(os.listdir(directory), False, True) == []
+    assert ([row[0] for row in notes.rows().values()], notes.generation) == ([2], 5)
+
+
+def test_found_notes_that_nothing_asks_for_are_removed(tmp_path):
+    directory = tmp_path / "notes"
+    notes = notes_in(directory)
+    slots = [notes.add(seq, seq % 2, KIND_DELIVERED, 1) for seq in range(10)]
+    notes, _ = found_in(directory)
+    assert notes.found_after(1, 5) == [slots[5], slots[7], slots[9]]
+    for seq in (4, 7):
+        assert notes.find_note(seq % 2, seq) == slots[seq]
+    notes.keep_found()
+    notes.check()
+    assert sorted(row[0] for row in notes.rows().values()) == [4, 7]
 
 
 def test_syncs_cover_the_changes_that_they_were_given(tmp_path):

@@ -36,7 +36,7 @@ class NotesMachine(RuleBasedStateMachine):
     def new_notes(self) -> Notes:
         return Notes(Files(), self.directory if self.kept else None, SpaceLimit(), self.generation)
 
-    @initialize(kept=st.booleans(), generation=st.integers(0, 3))
+    @initialize(kept=st.booleans(), generation=st.integers(1, 3))
     def begin(self, kept: bool, generation: int) -> None:
         self.kept, self.generation = kept, generation
         self.notes = self.new_notes()
@@ -74,6 +74,7 @@ class NotesMachine(RuleBasedStateMachine):
         for slot, (seq, source, *_) in self.rows.items():
             assert self.notes.find_note(source, seq) == slot
             assert self.notes.find_note(1 - source, seq) == 0
+        self.notes.keep_found()
 
     @precondition(lambda self: self.kept and self.rows)
     @rule(data=st.data(), offset=st.integers(0, 23))
@@ -95,10 +96,13 @@ class NotesMachine(RuleBasedStateMachine):
         return 2048 * sum(1 << min(each, 4) for each in range(number + 1))
 
     @precondition(lambda self: self.notes is not None)
-    @rule()
-    def clear(self) -> None:
-        self.notes.clear()
+    @rule(synced=st.booleans())
+    def begin_generation(self, synced: bool) -> None:
+        self.generation += 1
+        self.notes.drop(self.generation)
         self.rows = {}
+        if synced:
+            self.notes.remove_dropped(self.notes.dropped_files())
 
     @invariant()
     def agrees(self) -> None:

@@ -27,6 +27,8 @@ ABSENT = "absent"
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
 BODILESS = "bodiless"
+# The notes of all channels are gone before a start.
+NOTES = "notes"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -45,6 +47,7 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
     (120_000_000, frozenset({ABSENT, WRITES, UNMAPPING, UNREADABLE})),
     (130_000_000, frozenset({ABSENT, FINS, RESETS, JOURNAL})),
+    (140_000_000, frozenset({NOTES, WRITES, UNMAPPING, FINS, RESETS})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -57,6 +60,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ABSENT: (),
     TRACE: (),
     BODILESS: (),
+    NOTES: (),
 }
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
@@ -64,6 +68,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     FINS: {},
     RESETS: {"begin_empty": (1, (0,))},
+    NOTES: {"lose_notes": (4, (5, 6, 0))},
     ABSENT: {"newest_job": (2, ())},
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),

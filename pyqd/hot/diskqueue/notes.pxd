@@ -23,6 +23,10 @@ cdef struct Note:
     int64_t due_ns                       # Unix; 0 unless NOTE_DEFERRED
     uint64_t place                       # hint: number of the segment << 32 | offset there / 8
 
+cdef inline uint64_t note_offset(const Note* note) noexcept nogil:
+    # Return the offset of a note's record in its segment, as the hint says.
+    return <uint64_t> <uint32_t> note.place << 3
+
 cdef struct NoteHeader:
     uint64_t magic
     uint32_t version
@@ -53,6 +57,10 @@ cdef class NoteFile:
     cdef inline Note* at(self, uint32_t slot) noexcept:
         return <Note*> (self.base + <uint64_t> (slot - self.first) * NOTE_BYTES)
 
+    cdef inline bint is_nearly_full(self) noexcept:
+        # Return whether three quarters of its slots have just been used.
+        return self.fresh == self.end - (self.end - self.first) // 4
+
     cdef inline bint has_free(self) noexcept:
         return self.free_slot != NO_NOTE or self.fresh != self.end
 
@@ -62,7 +70,13 @@ cdef class Notes:
     cdef readonly object limit           # SpaceLimit
     cdef readonly uint64_t generation    # files of other generations do not count
     cdef object on_named                 # called without arguments when a file has come or gone
+    cdef object prepare                  # makes a file in a thread; None: all are made when they are needed
+    cdef bint preparing                  # it has been called, and `offer` has not
+    cdef Mapping spare                   # the file that it has made; None: there is none
+    cdef str spare_path
+    cdef bint abandoned                  # the files are gone
     cdef dict by_number                  # NoteFile by number
+    cdef dict dropped                    # the same, of an earlier generation; see `begin_generation`
     cdef list chunks                     # NoteFile by chunk of slot numbers; None: there is none
     cdef NoteFile current                # the next note goes there, if it has a free slot; None: there is no file
     cdef readonly uint64_t count         # notes
@@ -87,10 +101,19 @@ cdef class Notes:
     cdef int change(self, uint32_t slot, uint8_t kind, uint16_t attempts) except -1
     cdef int free(self, uint32_t slot) except -1
     cdef int add_file(self) except -1
+    cdef uint64_t next_number(self) except? 0
+    cdef NoteFile new_file(self)
+    cdef int drop_spare(self) except -1
+    cdef int ask_ahead(self) except -1
     cdef int enter(self, NoteFile file) except -1
     cdef int drop_file(self, NoteFile file) except -1
     cdef int note_change(self, NoteFile file) noexcept
-    cdef int remove_found(self, NoteFile file) except -1
+    cdef int leave_file(self, NoteFile file) except -1
+    cdef int remove_file(self, NoteFile file) except -1
+    cdef int begin_generation(self, uint64_t generation) except -1
+    cdef int abandon(self) except -1
+    cdef int take(self, uint32_t slot) except -1
+    cdef int end_recovery(self) except -1
     cdef uint64_t find_in(self, NoteFile file, bint power_failed) except? <uint64_t> -1
     cdef int add_found(self, const Note* note, uint32_t slot) except -1
     cdef int sort_found(self) except -1
