@@ -172,7 +172,10 @@ class Channel(ChannelCore):
 
     def finish_unread(self, files: ChannelFiles) -> None:
         """Finish messages that the log has lost or that were cancelled, as a kill may have come before that."""
-        ledger, holes = files.ledger, self.topic.log.holes
+        ledger, holes = files.ledger, list(self.topic.log.holes)
+        if self.topic.broker.power_failed or ledger.rebuilt:
+            # The ledger may be older than the rewriting of segments, after which only their gaps know what is finished.
+            holes += self.topic.log.gaps(ledger.floor)
         if not holes and CANCELLED_LEDGER not in files.found:
             return
         # The topic finishes a hole among the messages it holds: these are in no channel's depth yet.

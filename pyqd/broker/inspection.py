@@ -96,7 +96,7 @@ def topic_row(topic: Topic, health: str) -> QueueRow:
     """Return the row of a topic."""
     log = topic.log
     floor = log.first.first_ordinal
-    count = log.end - floor - sum(end - start for start, end in log.holes)
+    count = log.end - floor - sum(end - start for start, end in (*log.holes, *log.gaps(floor)))
     return QueueRow(
         topic.name, None, topic.paused, count, topic_bytes(topic), floor, topic.end, topic.depth, 0, 0, health
     )

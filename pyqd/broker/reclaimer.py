@@ -1,8 +1,9 @@
 """Reclaims the space of one topic: segments that few messages keep, and large segments after a burst.
 
-Finished segments go by themselves (`trim_finished`), unless retention keeps them. Two kinds need work. A segment that
-only a few unfinished messages keep goes once these are moved to their channel's parked log. The large segment of a
-burst goes once its topic is drained and quiet.
+Finished segments go by themselves (`trim_finished`), unless retention keeps them. Three kinds need work. A segment that
+only a few unfinished messages keep is rewritten without the others (pyqd/broker/segment_rewriter.py). One of a parked
+log goes once its messages are moved to that log's end. The large segment of a burst goes once its topic is drained and
+quiet.
 
 Source: docs/space.md.
 """
@@ -12,14 +13,13 @@ import os
 from functools import partial
 from typing import Any
 
+from pyqd.broker.segment_rewriter import rewrite_old_segments
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
 from pyqd.hot.broker.compaction import (
     move_parked,
-    move_unfinished,
     stopped_growing_ns,
     trim_parked,
-    unfinished_below,
     unfinished_parked,
 )
 from pyqd.hot.diskqueue.log import Log
@@ -31,9 +31,6 @@ QUIET_NS = 30 * SECOND_NS
 MOVED_PER_RUN = 1000
 COMPACTED_AGE_NS = 10 * SECOND_NS
 COMPACTED_LOG_BYTES_MIN = 1 << 20
-# A segment is cleared if less than one in so many of its messages is unfinished, or if so many others follow it.
-COMPACTED_SHARE = 10
-SEGMENTS_BEHIND_MAX = 4
 # A parked log is compacted if less than one in this many of its records is unfinished: that copies a third of the space
 # it frees.
 PARKED_SHARE = 4
@@ -47,7 +44,7 @@ def reclaim(topic: Topic, now_ns: int) -> None:
     if topic.log.first is not topic.log.active:
         if topic.retention_time_ns:
             topic.trim_finished()
-        clear_old_segments(topic)
+        rewrite_old_segments(topic)
     compact_parked(topic, MOVED_PER_RUN)
     if topic.log.end != topic.quiet_end:
         topic.quiet_end = topic.log.end
@@ -58,48 +55,6 @@ def reclaim(topic: Topic, now_ns: int) -> None:
     shrink(topic, now_ns - topic.quiet_since_ns)
     if quota.refusal is not None:
         quota.recheck()
-
-
-def clear_old_segments(topic: Topic) -> None:
-    """Move the unfinished messages out of the oldest segments."""
-    remaining = MOVED_PER_RUN
-    while remaining > 0:
-        moved = clear_first_segment(topic, remaining)
-        if moved == 0:
-            return
-        remaining -= moved
-
-
-def clear_first_segment(topic: Topic, count_max: int) -> int:
-    """Move the unfinished messages out of the oldest segment, if there are few. Returns: their number."""
-    log, segment = topic.log, topic.log.first
-    end = segment.first_ordinal + segment.count
-    if segment is log.active or log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
-        return 0
-    if wall() - stopped_growing_ns(segment) < COMPACTED_AGE_NS or topic.retained_from() < end:
-        return 0
-    holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.floor < end]
-    if any(channel.ledger.cursor < end for channel in holders):
-        return 0
-    unfinished = [unfinished_below(channel, end) for channel in holders]
-    few = max(unfinished, default=0) * COMPACTED_SHARE < segment.count
-    if not few and segments_behind(segment) < SEGMENTS_BEHIND_MAX:
-        return 0
-    moved = 0
-    try:
-        with topic.quota.lifted():
-            for channel in holders:
-                moved += move_unfinished(channel, segment, count_max - moved)
-    except StorageError as error:
-        logger.warning(
-            "TOPIC(%s): cannot move unfinished messages out of segment %d: %s; its space is not reclaimed",
-            topic.name,
-            segment.number,
-            error,
-        )
-        return 0
-    topic.trim_finished()
-    return moved
 
 
 def compact_parked(topic: Topic, count_max: int) -> None:
@@ -180,12 +135,3 @@ def shrink_log(topic: Topic, log: Log, trim: Any) -> None:
 def is_smallest(log: Log) -> bool:
     """Return whether a log has one segment of the smallest size and no spare."""
     return log.first is log.active and log.active.capacity_bytes <= SEGMENT_BYTES_MIN and not log.pool.spares
-
-
-def segments_behind(segment: Any) -> int:
-    """Count the segments that follow one in its log, up to SEGMENTS_BEHIND_MAX."""
-    count = 0
-    while segment.next is not None and count < SEGMENTS_BEHIND_MAX:
-        segment = segment.next
-        count += 1
-    return count

@@ -99,7 +99,7 @@ def readable_end(topic: Topic) -> int:
     """Return the ordinal behind the last record that readers are shown."""
     log = topic.log
     if topic.broker.options.sync_every == 1 and not topic.ephemeral:
-        return max(log.first.first_ordinal, min(log.synced_end, log.end))
+        return max(log.earliest, min(log.synced_end, log.end))
     return log.end
 
 
@@ -112,17 +112,17 @@ def find(topic: Topic, place: LogPlace, pause: Pause) -> int:
     time_ns = place.time_ns
     if time_ns is not None:
         prepare_in_steps(topic, lambda: reader.prepare_time(time_ns), pause)
-        return reader.ordinal_at(time_ns)
+        return max(reader.ordinal_at(time_ns), topic.log.earliest)
     if place.position is not None:
         check_position(topic, place.position)
         return reader.ordinal_of(place.position)
-    return topic.log.first.first_ordinal if place.earliest else topic.log.end
+    return topic.log.earliest if place.earliest else topic.log.end
 
 
 def check_position(topic: Topic, position: int) -> None:
     """Refuse a position that is not kept any more, or was never given out. Raises: PositionGone, PositionBeyondEnd."""
     reader = topic.reader
-    earliest = reader.position_of(topic.log.first.first_ordinal)
+    earliest = reader.position_of(topic.log.earliest)
     if position < earliest:
         raise PositionGone(earliest)
     if position > reader.position_of(topic.log.end):
@@ -187,7 +187,7 @@ def read_range(topic: Topic, place: LogPlace, stop: int, bytes_max: int, pause: 
         prepare_in_steps(topic, partial(reader.prepare, ordinal, part_bytes), pause)
         if topic.exiting:
             raise TopicGone
-        if log.first.first_ordinal > ordinal:
+        if log.earliest > ordinal:
             break
     end = max(following, reader.position_of(readable_end(topic)))
     return RecordRange(first, following, end, count, parts[0] if len(parts) == 1 else b"".join(parts))
@@ -198,8 +198,8 @@ def positions(topic: Topic, place: LogPlace | None, pause: Pause) -> dict[str, A
     reader, log = topic.reader, topic.log
     prepare_in_steps(topic, lambda: reader.prepare(max(readable_end(topic), 1) - 1), pause)
     at = None if place is None else reader.position_of(min(find(topic, place, pause), readable_end(topic)))
-    first, end = log.first.first_ordinal, readable_end(topic)
-    rows = [row for row in reader.segments() if row[1]]
+    first, end = log.earliest, readable_end(topic)
+    rows = [row for row in reader.segments(first) if row[1]]
     shown = {
         "topic": topic.name,
         "node": topic.broker.node_name,

@@ -120,6 +120,13 @@ class Topic(TopicCore):
         # Of `pyqd.broker.reclaimer`: the end of the log when it last saw another one, and that time.
         self.quiet_end = -1
         self.quiet_since_ns = 0
+        # Of `pyqd.broker.segment_rewriter`: whether a job is under way, the ordinal to look on from, the replaced files
+        # that are still there, the reason of the last failure, and the numbers of segments that are damaged.
+        self.rewriting = False
+        self.rewritten_below = 0
+        self.replaced_files: list[str] = []
+        self.rewrite_refusal = ""
+        self.not_rewritable: set[int] = set()
         self.channels_by_name: dict[str, Channel] = {}
         self.dead_letter_sources: set[Channel] = set()
         mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)

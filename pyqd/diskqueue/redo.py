@@ -10,6 +10,7 @@ order, before its log is opened. The bytes of an entry return to their offset in
                                     need. Otherwise, and if there is no space although a later file is there, it was
                                     removed, because all of its records were finished
     the file is in damaged/         nothing: an earlier start moved it there, and later records took its ordinals
+    a rewritten file has its place  nothing: the file had all of the segment when it was made, and was synced
     a later segment                 nothing: the file was reused
     an earlier segment, or none     write the segment's beginning; an entry without the beginning is skipped
     the same segment                write the bytes after its header
@@ -34,7 +35,7 @@ from pyqd.diskqueue.damage import BAD, damaged_directory
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
 from pyqd.hot.diskqueue.logstart import SUFFIX
-from pyqd.hot.diskqueue.segment import SEGMENT_HEADER_SIZE, segment_identity
+from pyqd.hot.diskqueue.segment import SEGMENT_HEADER_SIZE, rewritten_numbers, segment_identity
 from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 
@@ -206,7 +207,7 @@ class JournaledTopic:
     def _put_back(self, entry: Entry, path: str) -> None:
         """Write the bytes of one entry, unless the file has a later segment, is set aside, or none can be begun."""
         there = self._files.exists(path)
-        if not there and self._is_set_aside(path):
+        if not there and (self._is_set_aside(path) or self._is_rewritten(entry, os.path.dirname(path))):
             return
         mine = (entry.segment_number, entry.first_seq)
         theirs = self._identity_at(path) if there else (0, 0)
@@ -274,6 +275,16 @@ class JournaledTopic:
             if number.isdigit() and int(number) > entry.file_number:
                 segment_number, first_seq = self._identity_at(os.path.join(log_directory, name))
                 if segment_number > entry.segment_number or (segment_number == 0 and first_seq > entry.first_seq):
+                    return True
+        return False
+
+    def _is_rewritten(self, entry: Entry, log_directory: str) -> bool:
+        """Return whether a rewritten file has the place of a segment, and with it the bytes of the entry."""
+        for name in self._files.list_directory(log_directory):
+            if name.endswith(SUFFIX):
+                content = self._readable(os.path.join(log_directory, name), 0, SEGMENT_HEADER_SIZE)
+                numbers = rewritten_numbers(content or b"")
+                if numbers is not None and numbers[0] <= entry.segment_number <= numbers[1]:
                     return True
         return False
 

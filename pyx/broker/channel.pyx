@@ -67,7 +67,7 @@ from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
+from pyqd.hot.wire.record cimport ORDINAL_MASK, record_attempts, record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EMPTIED, REASON_EPHEMERAL, TOUCHED
 
 from pyqd.primitives.errors import StorageError
@@ -435,11 +435,18 @@ cdef class ChannelCore(Scheduled):
     cdef bint release_deferred(self, int64_t wall_now_ns) except -1:
         """Like `release_parked`, for a message of the topic's log."""
         cdef uint32_t note
+        cdef const Record* record
         if self.deferral.next_due() > wall_now_ns or not self.is_deferred_present():
             return False
         note = self.deferral.pop_due()
-        self.dead_letters.add_returned(
-            self.deferral.record_of(note), self.deferral.notes.at(note).attempts, FROM_TOPIC, note)
+        record = self.deferral.record_of(note)
+        if record != NULL:
+            self.dead_letters.add_returned(record, self.deferral.notes.at(note).attempts, FROM_TOPIC, note)
+            return True
+        # On a full disk it stays unfinished and keeps its segment until the next start.
+        self.ledger.try_finish(self.deferral.notes.at(note).seq & ORDINAL_MASK)
+        self.deferral.forget(note)
+        self.cursor.note_finished_ahead()
         return True
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:

@@ -16,7 +16,7 @@ from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRin
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
-from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
 
 
 cdef struct Counts:
@@ -47,9 +47,8 @@ cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_
         offset = segment.tail if segment.unverified else <uint64_t> SEGMENT_HEADER_BYTES
         while offset < segment.tail:
             record = <const Record*> (segment.base + offset)
-            count += (
-                record.flags & RECORD_LOST and start <= record_ordinal(record) < end
-                and not ledger.is_finished(record_ordinal(record)))
+            if record.flags & RECORD_LOST:
+                count += unfinished_in(ledger, max(record_ordinal(record), start), min(ordinal_after(record), end))
             offset += record_span(record.size_bytes)
         segment = segment.next
     return count
@@ -163,7 +162,7 @@ cdef int check_cursor(LogCursor cursor) except -1:
     cdef const Record* record = <const Record*> (cursor.segment.base + cursor.offset)
     assert SEGMENT_HEADER_BYTES <= cursor.offset <= cursor.segment.tail
     if cursor.offset < cursor.segment.tail and not cursor.segment.unverified:
-        assert record_ordinal(record) == max(cursor.ordinal(), cursor.segment.first_ordinal)
+        assert record_ordinal(record) <= max(cursor.ordinal(), cursor.segment.first_ordinal) < ordinal_after(record)
     return 0
 
 

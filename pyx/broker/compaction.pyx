@@ -1,34 +1,47 @@
-"""Compaction: the few unfinished messages of an old segment are copied out of it, so that the segment can be removed.
+"""Compaction: a few unfinished messages do not keep the space of all others in their segments.
 
-    topic's log   | first: 3 of 400,000 unfinished | ... all finished ... | active
-    parked log    | ...                   copies of the 3, due at once | end
-
-The copy goes to the channel's parked log, with id, timestamp and attempts; the slot of one that is in flight, or its
-place in the ring, points at the copy from then on. The old record is the copy's origin, settled like all origins: at
-once, or when a sync has covered the copy (see pyx/broker/parked_log.pyx). Room for each is made first, so that a
-message is moved whole or not at all.
-
-Only records that have been handed out of a topic's log are moved. Those at or past the cursor are a queue, and stay in
-order.
+An old segment of a topic's log is rewritten without the records that all channels have finished, see
+pyx/diskqueue/rewrite.pyx. Segments whose records a channel has not been given stay: these are a queue. The slots and
+rings of the channels point at records, so they are repointed when the new file gets its place. Rewritten segments that
+are small become one file with their neighbours: an unfinished message keeps all later segments in the chain.
 
 A parked log has no queue: its messages come by their due times, in any order of segments. So if most of its records
-are finished, all unfinished ones of the oldest segment are copied to the end, until the log is compact again.
+are finished, all unfinished ones of the oldest segment are copied to the end, until the log is compact again. The old
+record is the copy's origin, settled like all origins: at once, or when a sync has covered the copy (see
+pyx/broker/parked_log.pyx).
 
-Invariants: those of the channel hold between any two messages moved. In particular a record below the cursor that is
-not finished is in the slots, or in the ring, or an origin not settled yet, which was moved before. Or it waits for a
-due time of its own (see pyx/broker/deferral.pyx): then it keeps its segment until it is due.
+Invariants: those of the channel hold between any two messages moved.
 """
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.replay cimport finished_in
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
-from pyqd.hot.diskqueue.notes cimport NO_NOTE
+from pyqd.hot.broker.slots cimport FROM_PARKED, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.broker.topic cimport TopicCore
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.rewrite cimport Rewrite
 from pyqd.hot.diskqueue.segment cimport Segment
+from pyqd.hot.primitives.bitmap cimport window_after_word, window_mask, window_set_range, window_word
 from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.primitives.releases cimport PAGE_BYTES
 from pyqd.hot.wire.record cimport Record, record_ordinal
+
+from pyqd.hot.diskqueue.rewrite import are_neighbours
+
+cdef enum:
+    # A segment is rewritten if less than one in so many of its messages is unfinished ...
+    SHARE_NEW = 10
+    # ... or in so many, if so many segments follow it.
+    SHARE_OLD = 2
+    SEGMENTS_BEHIND_MAX = 4
+    SEGMENTS_PER_RUN = 256
+
+# A message that stays unfinished for long keeps a file of a page or more for so many bytes of rewritten segments.
+cdef uint64_t MERGED_BYTES_MAX = 64 << 10
+# Bits of so many ordinals are read at once.
+cdef uint64_t MERGED_ORDINALS_MAX = 1 << 24
 
 
 def stopped_growing_ns(Segment segment not None):
@@ -36,84 +49,167 @@ def stopped_growing_ns(Segment segment not None):
     return segment.next.header().created_ns if segment.next is not None else wall_ns()
 
 
-def unfinished_below(ChannelCore channel not None, uint64_t end):
-    """Count the records below an ordinal that a channel has not finished. Cost: O(64th part of the window)."""
-    cdef uint64_t floor = channel.ledger.header.floor
-    return end - floor - finished_in(channel.ledger, floor, end) if end > floor else 0
+cdef int add_unfinished(Rewrite rewrite, Ledger ledger) except -1:
+    """Add the records that a channel has not finished to those that a rewriting keeps."""
+    cdef uint64_t at = max(rewrite.start, ledger.header.floor)
+    cdef uint64_t limit = max(at, min(rewrite.end, ledger.bits_end()))
+    assert ledger.header.cursor >= rewrite.end, "a queue is not rewritten"
+    while at < min(limit, rewrite.end):
+        rewrite.to.needed[window_word(rewrite.to.capacity_bits, at)] |= (
+            ~ledger.words[window_word(ledger.capacity_bits, at)] & window_mask(at, limit))
+        at = window_after_word(at)
+    if limit < rewrite.end:
+        window_set_range(rewrite.to.needed, rewrite.to.capacity_bits, limit, rewrite.end)
+    return 0
 
 
-cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) except -1:
-    """Copy one record of the topic's log and let its slot, or its place in the ring, point to the copy.
+cdef Rewrite rewrite_of(TopicCore topic, list segments):
+    """Return the rewriting of some segments, with the records that the channels need as of now."""
+    cdef Rewrite rewrite = Rewrite(topic.log, segments)
+    cdef ChannelCore channel
+    for channel in topic.channels:
+        add_unfinished(rewrite, channel.ledger)
+    return rewrite
 
-    place: its entry in the ring; NULL: it is in flight. Returns: 1, or 0 for a record that was moved before.
-    Raises: StorageError, MemoryError (nothing changed).
+
+cdef uint64_t share_max(Log log, Segment segment) except 0:
+    """Return the number of records of which one at most may be unfinished if a segment is to be rewritten."""
+    cdef int behind = 0
+    while segment is not log.active and behind < SEGMENTS_BEHIND_MAX:
+        segment = segment.next
+        behind += 1
+    return SHARE_OLD if behind == SEGMENTS_BEHIND_MAX else SHARE_NEW
+
+
+cdef Rewrite sparse(TopicCore topic, Segment segment):
+    """Return the rewriting of a segment if few of its records are unfinished and it takes more than a page."""
+    cdef uint64_t share = share_max(topic.log, segment)
+    cdef uint64_t kept_count = segment.kept_count()
+    cdef ChannelCore channel
+    cdef Rewrite rewrite
+    if segment.tail <= PAGE_BYTES:
+        return None
+    for channel in topic.channels:
+        if unfinished_in(channel, segment.first_ordinal, segment.end_ordinal()) * share >= kept_count:
+            return None
+    rewrite = rewrite_of(topic, [segment])
+    return rewrite if rewrite.needed_count() * share < kept_count else None
+
+
+cdef uint64_t unfinished_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
+    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range)."""
+    start = max(start, channel.ledger.header.floor)
+    return channel.ledger.unfinished_in(start, end) if start < end else 0
+
+
+cdef list small_neighbours(Segment segment, uint64_t end, refused):
+    """Return the rewritten segments from one on, up to an ordinal, that are small enough to become one file."""
+    cdef list found = [segment]
+    cdef uint64_t start = segment.first_ordinal
+    cdef uint64_t total_bytes = segment.tail
+    cdef Segment following = segment.next
+    while (
+        segment.rewrites != 0 and following.rewrites != 0 and are_neighbours(segment, following)
+        and following.end_ordinal() <= end and following.number not in refused
+        and total_bytes + following.tail <= MERGED_BYTES_MAX
+        and following.end_ordinal() - start <= MERGED_ORDINALS_MAX
+    ):
+        total_bytes += following.tail
+        found.append(following)
+        segment, following = following, following.next
+    return found
+
+
+def next_rewrite(TopicCore topic not None, uint64_t start, uint64_t end, int64_t stopped_ns, refused):
+    """Find the next segment from an ordinal on that few unfinished messages keep, or neighbours that were rewritten.
+
+    end: segments that reach beyond it stay. stopped_ns: so do those that have grown since (Unix). refused: numbers of
+    others that stay. Returns: (Rewrite or None, ordinal to look on from, 0 for the beginning). Cost: the 64th part of
+    the records of SEGMENTS_PER_RUN segments, for each channel.
     """
-    cdef ParkedLog parked = channel.parking.parked
-    cdef int64_t slot = channel.slots.find_record(record)
-    cdef uint16_t attempts
-    cdef uint32_t note
-    cdef const Record* copy
-    if slot < 0 and place == NULL:
-        return 0
-    assert slot < 0 or place == NULL, "a record is in flight or waits in the ring"
-    attempts = channel.slots.used(<uint32_t> slot).attempts if slot >= 0 else place.attempts
-    channel.ledger.reach(record_ordinal(record))
-    copy = parked.copy_handed_out(record, FROM_TOPIC, attempts, attempts, 0)
-    channel.note_parking()
-    note = channel.slots.used(<uint32_t> slot).note if slot >= 0 else place.note
-    if slot >= 0:
-        channel.slots.repoint(<uint32_t> slot, copy, FROM_PARKED)
-    else:
-        place.record = copy
-        place.source = FROM_PARKED
-        place.note = NO_NOTE
-    if note != NO_NOTE:
-        channel.deferral.forget(note)
-    return 1
+    cdef ChannelCore channel
+    cdef Segment segment = topic.log.segment_of(start)
+    cdef Rewrite rewrite
+    cdef list found
+    end = min(end, topic.readable.end)
+    if topic.log.directory is not None:
+        # A power failure may take the name of a channel, and the topic holds its messages again.
+        end = min(end, max(topic.state.given_below, <uint64_t> 1) - 1)
+    for channel in topic.channels:
+        end = min(end, channel.ledger.header.cursor)
+    for _ in range(SEGMENTS_PER_RUN):
+        if segment is topic.log.active or segment.end_ordinal() > end or stopped_growing_ns(segment) > stopped_ns:
+            return None, 0
+        if segment.number not in refused and segment.count != 0:
+            found = small_neighbours(segment, end, refused)
+            rewrite = rewrite_of(topic, found) if len(found) > 1 else sparse(topic, segment)
+            if rewrite is not None:
+                return rewrite, segment.first_ordinal
+        segment = segment.next
+    return None, segment.first_ordinal
 
 
-def move_unfinished(ChannelCore channel not None, Segment segment not None, uint64_t count_max):
-    """Copy the channel's unfinished records of a segment to its parked log; the channel has delivered all of the
-    segment.
-
-    Returns: how many were moved, at most `count_max`. Raises: StorageError (moved messages stay moved). Cost: a
-    comparison of addresses for each message in the ring and in flight, which reads no record, and the copies.
-    """
-    cdef const char* start = segment.base
-    cdef const char* end = segment.base + segment.tail
-    cdef uint64_t moved = 0
-    cdef uint32_t index
+cdef int repoint_ring(ReadyRing ring, Rewrite rewrite) except -1:
     cdef uint64_t number
     cdef ReadyEntry* entry
+    cdef const Record* record
+    for number in range(ring.first, ring.end()):
+        entry = ring.at(number)
+        record = rewrite.moved(entry.record)
+        if record != NULL:
+            entry.record = record
+    return 0
+
+
+cdef int repoint(ChannelCore channel, Rewrite rewrite) except -1:
+    """Let the messages in flight, for redelivery and on their way as dead letters point to the new file."""
+    cdef uint32_t slot
     cdef const Slot* held
-    assert channel.ledger.header.cursor >= segment.end_ordinal()
-    if channel.ledger.header.floor >= segment.end_ordinal():
-        return 0
-    channel.parking.open()
-    for number in range(channel.ready.first, channel.ready.end()):
-        if moved == count_max:
-            break
-        entry = channel.ready.at(number)
-        if start <= <const char*> entry.record < end:
-            # It was verified when it was delivered or recovered; the disk may fail to read it by now.
-            channel.cursor.verify(segment, <const char*> entry.record - start, record_ordinal(entry.record))
-            moved += move_one(channel, entry.record, entry)
-    for index in range(channel.slots.capacity):
-        if moved == count_max:
-            break
-        held = channel.slots.used(index)
-        if held != NULL and start <= <const char*> held.record < end:
-            channel.cursor.verify(segment, <const char*> held.record - start, record_ordinal(held.record))
-            moved += move_one(channel, held.record, NULL)
-    channel.parking.settle_now()
-    return moved
+    cdef const Record* record
+    assert channel.cursor.segment.number != 0, "the cursor stands in a segment that was replaced"
+    repoint_ring(channel.ready, rewrite)
+    repoint_ring(channel.dead_letters.pending, rewrite)
+    repoint_ring(channel.dead_letters.unsynced, rewrite)
+    for slot in range(channel.slots.capacity):
+        held = channel.slots.used(slot)
+        if held == NULL:
+            continue
+        record = rewrite.moved(held.record)
+        if record != NULL:
+            channel.slots.repoint(slot, record, held.source)
+    return 0
+
+
+def replace_segments(TopicCore topic not None, Rewrite rewrite not None, uint64_t retained_from):
+    """Put a rewritten file in the place of its segments, unless these have changed or a channel needs more of them now.
+
+    Returns: the paths of the old files; None if nothing has changed. Raises: StorageError (nothing changed). Cost: a
+    comparison of addresses for each message in flight or in a ring, which reads no record.
+    """
+    cdef ChannelCore channel
+    cdef list paths
+    # Readers that have come to the end of a segment leave it.
+    topic.trim()
+    if not rewrite.is_current() or topic.readable.end < rewrite.end or retained_from < rewrite.end:
+        return None
+    for channel in topic.channels:
+        if channel.ledger.header.cursor < rewrite.end:
+            return None
+    # A seek, or a new channel, may want messages again that were finished when the file was made.
+    if not rewrite.covers(rewrite_of(topic, rewrite.segments)):
+        return None
+    paths = rewrite.take_place()
+    for channel in topic.channels:
+        repoint(channel, rewrite)
+    topic.trim()
+    return paths
 
 
 cdef int copy_parked(ChannelCore channel, const Record* record, int64_t waiting, ReadyEntry* place) except -1:
     """Copy one parked record to the end of its log and let its slot, or its place in the ring, point to the copy.
 
     waiting: its slot in the parked log, if that is not negative. place: its entry in the ring, if that is not NULL.
-    Returns and raises: as `move_one`.
+    Returns: 1, or 0 for a record that was moved before. Raises: StorageError, MemoryError (nothing changed).
     """
     cdef ParkedLog parked = channel.parking.parked
     cdef int64_t slot = channel.slots.find_record(record)

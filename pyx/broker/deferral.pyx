@@ -25,12 +25,13 @@ cimport cython
 from pyqd.hot.broker.slots cimport FROM_TOPIC
 from pyqd.hot.diskqueue.notes cimport NOTE_DEFERRED, Note, note_offset
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
-from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_HEADER_BYTES, record_ordinal
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, record_ordinal
 
 cdef enum:
     WAITING_MIN = 4096                   # slots of the heap
     JUMP_NS_MIN = 50000000               # less is a correction of the clock's rate, or a pause between two readings
     ASKED_BYTES = 64 << 10               # as much as the kernel reads at a page fault
+    NO_PLACE = 0
 
 
 @cython.final
@@ -41,6 +42,7 @@ cdef class Deferral:
         self.cursor = cursor
         self.log = cursor.readable.log
         self.files = files
+        self.reader = LogReader(self.log)
         self.waiting = DeadlineHeap()
         self.wall_ahead_ns = wall_ns() - mono_ns()
 
@@ -58,41 +60,50 @@ cdef class Deferral:
 
     # Places of records.
 
-    cdef uint64_t place_of(self, const Record* record) except 0:
+    cdef uint64_t place_of(self, const Record* record) noexcept:
         """Return the place of a record of the topic's log, as a note has it. Cost: O(segments)."""
-        cdef const char* at = <const char*> record
-        cdef Segment segment = self.cursor.segment
-        if not segment.base <= at < segment.base + segment.tail:
-            segment = self.log.first
-            while not segment.base <= at < segment.base + segment.tail:
-                segment = segment.next
-                assert segment is not None, "a record that is kept lies in no segment of its log"
-        return segment.number << 32 | <uint64_t> (at - segment.base) >> 3
+        cdef Segment segment = self.log.segment_of(record_ordinal(record))
+        if segment.rewrites != 0:
+            # The next rewriting of the segment puts the record at another place.
+            return NO_PLACE
+        return segment.number << 32 | <uint64_t> (<const char*> record - segment.base) >> 3
 
-    cdef Segment segment_of_place(self, uint32_t slot):
-        """Return the segment that a note names, if it may have the note's record at its place; else None."""
-        cdef const Note* note = self.notes.at(slot)
-        cdef uint64_t number = note.place >> 32
-        cdef Segment segment = self.log.first
-        while segment is not None and segment.number != number:
-            segment = segment.next
-        if segment is not None and note_offset(note) + RECORD_HEADER_BYTES > segment.tail:
-            return None
-        return segment
+    cdef uint64_t hinted_offset(self, const Note* note, Segment segment) noexcept:
+        """Return the offset that a note's hint gives; 0: the hint is of another file.
 
-    cdef const Record* record_of(self, uint32_t slot) except NULL:
-        """Return the record of a note, which the log keeps. Cost: O(segments); a walk if it has moved since."""
+        A hint into a segment that was never rewritten is right. Another one is not to be tried: a client may have
+        published any bytes that lie there now.
+        """
+        return note_offset(note) if segment.rewrites == 0 and segment.number == note.place >> 32 else 0
+
+    cdef bint is_present(self, Presence presence, uint32_t slot, uint64_t length) except -1:
+        """Return whether the record of a note, or more of the log from there on, is in memory.
+
+        If it is not, `presence` names the pages. Cost: O(segments); in a rewritten segment a walk, once.
+        """
         cdef const Note* note = self.notes.at(slot)
-        cdef Segment segment = self.segment_of_place(slot)
+        cdef uint64_t ordinal = note.seq & ORDINAL_MASK
+        cdef Segment segment = self.log.segment_of(ordinal)
+        cdef uint64_t offset = self.hinted_offset(note, segment)
+        if offset != 0:
+            return presence.has_record(segment, offset, length)
+        self.reader.asked = presence
+        while not self.reader.prepare(ordinal, length):
+            if presence.absent is not None:
+                return False
+        return True
+
+    cdef const Record* record_of(self, uint32_t slot) except? NULL:
+        """Return the record of a note; NULL: damage has taken it. Cost: as of `is_present`, and waits for the disk."""
+        cdef const Note* note = self.notes.at(slot)
+        cdef uint64_t ordinal = note.seq & ORDINAL_MASK
+        cdef Segment segment = self.log.segment_of(ordinal)
+        cdef uint64_t offset = self.hinted_offset(note, segment)
         cdef const Record* record
-        if segment is not None:
-            record = <const Record*> (segment.base + note_offset(note))
-            if record.seq == note.seq:
-                return record
-        position = self.log.locate(note.seq & ORDINAL_MASK)
-        record = <const Record*> ((<Segment> position.segment).base + <uint64_t> position.offset)
-        assert record.seq == note.seq, "a note of a record that the log does not keep"
-        return record
+        if offset == 0:
+            offset = self.reader.offset_of(segment, ordinal, &ordinal)
+        record = <const Record*> (segment.base + offset)
+        return record if offset < segment.tail and record.seq == note.seq and not record.flags & RECORD_LOST else NULL
 
     # Changes.
 
@@ -170,19 +181,11 @@ cdef class Deferral:
 
     cdef bint is_next_present(self) except -1:
         """Return whether the record that is due first, which there is, is in memory; if not, `presence` names it."""
-        cdef uint32_t slot = self.waiting.peek_slot()
-        cdef Segment segment
         assert self.waiting.count != 0, "no message waits"
         if self.presence is None:
             self.presence = Presence(self.log.files)
-        segment = self.segment_of_place(slot)
-        return segment is None or self.presence.has_record(
-            segment, note_offset(self.notes.at(slot)), ASKED_BYTES)
-
-    cdef bint has_bytes(self, Presence presence, uint32_t slot, uint64_t length) except -1:
-        """Return whether the first bytes of a note's record are in memory; if not, `presence` names their pages."""
-        cdef Segment segment = self.segment_of_place(slot)
-        return segment is None or presence.has(segment, note_offset(self.notes.at(slot)), length)
+        self.presence.absent = None
+        return self.is_present(self.presence, self.waiting.peek_slot(), ASKED_BYTES)
 
     cdef uint32_t pop_due(self) except NO_NOTE:
         """Take the note that is due first out of the heap. Returns: its slot."""
@@ -235,7 +238,7 @@ cdef class Deferral:
             if self.waiting.contains(slot):
                 assert self.notes.at(slot).kind == NOTE_DEFERRED, "invariant 1"
                 assert not self.cursor.ledger.is_finished(self.notes.at(slot).seq & ORDINAL_MASK), "invariant 1"
-                assert self.record_of(slot).seq == self.notes.at(slot).seq
+                assert self.record_of(slot) != NULL, "a note of a record that the log does not keep"
         for ordinal in self.cursor.overridden or ():
             assert ordinal >= self.cursor.ordinal() and not self.cursor.ledger.is_finished(ordinal), "invariant 2"
             assert ordinal in noted, "invariant 2"

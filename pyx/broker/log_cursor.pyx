@@ -20,7 +20,8 @@ written are left to the load: write-back comes later.
 A message that was rescheduled by its id is *overridden*: the cursor passes over its record, wherever the message is
 (see pyx/broker/deferral.pyx).
 
-Invariant: `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.
+Invariant: `segment.base + offset` is the record with ordinal `ledger.cursor`, or the gap that has it, or the log's
+end. The cursor meets a gap only if its ledger is older than the rewriting of the segment, after a power failure.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client".
 """
@@ -35,7 +36,7 @@ from pyqd.hot.diskqueue.presence cimport is_backlog, page_below
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport whole_pages
-from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, record_verdict
+from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, ordinal_after, ordinals_of, record_verdict
 
 from pyqd.primitives.errors import StorageError
 
@@ -75,12 +76,11 @@ cdef class LogCursor:
             record = <const Record*> (self.segment.base + self.offset)
             if self.segment.unverified and not self.next_is_sound(record):
                 continue
-            assert record_ordinal(record) == self.ledger.header.cursor, "the cursor is off its record"
-            if record.flags & RECORD_LOST and not self.try_finish_next():
+            assert record_ordinal(record) <= self.ledger.header.cursor < ordinal_after(record), "the cursor is off"
+            if record.flags & RECORD_LOST and not self.try_finish_lost(record):
                 return NULL
             if self.ledger.next_is_finished():
-                self.offset += record_span(record.size_bytes)
-                self.ledger.skip()
+                self.skip_record(record)
                 self.readable.note_floor(self.ledger.header.floor)
                 continue
             return record
@@ -180,6 +180,28 @@ cdef class LogCursor:
                 return False
         return True
 
+    cdef bint try_finish_lost(self, const Record* record) except -1:
+        """Finish the ordinals that a lost record stands for, from the cursor on, as far as the ledger's window reaches.
+
+        Returns: as `try_finish_next`.
+        """
+        cdef uint64_t end = min(ordinal_after(record), self.readable.end, self.ledger.bits_end())
+        if self.ledger.header.cursor + 1 < end:
+            self.ledger.finish_range(self.ledger.header.cursor, end)
+        return self.try_finish_next()
+
+    cdef int skip_record(self, const Record* record) except -1:
+        """Move over the record at the cursor, which is finished; over a gap as far as it is finished and readable."""
+        cdef uint64_t end = min(ordinal_after(record), self.readable.end)
+        assert self.ledger.header.cursor < end
+        if ordinals_of(record) == 1:
+            self.ledger.skip()
+        else:
+            self.ledger.skip_run(self.ledger.finished_run(end))
+        if self.ledger.header.cursor == ordinal_after(record):
+            self.offset += record_span(record.size_bytes)
+        return 0
+
     cdef bint next_is_sound(self, const Record* record) except -1:
         """Verify a record of an earlier run when the cursor reaches it; if it is damaged, mend the segment."""
         cdef Position position
@@ -274,16 +296,16 @@ cdef class LogCursor:
             self.leave_drained()
             if self.ledger.header.cursor >= self.readable.end or not self.ledger.next_is_finished():
                 return False
-            if self.ledger.header.cursor >= self.segment.first_ordinal:
-                if self.segment is not tried:
-                    tried = self.segment
-                    if self.skip_segment():
-                        continue
-                record = <const Record*> (self.segment.base + self.offset)
-                if self.segment.unverified and not self.next_is_sound(record):
+            if self.ledger.header.cursor < self.segment.first_ordinal:
+                self.ledger.skip()
+                continue
+            if self.segment is not tried:
+                tried = self.segment
+                if self.skip_segment():
                     continue
-                self.offset += record_span(record.size_bytes)
-            self.ledger.skip()
+            record = <const Record*> (self.segment.base + self.offset)
+            if not self.segment.unverified or self.next_is_sound(record):
+                self.skip_record(record)
         # The last record may have ended a segment, which is recycled next.
         self.leave_drained()
         return True

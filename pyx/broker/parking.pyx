@@ -35,7 +35,7 @@ from pyqd.hot.broker.slots cimport FROM_PARKED
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport record_ordinal, record_span
+from pyqd.hot.wire.record cimport ordinal_after, record_ordinal, record_span
 
 from pyqd.primitives.errors import StorageError
 
@@ -333,7 +333,7 @@ cdef class Parking:
                     return self.stop_for_space(error)
                 self.grows_at_once = False
             self.walk_offset += record_span(record.size_bytes)
-            self.walk_ordinal += 1
+            self.walk_ordinal = ordinal_after(record)
         # A record that was counted and has been damaged since is not met.
         if self.ledger.header.parked_below < self.walk_ordinal:
             self.ledger.unseal()

@@ -47,6 +47,7 @@ from pyqd.hot.wire.record cimport (
     RECORD_LOST,
     RECORD_VALID,
     Record,
+    ordinal_after,
     record_attempts,
     record_body,
     record_ordinal,
@@ -209,7 +210,7 @@ cdef class DeferredSearch:
                     self.channel.parking.parked.log, record, RECORD_HEADER_BYTES + body_bytes_max):
                 return False
             if slot >= NOTES_FROM and deferral.waiting.contains(<uint32_t> (slot - NOTES_FROM)) and (
-                    not deferral.has_bytes(
+                    not deferral.is_present(
                         presence, <uint32_t> (slot - NOTES_FROM), RECORD_HEADER_BYTES + body_bytes_max)):
                 return False
             self.present_count += 1
@@ -276,8 +277,9 @@ cdef class DeferredSearch:
         if record != NULL and self.channel.parking.parked.due_in(<uint32_t> slot) == due_ns:
             return row_of(record, record_attempts(record), record.due_ns, body_bytes_max, False)
         if slot >= NOTES_FROM and deferral.waiting.contains(note) and deferral.waiting.due_of(note) == due_ns:
-            return row_of(
-                deferral.record_of(note), deferral.notes.at(note).attempts, deferral.notes.at(note).due_ns,
+            record = deferral.record_of(note)
+            return None if record == NULL else row_of(
+                record, deferral.notes.at(note).attempts, deferral.notes.at(note).due_ns,
                 body_bytes_max, True)
         return None
 
@@ -399,7 +401,7 @@ cdef class QueueWalk:
                 break
             if offset + record_span(record.size_bytes) > limit and offset + BYTES_PER_SLICE != limit:
                 break
-            ordinal = record_ordinal(record) + 1
+            ordinal = ordinal_after(record)
             offset += record_span(record.size_bytes)
             if self.skips(record):
                 unfinished = self.next_unfinished(ordinal)

@@ -21,7 +21,7 @@ from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.notes cimport NO_NOTE, NOTE_DEFERRED, NOTE_DELIVERED, Note, Notes
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
-from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
 
 FROM_PARKED_LOG = FROM_PARKED
 
@@ -113,7 +113,7 @@ def recover(ChannelCore channel not None, bint power_failed):
         if position.ordinal > ordinal:
             continue
         record = <const Record*> (segment.base + offset)
-        while record_ordinal(record) < ordinal:
+        while ordinal_after(record) <= ordinal:
             offset += record_span(record.size_bytes)
             record = <const Record*> (segment.base + offset)
         if record.flags & RECORD_LOST or channel.parking.is_parked(record):

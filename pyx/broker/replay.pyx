@@ -14,7 +14,7 @@ number is counted before, in slices (`SeekPlace`), so that depth and deferred co
 Cancelled messages stay cancelled: a seek marks them as finished. The channel keeps a bit for each in
 `cancelled.ledger`; a start marks those that a kill left unmarked.
 
-Invariants: 1. the target is in `[log.first, readable.end]`. 2. holes at or above the floor are marked as finished,
+Invariants: 1. the target is in `[log.earliest, readable.end]`. 2. holes at or above the floor are marked as finished,
 up to `readable.end`.
 """
 
@@ -29,7 +29,7 @@ from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.bitmap cimport window_count
-from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, ordinal_after, record_ordinal, record_span
 
 cdef enum:
     RECORDS_PER_SLICE = 100000            # walked over in one step at most
@@ -70,8 +70,8 @@ cdef uint64_t cancelled_in(ChannelCore channel, uint64_t start, uint64_t end) no
 
 
 def seek_target(ChannelCore channel not None, uint64_t ordinal):
-    """Return the target of a seek to an ordinal: clamped to the kept and readable records."""
-    return min(max(ordinal, channel.readable.log.first.first_ordinal), channel.readable.end)
+    """Return the target of a seek to an ordinal: clamped to the kept and readable records, behind all gaps."""
+    return min(max(ordinal, channel.readable.log.earliest), channel.readable.end)
 
 
 def seek_effect(ChannelCore channel not None, uint64_t target):
@@ -174,7 +174,7 @@ cdef class SeekPlace:
                 continue
             self.count += record.due_ns != 0 and not self.is_left_out(record_ordinal(record))
             self.offset += record_span(record.size_bytes)
-            self.ordinal = record_ordinal(record) + 1
+            self.ordinal = ordinal_after(record)
         return self.ordinal >= end
 
     cdef bint is_kept(self, Log log) noexcept:
@@ -224,7 +224,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     if reached > target and not ledger.reset_reaches(target, channel.parking.parked_end(), reached):
         # All that may fail comes before the first change.
         ledger.reach(ledger.header.floor + reached - target)
-    assert channel.readable.log.first.first_ordinal <= target <= channel.readable.end
+    assert channel.readable.log.earliest <= target <= channel.readable.end
     channel.start_over(channel.readable.log.locate(target) if place is None else place.position)
     if place is not None:
         channel.parking.lag_counted(place.position, place.count)

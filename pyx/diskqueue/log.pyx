@@ -34,10 +34,14 @@ from pyqd.hot.wire.record cimport (
     ORDINAL_BITS,
     ORDINAL_MASK,
     RECORD_ALIGN_BYTES,
+    RECORD_GAP,
     RECORD_LOST,
     RECORD_VALID,
     Record,
+    ordinal_after,
+    ordinals_of,
     record_fill,
+    record_ordinal,
     record_span,
     record_verdict,
     store_word,
@@ -323,6 +327,53 @@ cdef class Log:
             self.pool.recycle(segment)
         return 0
 
+    cdef int replace(self, list segments, Segment made) except -1:
+        """Let a rewritten segment take the place of sealed ones, which follow one another. Their files are left."""
+        cdef Segment first = segments[0]
+        cdef Segment before = self.first
+        cdef Segment segment
+        assert first.first_ordinal == made.first_ordinal
+        made.next = (<Segment> segments[len(segments) - 1]).next
+        if first is self.first:
+            self.first = made
+        else:
+            while before.next is not first:
+                before = before.next
+            before.next = made
+        for segment in segments:
+            self.indexes.pop(segment.number, None)
+            self.pool.note_replaced(segment, made if segment is first else None)
+            segment.supersede()
+        assert made.next is not None and made.next.first_ordinal >= made.end_ordinal()
+        return 0
+
+    @property
+    def earliest(self) -> int:
+        """Ordinal from which on all records are here, but for lost ones: behind the last rewritten segment."""
+        cdef Segment segment = self.first
+        cdef Segment found = self.first
+        while segment is not None:
+            if segment.rewrites != 0 and segment.next is not None:
+                found = segment.next
+            segment = segment.next
+        return found.first_ordinal
+
+    def gaps(self, uint64_t start):
+        """Yield the gaps from an ordinal on as (ordinal, ordinal). Cost: O(bytes in rewritten segments)."""
+        cdef Segment segment = self.segment_of(start)
+        cdef const Record* record
+        cdef uint64_t offset
+        while segment is not None:
+            offset = SEGMENT_HEADER_BYTES
+            if segment.rewrites != 0:
+                self.ready(segment)
+            while segment.rewrites != 0 and offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                offset += record_span(record.size_bytes)
+                if record.flags & RECORD_GAP:
+                    yield (record_ordinal(record), ordinal_after(record))
+            segment = segment.next
+
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns):
         """Return the ordinal, at most `floor`, up to which `trim` may go while the newest records are kept. Cost:
         O(segments).
@@ -355,15 +406,23 @@ cdef class Log:
         return self.segment_of(ordinal).end_ordinal()
 
     def locate(self, uint64_t ordinal):
-        """Return the Position of an ordinal (clamped to the kept records). Cost: walks the headers of one segment."""
+        """Return the Position of an ordinal (clamped to the kept records), which may lie inside a gap.
+
+        Cost: walks the headers of one segment.
+        """
         cdef Segment segment = self.segment_of(min(ordinal, self.end))
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t at = segment.first_ordinal
+        cdef const Record* record
         if ordinal > at:
             self.ready(segment)
         while at < ordinal and at < segment.end_ordinal():
-            offset += record_span((<const Record*> (segment.base + offset)).size_bytes)
-            at += 1
+            record = <const Record*> (segment.base + offset)
+            if at + ordinals_of(record) > ordinal:
+                at = ordinal
+                break
+            offset += record_span(record.size_bytes)
+            at += ordinals_of(record)
         assert SEGMENT_HEADER_BYTES <= offset <= segment.tail
         return Position(segment, offset, at)
 
@@ -429,6 +488,7 @@ cdef class Log:
         """
         cdef Segment segment = self.first
         cdef uint64_t stable_bytes, offset, ordinal
+        cdef const Record* record
         assert self.synced_end == self.first.first_ordinal, "nothing is appended or synced before"
         while segment is not None:
             segment.note_journaled(journaled.get((segment.number, segment.header().first_seq), 0))
@@ -443,10 +503,11 @@ cdef class Log:
         offset, ordinal = SEGMENT_HEADER_BYTES, segment.first_ordinal
         self.ready(segment)
         while ordinal < segment.end_ordinal():
-            offset += record_span((<const Record*> (segment.base + offset)).size_bytes)
+            record = <const Record*> (segment.base + offset)
+            offset += record_span(record.size_bytes)
             if offset > stable_bytes:
                 break
-            ordinal += 1
+            ordinal += ordinals_of(record)
         self.synced_end = max(self.synced_end, ordinal)
 
     def unsynced_deferred_end(self):

@@ -17,6 +17,8 @@ call starts from the log's first segment. An index knows its segment by number, 
 segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's blocks
 in use.
 
+Readers begin at `Log.earliest`, behind all gaps of rewritten segments. Searches by id read these segments as well.
+
 Positions are ordered as numbers, over epochs too: records that a power failure took away have lower positions than all
 later ones. A read from a position begins with the first record at or above it.
 
@@ -46,6 +48,8 @@ from pyqd.hot.wire.record cimport (
     ORDINAL_MASK,
     RECORD_HEADER_BYTES,
     RECORD_LOST,
+    ordinal_after,
+    ordinals_of,
     record_ordinal,
     record_span,
 )
@@ -57,13 +61,14 @@ cdef uint64_t WALK_BYTES = WALK_BYTES_PER_SLICE
 
 
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
-    """Return the record there, whose ordinal is at least that; NULL if it is damaged."""
+    """Return the record there, whose ordinals reach beyond that; NULL if it is damaged."""
     cdef const Record* record = <const Record*> (segment.base + offset)
     debug_require(offset <= segment.tail)
     if (
         segment.tail - offset < RECORD_HEADER_BYTES or record.size_bytes == 0
         or record_span(record.size_bytes) > segment.tail - offset
-        or record_ordinal(record) < ordinal or record_ordinal(record) >= segment.end_ordinal()
+        or ordinal_after(record) <= ordinal or record_ordinal(record) >= segment.end_ordinal()
+        or ordinals_of(record) > segment.end_ordinal() - record_ordinal(record)
     ):
         return NULL
     return record
@@ -93,7 +98,7 @@ cdef uint64_t first_guid(Segment segment) noexcept:
         if record == NULL or record.guid != 0:
             return 0 if record == NULL else record.guid
         offset += record_span(record.size_bytes)
-        ordinal = record_ordinal(record) + 1
+        ordinal = ordinal_after(record)
     return 0
 
 
@@ -125,7 +130,7 @@ cdef class SegmentIndex:
                 self.add_mark(record)
             self.guid = max(self.guid, record.guid)
             self.offset += record_span(record.size_bytes)
-            self.ordinal = record_ordinal(record) + 1
+            self.ordinal = ordinal_after(record)
             self.timestamp_ns = record.timestamp_ns
         assert self.offset <= segment.tail
         return 0
@@ -307,7 +312,7 @@ cdef class LogReader:
                     at = record_ordinal(record)
                     break
                 offset += record_span(record.size_bytes)
-                at = record_ordinal(record) + 1
+                at = ordinal_after(record)
         assert SEGMENT_HEADER_BYTES <= offset <= segment.tail, "a walk ends in its segment"
         found[0] = at
         return offset
@@ -340,7 +345,7 @@ cdef class LogReader:
                 offset += span
                 total += span
                 count += 1
-                ordinal = record_ordinal(record) + 1
+                ordinal = ordinal_after(record)
             if offset > run:
                 parts.append(segment.base[run:offset])
             if full:
@@ -395,7 +400,7 @@ cdef class LogReader:
                 if record.timestamp_ns >= time_ns and record.flags == 0:
                     return ordinal
                 offset += record_span(record.size_bytes)
-                ordinal += 1
+                ordinal = ordinal_after(record)
         return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
 
     cdef Segment segment_of_guid(self, uint64_t guid):
@@ -446,7 +451,7 @@ cdef class LogReader:
             if record.guid == guid:
                 return record
             offset += record_span(record.size_bytes)
-            ordinal = record_ordinal(record) + 1
+            ordinal = ordinal_after(record)
         return NULL
 
     def ordinal_after_guid(self, uint64_t guid):
@@ -469,7 +474,7 @@ cdef class LogReader:
             if record.guid > guid and not record.flags & RECORD_LOST:
                 return record_ordinal(record)
             offset += record_span(record.size_bytes)
-            ordinal = record_ordinal(record) + 1
+            ordinal = ordinal_after(record)
         return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
 
     def ordinal_of_guid(self, uint64_t guid):
@@ -488,9 +493,12 @@ cdef class LogReader:
         record = record_at(segment, offset, found)
         return None if record == NULL or record.flags != 0 else record.timestamp_ns
 
-    def segments(self):
-        """Return (first position, records, bytes, created_ns, first timestamp or None) of each segment, in order."""
-        cdef Segment segment = self.log.first
+    def segments(self, uint64_t ordinal=0):
+        """Return (first position, records, bytes, created_ns, first timestamp or None) of each segment, in order.
+
+        ordinal: begin with the segment that holds it.
+        """
+        cdef Segment segment = self.log.segment_of(ordinal)
         rows = []
         while segment is not None:
             rows.append((

@@ -4,6 +4,7 @@
                             open, the last one: walked to its end
                             spare: one is kept
                             damaged: moved to `damaged/`, its records are a hole
+                        rewritten: files with the same records that were rewritten less often are removed
 
 Apart from pyx/diskqueue/log.pyx, which runs per message: these functions run once, before there is a log.
 """
@@ -18,12 +19,12 @@ from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_ALIGN_BYTES
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 SUFFIX = ".seg"
-HALF_MADE = SUFFIX + ".making"
+HALF_MADE = ".making"
 
 
-def segment_number(Segment segment not None) -> int:
-    """Return a segment's place in its log: the key by which recovery sorts."""
-    return segment.number
+def segment_place(Segment segment not None) -> tuple[int, int]:
+    """Return the key by which recovery sorts: a segment's place in its log, and how often it was rewritten."""
+    return segment.number, segment.rewrites
 
 
 @cython.final
@@ -52,7 +53,7 @@ cdef class FoundSegments:
         segments = []
         for name in sorted(self.files.list_directory(self.directory)):
             if name.endswith(HALF_MADE):
-                # A kill came between reserving its blocks and giving it its name.
+                # A kill came before the file had all that belongs into it, and its name.
                 self.files.remove(f"{self.directory}/{name}")
             if not name.endswith(SUFFIX):
                 continue
@@ -67,9 +68,38 @@ cdef class FoundSegments:
                 self.files.remove(segment.mapping.path)
             else:
                 self.spares.append(segment)
-        segments.sort(key=segment_number)
-        self.chain(segments)
+        segments.sort(key=segment_place)
+        self.chain(self.without_superseded(segments))
         return self.report_end()
+
+    cdef list without_superseded(self, list segments):
+        """Return segments without those whose place a rewritten one has; their files are removed.
+
+        A kill, or a failed sync of the directory, has left them. Until such a sync a power failure would take the name
+        of the rewritten file away.
+        """
+        cdef Segment segment
+        cdef Segment rewritten = None
+        cdef list kept = []
+        cdef list left = []
+        for segment in reversed(segments):
+            if rewritten is not None and segment.number >= rewritten.first_number and (
+                    segment.rewrites < rewritten.rewrites):
+                left.append(segment)
+                continue
+            kept.append(segment)
+            if segment.rewrites != 0:
+                rewritten = segment
+        if left:
+            try:
+                self.files.sync_directory(self.directory)
+                for segment in left:
+                    segment.mapping.file_removed()
+                    self.files.remove(segment.mapping.path)
+            except StorageError:
+                # They are left out all the same, and the next start finds them again.
+                pass
+        return kept[::-1]
 
     cdef Segment load_segment(self, str name):
         """Return the segment in a file of an earlier run; None for one that is set aside. Raises: LaterFormatError."""
@@ -109,9 +139,12 @@ cdef class FoundSegments:
         if header.synced_bytes > segment.capacity_bytes:
             header.synced_bytes = segment.capacity_bytes
             segment.cut = True
+        if not last and self.continues(segment, following):
+            count_max = following.first_ordinal - segment.first_ordinal
+        if segment.rewrites != 0 and segment.count > count_max:
+            segment.count = count_max
+            segment.cut = True
         if header.sealed_bytes == 0:
-            if not last and self.continues(segment, following):
-                count_max = following.first_ordinal - segment.first_ordinal
             if last:
                 count_known = self.end_known_from(segment) - segment.first_ordinal
             segment.walk(self.power_failed, count_max, count_known, self.damage.reporter(segment.mapping.path))

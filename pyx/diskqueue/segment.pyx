@@ -4,9 +4,12 @@ A file is a *spare* (number 0), *open* (the log's last, records are appended), o
 the header, so a start need not walk it). Its name says nothing; the number in the header gives its place in the log.
 So a drained file becomes the next segment by one store of its header, with no rename on the loop.
 
+A sealed segment may be *rewritten* (pyx/diskqueue/rewrite.pyx): another file takes its place in the log, or that of
+some neighbours, with the same ordinals. There a *gap* stands for each run of records that all channels have finished.
+
 Invariants:
 1. `SEGMENT_HEADER_BYTES <= tail <= capacity_bytes <= file_bytes`, and `tail` is a multiple of 8.
-2. Records `first_ordinal ... first_ordinal + count - 1` lie below `tail`, dense and in order.
+2. Records `first_ordinal ... first_ordinal + count - 1`, or gaps for them, lie below `tail`, dense and in order.
 3. `next` is None or begins at `end_ordinal()` or later (later only behind a recorded hole).
 """
 
@@ -27,7 +30,9 @@ from pyqd.hot.wire.record cimport (
     RECORD_SPAN_MIN,
     RECORD_VALID,
     Record,
+    gap_fill,
     load_word,
+    ordinals_of,
     record_span,
     record_verdict,
     store_word,
@@ -60,7 +65,18 @@ cdef uint32_t header_checksum(
     parts[0] = number
     parts[1] = header.first_seq
     parts[2] = <uint64_t> header.created_ns
-    return crc32c(version, parts, sizeof(parts))
+    return rewritten_checksum(header, crc32c(version, parts, sizeof(parts)))
+
+
+cdef uint32_t rewritten_checksum(const SegmentHeader* header, uint32_t checksum) noexcept:
+    """Continue the checksum of a header over the fields of a rewritten segment, if it is one."""
+    cdef uint64_t[3] parts
+    if header.rewrites == 0 and header.first_number == 0:
+        return checksum
+    parts[0] = header.first_number
+    parts[1] = header.rewrites
+    parts[2] = header.kept_count
+    return crc32c(checksum, parts, sizeof(parts))
 
 
 def segment_identity(bytes content not None):
@@ -76,6 +92,13 @@ def segment_identity(bytes content not None):
     if header.number == 0 or header.checksum != header_checksum(header, header.number):
         return 0, 0
     return header.number, header.first_seq
+
+
+def rewritten_numbers(bytes content not None):
+    """Return (first number, last number) of the segments that a rewritten file stands for; None for any other file."""
+    cdef const SegmentHeader* header = <const SegmentHeader*> PyBytes_AS_STRING(content)
+    number, _ = segment_identity(content)
+    return (header.first_number, number) if number != 0 and header.rewrites != 0 else None
 
 
 @cython.final
@@ -111,12 +134,14 @@ cdef class Segment:
         header.sealed_bytes = 0
         header.synced_bytes = 0
         header.synced_count = 0
+        header.first_number = header.rewrites = header.kept_count = 0
         header.checksum = header_checksum(header, number)
         store_barrier()
         header.number = number
         self.mapping.set_verified(True)
         self.mapping.stop_read_ahead()
-        self.number = number
+        self.number = self.first_number = number
+        self.rewrites = 0
         self.first_ordinal = first_seq & ORDINAL_MASK
         self.count = 0
         self.tail = SEGMENT_HEADER_BYTES
@@ -124,6 +149,43 @@ cdef class Segment:
         self.mapped_end = UINT64_MAX
         self.next = None
         return self.set_checked(self.checked_bytes)
+
+    cdef int begin_rewritten(self, list segments, uint64_t kept_count, uint64_t tail) except -1:
+        """Write the header of a new file that is to replace sealed segments. tail: end of its records, all stored.
+
+        kept_count: of these, without the gaps. The log does not have the file yet.
+        """
+        cdef Segment first = segments[0]
+        cdef Segment last = segments[len(segments) - 1]
+        cdef Segment segment
+        cdef SegmentHeader* header = self.header()
+        assert self.number == 0 and SEGMENT_HEADER_BYTES < tail <= self.capacity_bytes
+        for segment in segments:
+            self.rewrites = max(self.rewrites, segment.rewrites + 1)
+        self.number, self.first_number = last.number, first.first_number
+        self.first_ordinal, self.count, self.tail = first.first_ordinal, last.end_ordinal() - first.first_ordinal, tail
+        header.magic, header.version = MAGIC, SEGMENT_VERSION
+        header.number, header.first_number = self.number, self.first_number
+        header.rewrites, header.kept_count = self.rewrites, kept_count
+        header.first_seq, header.created_ns = first.header().first_seq, first.header().created_ns
+        header.sealed_count, header.sealed_bytes = self.count, tail
+        # The name comes after a sync of all of it.
+        header.synced_count, header.synced_bytes = self.count, tail
+        header.checksum = header_checksum(header, self.number)
+        self.mapping.set_verified(True)
+        return self.block_appends()
+
+    cdef int supersede(self) except -1:
+        """Take the segment out of its log: a rewritten file has its place. Holders see a segment that was recycled."""
+        assert self.number > 0 and self.next is not None, "the log's last segment is not rewritten"
+        self.number = 0
+        self.next = None
+        self.mapping.file_removed()
+        return 0
+
+    cdef uint64_t kept_count(self) noexcept:
+        """Return the number of records, without gaps."""
+        return self.header().kept_count if self.rewrites != 0 else self.count
 
     cdef int renumber(self, uint64_t first_seq, int64_t created_ns) except -1:
         """Give an empty segment another first sequence number; a kill in between leaves a spare with that number."""
@@ -301,11 +363,13 @@ cdef class Segment:
             self.number = 0
             return 0
         self.number = header.number
+        self.rewrites = header.rewrites
+        self.first_number = header.number if self.rewrites == 0 else header.first_number
         self.first_ordinal = header.first_seq & ORDINAL_MASK
         if header.sealed_bytes != 0:
             self.tail = min(header.sealed_bytes & ~<uint64_t> 7, self.capacity_bytes)
             self.tail = max(self.tail, <uint64_t> SEGMENT_HEADER_BYTES)
-            self.count = min(header.sealed_count, (self.tail - SEGMENT_HEADER_BYTES) // RECORD_SPAN_MIN)
+            self.count = self.bridgeable(header.sealed_count, self.tail - SEGMENT_HEADER_BYTES)
             self.cut = self.count != header.sealed_count or self.tail != header.sealed_bytes
             self.unverified = True
         return 0
@@ -322,13 +386,15 @@ cdef class Segment:
         cdef uint64_t seq = header.first_seq
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t behind, lost
+        cdef const Record* record
         self.count = 0
         while self.count < count_max:
             if record_verdict(self.base + offset, self.capacity_bytes - offset, seq) == RECORD_VALID:
-                self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
-                offset += record_span((<const Record*> (self.base + offset)).size_bytes)
-                self.count += 1
-                seq += 1
+                record = <const Record*> (self.base + offset)
+                self.highest_guid = max(self.highest_guid, record.guid)
+                offset += record_span(record.size_bytes)
+                self.count += ordinals_of(record)
+                seq += ordinals_of(record)
                 continue
             if self.at_end(offset, seq, power_failed):
                 break
@@ -343,7 +409,7 @@ cdef class Segment:
                     offset, behind - offset, self.lost_count,
                     "the last record is damaged, or more are missing behind it")
                 break
-            report(offset, behind - offset, lost, "damaged in the middle")
+            report(offset, behind - offset, min(lost, (behind - offset) // RECORD_SPAN_MIN), "damaged in the middle")
             self.bridge(offset, behind, seq, lost)
         self.tail = offset
         self.mapping.set_verified(True)
@@ -377,18 +443,26 @@ cdef class Segment:
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t seq = self.header().first_seq
         cdef uint64_t end_seq = seq + self.count
-        cdef uint64_t lost, behind, fitting
+        cdef uint64_t lost, behind, fitting, left
+        cdef const Record* record
         while seq < end_seq or offset < self.tail:
             if seq < end_seq and record_verdict(self.base + offset, self.tail - offset, seq) == RECORD_VALID:
-                self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
-                offset += record_span((<const Record*> (self.base + offset)).size_bytes)
-                seq += 1
+                record = <const Record*> (self.base + offset)
+                self.highest_guid = max(self.highest_guid, record.guid)
+                offset += record_span(record.size_bytes)
+                seq += ordinals_of(record)
                 continue
-            lost = self.resync(offset, self.tail, seq, end_seq - seq, &behind)
+            # The last gap may reach further than a header that is damaged says.
+            left = end_seq - seq if seq < end_seq else 0
+            lost = self.resync(offset, self.tail, seq, left, &behind)
             if lost == 0:
-                lost, behind = end_seq - seq, self.tail
-            fitting = min(lost, (behind - offset) // RECORD_SPAN_MIN)
-            report(offset, behind - offset, lost if counts_end else fitting, "damaged in the middle")
+                lost, behind = left, self.tail
+            fitting = self.bridgeable(lost, behind - offset)
+            report(
+                offset, behind - offset,
+                # Most of a rewritten segment was finished. No more records were lost than the bytes had.
+                lost if counts_end and self.rewrites == 0 else min(lost, (behind - offset) // RECORD_SPAN_MIN),
+                "damaged in the middle")
             if lost == 0 or fitting < lost:
                 # The header claimed more than there is: damage that cannot be bridged becomes a hole, or the log's end.
                 self.cut = True
@@ -402,6 +476,7 @@ cdef class Segment:
             self.bridge(offset, behind, seq, lost)
             offset = behind
             seq += lost
+        self.count = max(self.count, seq - self.header().first_seq)
         self.unverified = False
         self.mapping.set_verified(True)
         assert SEGMENT_HEADER_BYTES <= self.tail <= self.capacity_bytes, "invariant 1"
@@ -441,19 +516,30 @@ cdef class Segment:
         at = offset + RECORD_SPAN_MIN
         while at + RECORD_SPAN_MIN <= limit:
             ordinals = (<const Record*> (self.base + at)).seq - seq
-            if 0 < ordinals < count_left and ordinals <= (at - offset) // RECORD_SPAN_MIN:
+            if 0 < ordinals < count_left and ordinals == self.bridgeable(ordinals, at - offset):
                 if record_verdict(self.base + at, limit - at, seq + ordinals) == RECORD_VALID:
                     behind[0] = at
                     return ordinals
             at += RECORD_ALIGN_BYTES
         return 0
 
+    cdef uint64_t bridgeable(self, uint64_t count, uint64_t size_bytes) noexcept:
+        """Return how many of `count` ordinals may lie in a range: without gaps, as many as it has smallest records."""
+        cdef uint64_t fitting = size_bytes // RECORD_SPAN_MIN
+        return count if self.rewrites != 0 and fitting != 0 else min(count, fitting)
+
     cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1:
-        """Put `count` records that are marked as lost over a damaged range; but for their headers its bytes stay."""
+        """Put `count` records that are marked as lost over a damaged range; but for their headers its bytes stay.
+
+        In a rewritten segment a gap stands for all of them: one of its gaps may be among them.
+        """
         cdef Record header
         cdef uint64_t at, span
         cdef uint64_t left = count
-        assert 0 < count * RECORD_SPAN_MIN <= behind - offset
+        assert 0 < count == self.bridgeable(count, behind - offset)
+        if self.rewrites != 0:
+            gap_fill(<Record*> (self.base + offset), seq, count, <uint32_t> (behind - offset - RECORD_HEADER_BYTES))
+            return 0
         memset(&header, 0, sizeof(Record))
         header.flags = RECORD_LOST
         # The last one first, which takes all that the others leave: whenever a kill comes, the rest is damaged still.

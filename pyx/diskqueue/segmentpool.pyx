@@ -89,8 +89,8 @@ cdef class SegmentPool:
         self.active = active
         return 0
 
-    def new_segment(self, uint64_t size_bytes):
-        """Reserve and map a segment of at least that many bytes. Raises: StorageError.
+    def new_segment(self, uint64_t size_bytes, suffix=SUFFIX):
+        """Reserve and map a segment of at least that many bytes. suffix: of the file's name. Raises: StorageError.
 
         Changes nothing of the pool but the counter of file names, so it may run in a thread.
         """
@@ -100,7 +100,7 @@ cdef class SegmentPool:
             # Counted before any Python code runs: another thread could take the same number there.
             number = self.file_counter
             self.file_counter += 1
-            path = os.path.join(self.directory, f"{number}{SUFFIX}")
+            path = os.path.join(self.directory, f"{number}{suffix}")
         return Segment(self.files.new_mapped(path, whole_pages(size_bytes), False))
 
     cdef Segment next_segment(self, uint64_t span_bytes):
@@ -273,6 +273,14 @@ cdef class SegmentPool:
             self.jobs.retire(self, segment, populates=populates)
         return 0
 
+    cdef int note_replaced(self, Segment segment, Segment made) except -1:
+        """Count a rewritten file, or None, in place of a sealed segment of the log's chain."""
+        assert segment is not self.active and self.sealed_bytes >= segment.file_bytes
+        self.sealed_bytes -= segment.file_bytes
+        if made is not None:
+            self.sealed_bytes += made.file_bytes
+        return 0
+
     def note_retired(self, Segment segment not None, bint failed=False):
         """Take a drained segment as a spare once that is on stable storage; failed: its file has been removed."""
         assert self.retiring_bytes >= segment.capacity_bytes
@@ -315,7 +323,7 @@ cdef class SegmentPool:
         cdef uint64_t largest = whole_pages(max(limit, self.cycled_bytes()))
         cdef int spares_max = CYCLED_SPARES_MAX if segment.capacity_bytes == CYCLED_BYTES_MAX else SPARES_MAX
         return (
-            not segment.worn and not segment.mapping.is_lost(0, segment.file_bytes)
+            not segment.worn and segment.rewrites == 0 and not segment.mapping.is_lost(0, segment.file_bytes)
             and len(self.spares) + self.spares_underway < spares_max
             and (segment.capacity_bytes >= limit
                  or segment.lasted_ns() >= LASTED_NS_MIN)

@@ -3,18 +3,10 @@
 import pytest
 
 from pyqd.broker import reclaimer
-from pyqd.hot.broker.compaction import move_parked, move_unfinished
+from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
-from tests.support.storage import (
-    RECORD_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
-    body_of,
-    broker_on,
-    consumer_on,
-    publish,
-    run_all_wakes,
-)
+from tests.support.storage import body_of, broker_on, consumer_on, publish, run_all_wakes
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -171,22 +163,3 @@ def test_a_bounded_number_is_moved_at_a_time(tmp_path, monkeypatch):
     reclaimer.reclaim(topic, mono())
     assert channel.parked.log.end == end + PER_SEGMENT
     assert segment_count(channel.parked.log) < 4
-
-
-def test_a_message_whose_bytes_the_disk_has_lost_since_its_delivery_is_not_copied_as_a_sound_one(tmp_path):
-    broker = broker_on(tmp_path)
-    broker.topic("t").channel("c")
-    publish(broker.topic("t"), 3 * PER_SEGMENT, BODY_BYTES, 1)
-    broker.close()
-    topic = broker_on(tmp_path).topic("t")
-    channel, segment = topic.channel("c"), topic.log.first
-    consumer = consumer_on(channel)
-    assert segment.unverified
-    _, *others = [channel.take_message(consumer)[0] for _ in range(3 * PER_SEGMENT)]
-    for guid in others:
-        assert channel.finish_message(consumer, guid) == 0
-    with open(segment.mapping.path, "r+b") as file:
-        file.seek(SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES)
-        file.write(bytes(BODY_BYTES))
-    assert move_unfinished(channel, segment, 1000) == 0
-    assert topic.log.damage.lost_count == 1

@@ -24,9 +24,11 @@ from pyqd.hot.diskqueue.journal import (
     HEADER_SIZE,
     CommitBuffer,
 )
+from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError, storage_error
 from tests.support.nsqd_data import snapshot
+from tests.support.rewritten import chain, path_of, rewritten
 from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
 
 FILE_BYTES = 16 * BLOCK_SIZE
@@ -126,12 +128,28 @@ def count_in(state):
     return STATE.unpack(state)[3]
 
 
+def rewritten_in(directory, count):
+    """Return the file that has the place of the first segments of a log."""
+    log = Log(Files(), str(directory), 1)
+    for _ in range(count + 1):
+        log.append_message(1, bytes(SEGMENT_BYTES - 1000))
+    return rewritten([Path(path_of(segment)).read_bytes() for segment in chain(log)[:count]], set())
+
+
 BEGINNING = Entry(segment_header(1) + b"first record, ")
 BEHIND = Entry(b"second record", start=len(BEGINNING.content), message_count=2)
 WHOLE = (BEGINNING.content + BEHIND.content).ljust(SEGMENT_BYTES, b"\0")
 
 
 # The table in the module's docstring.
+
+
+@pytest.mark.parametrize(("count", "number"), [(1, 1), (3, 1), (3, 2), (3, 3), (1, 2)])
+def test_a_missing_file_whose_place_a_rewritten_one_has_is_not_re_created(place, tmp_path, count, number):
+    place.segment(rewritten_in(tmp_path / "other", count), file_number=9)
+    place.journal_file(1, commit(1, 0, Entry(segment_header(number) + b"first record", number=number)))
+    place.restore()
+    assert os.path.exists(place.log / "0.seg") == (number > count)
 
 
 def test_a_missing_file_is_re_created_from_the_beginning_of_its_segment(place):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import message_lookup, replay
+from pyqd.broker import message_lookup, replay, segment_rewriter
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.broker.intake import enqueue_frames, set_limits_for_tests
@@ -223,6 +223,25 @@ def test_moving_a_parked_message_to_the_end_of_its_log(bench, state):
         bench.publish(1, 9000, due_ns=far())
     assert_all_or_nothing(bench, lambda: move_parked(channel, 1))
     assert channel.parked.ledger.floor > 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_rewriting_old_segments(bench, monkeypatch, again):
+    monkeypatch.setattr(segment_rewriter, "REWRITTEN_AGE_NS", 0)
+    monkeypatch.setattr(segment_rewriter, "REWRITTEN_LOG_BYTES_MIN", 0)
+    bench.delete_channel("b")
+    bench.publish(30, 9000)
+    guids = bench.take(35)
+    for guid in guids[3:]:
+        bench.finish(guid)()
+    bench.requeue(guids[2], 0)()
+    bench.topic.note_given(bench.topic.end)
+    if again:
+        # They become one.
+        segment_rewriter.rewrite_old_segments(bench.topic)
+    assert_all_or_nothing(bench, lambda: segment_rewriter.rewrite_old_segments(bench.topic))
+    # The operation was done by a child.
+    assert broker_on(bench.directory).topic("t").log.first.rewrites == 1 + again
 
 
 @pytest.mark.parametrize("order", [[0], [3], [1, 0], [4, 2, 1, 3, 0]])

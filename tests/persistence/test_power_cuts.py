@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from pyqd.api.limits import LimitRoutes
-from pyqd.broker import message_lookup, replay
+from pyqd.broker import message_lookup, replay, segment_rewriter
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel_settings import NO_LIMITS
 from pyqd.diskqueue.files import PAGE_BYTES
@@ -352,6 +352,42 @@ def test_the_space_of_messages_dropped_by_a_seek_is_reclaimed_with_the_next_sync
     assert parked.ledger.floor == parked.log.end - 1
     machine.load()
     assert machine.topic().channel("c").deferred_count == 1
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "a sync fails"])
+def test_an_unfinished_message_outlives_a_power_cut_at_any_time_of_the_rewriting(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(segment_rewriter, "REWRITTEN_AGE_NS", 0)
+    monkeypatch.setattr(segment_rewriter, "REWRITTEN_LOG_BYTES_MIN", 0)
+    topic = machine.topic()
+    channel, consumer = topic.channel("c"), consumer_on(topic.channel("c"))
+    for number in range(24):
+        machine.publish([b"%d" % number * 5000])
+    wanted = {b"0" * 5000, b"17" * 5000}
+    for guid, _, _, body in iter(lambda: channel.take_message(consumer), None):
+        if body not in wanted:
+            assert channel.finish_message(consumer, guid) == 0
+    assert machine.syncer.sync_all()
+    count = 0
+
+    def cut_now() -> None:
+        nonlocal count
+        for written in subsets(machine):
+            cut = machine.branch(count, written)
+            count += 1
+            assert kept_in(cut.topic().channel("c")) == wanted
+            assert cut.broker.damage.found_count == 0
+            cut.topic().check()
+            cut.close()
+
+    machine.files.on_sync = cut_now
+    machine.files.failing = fails
+    segment_rewriter.rewrite_old_segments(topic)
+    machine.files.failing = False
+    segment_rewriter.rewrite_old_segments(topic)
+    cut_now()
+    assert topic.log.first.rewrites > 0
 
 
 def test_the_count_of_messages_is_never_below_0_after_a_power_cut(machine: Machine) -> None:

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pyqd.broker import segment_rewriter
 from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
@@ -50,8 +51,11 @@ class ChannelMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.broker: Any = None
         self.brokers: list[Any] = []
+        self.limits = segment_rewriter.REWRITTEN_AGE_NS, segment_rewriter.REWRITTEN_LOG_BYTES_MIN
+        segment_rewriter.REWRITTEN_AGE_NS = segment_rewriter.REWRITTEN_LOG_BYTES_MIN = 0
 
     def teardown(self):
+        segment_rewriter.REWRITTEN_AGE_NS, segment_rewriter.REWRITTEN_LOG_BYTES_MIN = self.limits
         if self.broker is not None:
             self.finish_everything()
         self.broker = None
@@ -265,6 +269,14 @@ class ChannelMachine(RuleBasedStateMachine):
             channel = self.topic.channel(name)
             if channel.parked is not None and channel.parked.log.first is not channel.parked.log.active:
                 move_parked(channel, count)
+
+    @rule(full=st.booleans())
+    def rewrite(self, full):
+        """No message changes its state when finished ones give way to gaps."""
+        self.topic.note_given(self.topic.end)
+        self.files.room = 0 if full else None
+        segment_rewriter.rewrite_old_segments(self.topic)
+        self.files.room = None
 
     @rule(paused=st.booleans())
     def pause_topic(self, paused):

@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.rewrite import Rewrite, are_neighbours
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import DiskFull
 from tests.support.examples import examples
+from tests.support.rewritten import chain
 from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, EagerJobs, FullFiles, body_of
+from tests.support.structures import need
 
 SIZES = st.one_of(
     st.integers(8, 100),
@@ -39,6 +43,7 @@ class LogMachine(RuleBasedStateMachine):
         self.files = FullFiles()
         self.kept, self.ahead, self.size = kept, ahead, size
         self.bodies = []
+        self.gone = set()
         self.floor = 0
         self.epoch = 0
         self.open()
@@ -78,6 +83,31 @@ class LogMachine(RuleBasedStateMachine):
         self.floor = max(self.floor, min(self.log.first.first_ordinal + offset, len(self.bodies)))
         self.log.trim_below(self.floor)
 
+    @rule(first=st.integers(0, 3), count=st.integers(1, 3), kept=st.integers(0, (1 << 30) - 1), full=st.booleans())
+    def rewrite(self, first, count, kept, full):
+        segments = [segment for segment in chain(self.log)[:-1] if segment.count][first : first + count]
+        for index, segment in enumerate(segments):
+            if index and not are_neighbours(segments[index - 1], segment):
+                del segments[index:]
+                break
+        if not segments:
+            return
+        rewrite = Rewrite(self.log, segments)
+        needed = [ordinal for ordinal in range(rewrite.start, rewrite.end) if kept >> ordinal % 30 & 1]
+        for ordinal in needed:
+            need(rewrite, ordinal)
+        self.files.room = 0 if full else None
+        try:
+            rewrite.make(ReliableSync(self.files, "/nowhere"))
+        except DiskFull:
+            assert full
+            assert self.kept
+        else:
+            for path in rewrite.take_place():
+                self.files.remove(path)
+            self.gone |= set(range(rewrite.start, rewrite.end)) - set(needed)
+        self.files.room = None
+
     @rule()
     def trim_all(self):
         self.floor = len(self.bodies)
@@ -106,11 +136,14 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.end == len(self.bodies)
         first = self.log.first.first_ordinal
         assert first <= self.floor
-        assert [(record[0], record[5]) for record in self.log.records()] == list(enumerate(self.bodies[first:], first))
+        assert [(record[0], record[5]) for record in self.log.records()] == self.model(first)
         middle = (first + len(self.bodies)) // 2
-        assert next(((record[0], record[5]) for record in self.log.records(middle)), None) == next(
-            iter(enumerate(self.bodies[middle:], middle)), None
-        )
+        assert [(record[0], record[5]) for record in self.log.records(middle)][:1] == self.model(middle)[:1]
+        assert not self.gone.intersection(range(self.log.earliest, self.log.end))
+
+    def model(self, start):
+        """Return (ordinal, body) of the records from an ordinal on."""
+        return [each for each in enumerate(self.bodies[start:], start) if each[0] not in self.gone]
 
 
 TestLogMachine = LogMachine.TestCase

@@ -23,6 +23,8 @@ FINS = "fins"
 RESETS = "resets"
 # Pages of segments that are not in memory when a channel comes to them.
 ABSENT = "absent"
+# Segments that a few messages keep are rewritten, and again, with kills and power cuts at each step of it.
+REWRITES = "rewrites"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
@@ -47,7 +49,11 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
     (120_000_000, frozenset({ABSENT, WRITES, UNMAPPING, UNREADABLE})),
     (130_000_000, frozenset({ABSENT, FINS, RESETS, JOURNAL})),
-    (140_000_000, frozenset({NOTES, WRITES, UNMAPPING, FINS, RESETS})),
+    (140_000_000, frozenset({REWRITES, WRITES, UNMAPPING})),
+    (145_000_000, frozenset({REWRITES, WRITES, UNMAPPING, UNREADABLE})),
+    (150_000_000, frozenset({REWRITES, WRITES, FINS, JOURNAL})),
+    (160_000_000, frozenset({NOTES, WRITES, UNMAPPING, FINS, RESETS})),
+    (165_000_000, frozenset({NOTES, REWRITES, WRITES, UNMAPPING})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -58,6 +64,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     FINS: (),
     RESETS: (),
     ABSENT: (),
+    REWRITES: (),
     TRACE: (),
     BODILESS: (),
     NOTES: (),
@@ -70,6 +77,13 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     RESETS: {"begin_empty": (1, (0,))},
     NOTES: {"lose_notes": (4, (5, 6, 0))},
     ABSENT: {"newest_job": (2, ())},
+    REWRITES: {
+        "fill_segment": (3, ()),
+        "sub_first": (1, ()),
+        "fin_most": (6, (0, 0)),
+        "housekeep": (6, ()),
+        "delete_first": (0.3, ()),
+    },
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),
@@ -132,6 +146,35 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mpub", "sub", "fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "jobs", "begin_empty", "pause_channel", "sync", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "begin_empty", "limit", "jobs", "empty_channel", "write_back", "cut"),
+    ),
+    REWRITES: tuple(
+        ("sub_first", *("fill_segment",) * 3, "sync", "fin_most", "housekeep", *then)
+        for then in (
+            ("jobs", "cut"),
+            ("jobs", "kill"),
+            ("job", "cut"),
+            ("job", "job", "cut"),
+            ("job", "job", "kill", "cut"),
+            ("jobs", "sync", "cut"),
+            ("die_at_call", "jobs"),
+            ("die_at_store", "jobs"),
+            ("die_at_call", "jobs", "cut"),
+            ("fail", "jobs", "housekeep", "jobs"),
+            ("fail_write", "jobs", "cut"),
+            ("fail_write", "jobs", "kill", "cut"),
+            ("seek", "jobs", "fin_most"),
+            ("job", "seek", "jobs", "cut"),
+            ("create_channel_at", "jobs"),
+            ("fin", "jobs"),
+            ("req", "jobs", "fin", "housekeep", "jobs", "cut"),
+            ("delete_first", "jobs"),
+            ("jobs", "fill_segment", "fin_most", "housekeep", "jobs", "cut"),
+            ("jobs", "fill_segment", "fin_most", "housekeep", "jobs", "housekeep", "die_at_call", "jobs"),
+            ("jobs", "read", "seek", "fin_most", "housekeep", "jobs", "kill"),
+            ("fill", "jobs", "free", "housekeep", "jobs"),
+            ("jobs", "write_back", "kill", "cut"),
+            ("jobs", "stop", "fin_most"),
+        )
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),

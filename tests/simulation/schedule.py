@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.broker import segment_rewriter
 from pyqd.hot.broker import intake
 from pyqd.hot.diskqueue import ledger, segment
 from tests.simulation.administration import Administration
@@ -130,7 +131,11 @@ class Result:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Log nothing but internal errors, which are failures; rings of ledgers begin small, batches of some are sliced."""
+    """Log nothing but internal errors, which are failures.
+
+    Rings of ledgers begin small, batches of some are sliced, and segments are rewritten as soon as few messages need
+    them.
+    """
     logger = logging.getLogger("pyqd")
     former = (logger.level, logger.propagate, logger.handlers[:])
     failures = Failures()
@@ -140,6 +145,8 @@ def quiet() -> Any:
     ring_bits = ledger.set_limits_for_tests(RING_BITS)
     slices = intake.set_limits_for_tests(SLICED_BYTES_MIN, SLICE_BYTES_MAX)
     checked_at_once = segment.set_check_bytes_for_tests(CHECKED_AT_ONCE_BYTES)
+    rewritten = segment_rewriter.REWRITTEN_AGE_NS, segment_rewriter.REWRITTEN_LOG_BYTES_MIN
+    segment_rewriter.REWRITTEN_AGE_NS = segment_rewriter.REWRITTEN_LOG_BYTES_MIN = 0
     try:
         with without_gevent():
             yield failures
@@ -147,6 +154,7 @@ def quiet() -> Any:
         ledger.set_limits_for_tests(ring_bits)
         intake.set_limits_for_tests(*slices)
         segment.set_check_bytes_for_tests(checked_at_once)
+        segment_rewriter.REWRITTEN_AGE_NS, segment_rewriter.REWRITTEN_LOG_BYTES_MIN = rewritten
         logger.level, logger.propagate, logger.handlers = former
         logger.setLevel(former[0])
 

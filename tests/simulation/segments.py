@@ -12,10 +12,11 @@ from tests.support.storage import RECORD_HEADER_BYTES
 
 RECORD_ALIGN_BYTES = 8
 RECORD_LOST = 1
+RECORD_GAP = 2
 # Of a record with a body of one byte.
 RECORD_SPAN_MIN = span_bytes(1)
 
-_SEALED = struct.Struct("<48xQQ")
+_SEALED = struct.Struct("<48xQQ8xQ")
 _RECORD = struct.Struct("<IIQ26xH4x")
 
 
@@ -25,6 +26,7 @@ class SegmentHeader(NamedTuple):
     first_seq: int
     sealed_bytes: int
     synced_bytes: int
+    rewrites: int
 
 
 class RecordHeader(NamedTuple):
@@ -75,19 +77,29 @@ def next_record(content: bytes, offset: int, seq: int, damaged_at: int | None = 
     while at + RECORD_HEADER_BYTES < len(content):
         record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
         whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
-        is_next = 0 <= record.seq - seq <= (at - damaged_at) // RECORD_SPAN_MIN and record.size_bytes > 0
+        is_next = 0 <= record.seq - seq <= reach_of(content, at - damaged_at) and record.size_bytes > 0
         if is_next and record_checksum(whole) == record.checksum:
             return at
         at += RECORD_ALIGN_BYTES
     return None
 
 
+def reach_of(content: bytes, size_bytes: int) -> int:
+    """Return how many records a damaged range may have had: in a rewritten segment any number, as one of a gap."""
+    header = header_of(content)
+    return 1 << 48 if header is not None and header.rewrites else size_bytes // RECORD_SPAN_MIN
+
+
 def records_from(content: bytes, offset: int, seq: int) -> Iterator[tuple[int, int, RecordHeader]]:
-    """Yield (start, end, header) of the sound records from an offset on, skipping damage."""
+    """Yield (start, end, header) of the sound records from an offset on, skipping damage and gaps."""
     while (at := next_record(content, offset, seq)) is not None:
         record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
         offset, seq = at + span_bytes(record.size_bytes), record.seq + 1
-        yield at, offset, record
+        if record.flags & RECORD_GAP:
+            # The number of ordinals is where a message has its own.
+            seq = record.seq + number_at(content, at)
+        else:
+            yield at, offset, record
 
 
 def number_at(content: bytes, at: int) -> int:

@@ -8,6 +8,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from pyqd.hot.diskqueue.rewrite cimport Rewrite
 from pyqd.hot.primitives.bitmap cimport (
     is_window, window_clear_range, window_copy, window_count, window_next_one, window_next_zero,
     window_run_of_ones, window_set, window_set_range, window_test,
@@ -299,3 +300,10 @@ def crc32c_in_software(data, uint32_t crc=0):
         return crc32c_software(crc, view.buf, <size_t> view.len)
     finally:
         PyBuffer_Release(&view)
+
+
+def need(Rewrite rewrite not None, uint64_t ordinal):
+    """Let a rewriting keep a record."""
+    if not rewrite.start <= ordinal < rewrite.end:
+        raise ValueError(f"record {ordinal} is not in the segments that are rewritten")
+    window_set(rewrite.to.needed, rewrite.to.capacity_bits, ordinal)

@@ -70,6 +70,8 @@ cdef class LogCursor:
     cdef bint find_unmapped(self) except -1
     cdef int set_unmapped(self, Segment segment, uint64_t start, uint64_t end) except -1
     cdef bint try_finish_next(self) except -1
+    cdef bint try_finish_lost(self, const Record* record) except -1
+    cdef int skip_record(self, const Record* record) except -1
     cdef bint next_is_sound(self, const Record* record) except -1
     cdef bint verify(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1

@@ -1,6 +1,5 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.primitives.arrays cimport Array
 from pyqd.hot.primitives.deadlines cimport DeadlineQueue
 from pyqd.hot.primitives.idtable cimport IdTable
@@ -65,7 +64,6 @@ cdef class SlotTable:
         # Note that the record of a slot lies elsewhere now.
         self.slots[slot].record = record
         self.slots[slot].source = source
-        self.slots[slot].note = NO_NOTE
         return 0
 
     cdef int load_slots_ahead(self, const uint64_t* guids, uint32_t count) noexcept

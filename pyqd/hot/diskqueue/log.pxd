@@ -47,5 +47,6 @@ cdef class Log:
     cdef int continue_in(self, Segment segment) except -1
     cdef int trim(self, uint64_t floor) except -1
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns)
+    cdef int replace(self, list segments, Segment made) except -1
     cdef Segment segment_of(self, uint64_t ordinal)
     cdef int mend(self, Segment segment) except -1

@@ -20,6 +20,7 @@ cdef class FoundSegments:
 
     cdef int load_segments(self) except -1
     cdef Segment load_segment(self, str name)
+    cdef list without_superseded(self, list segments)
     cdef int open_segment(self, Segment segment, Segment following) except -1
     cdef uint64_t end_known_from(self, Segment segment) noexcept
     cdef int report_end(self) except -1

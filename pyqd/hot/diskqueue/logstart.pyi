@@ -6,7 +6,7 @@ from pyqd.hot.diskqueue.segment import Segment
 SUFFIX: str
 HALF_MADE: str
 
-def segment_number(segment: Segment) -> int: ...
+def segment_place(segment: Segment) -> tuple[int, int]: ...
 
 @final
 class FoundSegments:

@@ -10,15 +10,17 @@ cdef enum:
 cdef struct SegmentHeader:
     uint64_t magic
     uint32_t version
-    uint32_t checksum                    # crc32c over number, first_seq, created_ns; of a spare, with 0 for the number
+    uint32_t checksum                    # see header_checksum; of a spare, with 0 for the number
     uint64_t number                      # place in the log, from 1; 0: a spare, holds no record
     uint64_t first_seq                   # of its first record
     int64_t created_ns                   # Unix, when it became the log's last
-    uint64_t sealed_count                # records, once sealed
+    uint64_t sealed_count                # ordinals of its records, once sealed
     uint64_t sealed_bytes                # offset of their end; 0: not sealed; stored after sealed_count
     uint64_t synced_bytes                # at least so much is on stable storage
-    uint64_t[2] reserved
+    uint64_t first_number                # of a rewritten one: it takes the places from this one to `number`
+    uint64_t rewrites                    # of two files with the same records, the one with more counts
     uint64_t synced_count                # records in synced_bytes; 0: unknown. Stored before these
+    uint64_t kept_count                  # of a rewritten one: its records apart from gaps
 
 cdef class Segment:
     cdef readonly Mapping mapping
@@ -32,8 +34,10 @@ cdef class Segment:
     # Pages up to there are in the page table as far as known, the others were written by pwrite(2).
     cdef readonly uint64_t mapped_end
     cdef readonly uint64_t first_ordinal
-    cdef readonly uint64_t count         # records
+    cdef readonly uint64_t count         # ordinals of its records
     cdef readonly uint64_t number
+    cdef readonly uint64_t first_number  # the same, or that of the first segment whose records are here
+    cdef readonly uint64_t rewrites      # how often its records were written again without finished ones
     cdef readonly Segment next           # None for the last
     cdef readonly bint unverified        # its checksums have not been looked at since it was mapped
     cdef readonly uint64_t highest_guid  # of the records that `walk` or `mend` has verified
@@ -80,6 +84,10 @@ cdef class Segment:
     cdef int seal(self) except -1
     cdef int vacate(self) noexcept
     cdef int retire(self) except -1
+    cdef int begin_rewritten(self, list segments, uint64_t kept_count, uint64_t tail) except -1
+    cdef int supersede(self) except -1
+    cdef uint64_t kept_count(self) noexcept
+    cdef uint64_t bridgeable(self, uint64_t count, uint64_t size_bytes) noexcept
     cdef int load(self) except -1
     cdef bint is_blank(self) noexcept
     cdef int walk(self, bint power_failed, uint64_t count_max, uint64_t count_known, report) except -1

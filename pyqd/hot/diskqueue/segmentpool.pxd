@@ -37,6 +37,7 @@ cdef class SegmentPool:
     cdef int request_spare(self) except -1
     cdef Segment take_spare(self, uint64_t need_bytes)
     cdef int recycle(self, Segment segment) except -1
+    cdef int note_replaced(self, Segment segment, Segment made) except -1
     cdef bint is_recyclable(self, Segment segment) noexcept
     cdef uint64_t cycled_bytes(self) noexcept
     cdef uint64_t size_limit(self) noexcept

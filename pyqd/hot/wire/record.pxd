@@ -8,7 +8,8 @@ cdef enum:
     RECORD_HEADER_BYTES = 48
     RECORD_ALIGN_BYTES = 8
     ORDINAL_BITS = 48                    # the rest of a sequence number is the epoch
-    RECORD_LOST = 1                      # flag: replaces a damaged record; never delivered
+    RECORD_LOST = 1                      # flag: replaces a damaged record, or finished ones; never delivered
+    RECORD_GAP = 2                       # flag, with RECORD_LOST: stands for a run of records, see ordinals_of
     RECORD_SPAN_MIN = 56                 # no record takes fewer bytes
 
 cdef struct Record:
@@ -19,7 +20,7 @@ cdef struct Record:
     int64_t timestamp_ns                 # of publishing, Unix
     int64_t due_ns                       # Unix; 0: due at once
     uint16_t attempts                    # deliveries before this record was written
-    uint16_t flags                       # RECORD_LOST or 0
+    uint16_t flags                       # RECORD_LOST, or that and RECORD_GAP, or 0
     uint16_t handed_out                  # attempts that its last delivery sent, 0: none; see record_checksum
     uint16_t reserved                    # zero
 
@@ -42,6 +43,14 @@ cdef inline const char* record_body(const Record* record) noexcept nogil:
 
 cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
     return record.seq & ORDINAL_MASK
+
+cdef inline uint64_t ordinals_of(const Record* record) noexcept nogil:
+    # Return the number of ordinals that a record stands for; the first is its own.
+    return (<const uint64_t*> record_body(record))[0] if record.flags & RECORD_GAP else 1
+
+cdef inline uint64_t ordinal_after(const Record* record) noexcept nogil:
+    # Return the ordinal of the next record.
+    return record_ordinal(record) + ordinals_of(record)
 
 cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
     # `handed_out` changes in place, so it counts as 0, its value when the record was written.
@@ -82,6 +91,18 @@ cdef inline uint64_t record_fill(
     memcpy(at + RECORD_HEADER_BYTES, body, body_bytes)
     return body_bytes | <uint64_t> crc32c(
         body_bytes, at + 8, RECORD_HEADER_BYTES - 8 + body_bytes) << 32
+
+cdef inline void gap_fill(Record* record, uint64_t seq, uint64_t count, uint32_t body_bytes) noexcept nogil:
+    # Make `count` ordinals a gap, at all times damaged or whole. body_bytes: 8 or more; those after the first 8 stay.
+    cdef Record header
+    memset(&header, 0, sizeof(Record))
+    header.size_bytes = body_bytes
+    header.seq = seq
+    header.flags = RECORD_LOST | RECORD_GAP
+    (<uint64_t*> record_body(record))[0] = count
+    header.checksum = checksum_of(&header, record_body(record), body_bytes)
+    memcpy(<char*> record + 8, <const char*> &header + 8, RECORD_HEADER_BYTES - 8)
+    store_word(<char*> record, (<const uint64_t*> &header)[0])
 
 cdef enum Verdict:
     RECORD_VALID = 0
