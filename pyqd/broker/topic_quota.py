@@ -2,7 +2,7 @@
 
 Two limits are checked when a log is about to use another segment, not per message: the topic's quota, and through it
 the disk reserve. Both refuse publishing before the disk does, because consuming takes space too: a ledger grows, a
-message is parked, unfinished messages are copied out of old segments. The reserve leaves that space.
+message is parked, a segment is rewritten. The reserve leaves that space.
 
 Invariant: with a quota, a segment is a quarter of it at most, so that consuming frees parts of it on the way.
 
@@ -72,7 +72,7 @@ class TopicQuota(SpaceLimit):
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Set no limit meanwhile: moving unfinished messages out of old segments takes space and frees more."""
+        """Set no limit meanwhile: moving messages to the end of a parked log takes space and frees more."""
         assert not self._lifted
         self._lifted = True
         try:

@@ -351,12 +351,12 @@ cdef class Log:
     def earliest(self) -> int:
         """Ordinal from which on all records are here, but for lost ones: behind the last rewritten segment."""
         cdef Segment segment = self.first
-        cdef Segment found = self.first
+        cdef uint64_t found = self.first.first_ordinal
         while segment is not None:
-            if segment.rewrites != 0 and segment.next is not None:
-                found = segment.next
+            if segment.rewrites != 0:
+                found = self.end if segment.next is None else segment.next.first_ordinal
             segment = segment.next
-        return found.first_ordinal
+        return found
 
     def gaps(self, uint64_t start):
         """Yield the gaps from an ordinal on as (ordinal, ordinal). Cost: O(bytes in rewritten segments)."""

@@ -220,7 +220,8 @@ cdef class FoundSegments:
             previous = segment
         if previous is not None:
             self.last = previous
-            if previous.is_tail_readable():
+            # Behind a rewritten one the log goes on in another: readers by position begin there.
+            if previous.rewrites == 0 and previous.is_tail_readable():
                 previous.set_checked(whole_pages(previous.tail + RECORD_ALIGN_BYTES))
             else:
                 previous.leave()

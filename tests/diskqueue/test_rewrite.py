@@ -163,14 +163,15 @@ def test_a_count_that_is_damaged_is_found_by_the_next_segment(directory):
     assert numbers_in(log) == [2, 3, 5, *range(7, 21)]
 
 
-def test_a_rewritten_segment_that_is_the_last_one_is_continued_in(directory):
+def test_a_log_whose_last_segment_is_rewritten_goes_on_in_another(directory):
     log = filled(directory, 2)
     put(directory, log, 1, KEPT)
     os.remove(path_of(chain(log)[1]))
     for number in range(7, 10):
         log = opened(directory)
-        assert log.end == number
+        assert (log.end, log.earliest) == (number, 7)
         assert log.append_message(100, body_of(number, 1000)) == number
+        assert log.earliest == 7
     log = opened(directory)
     assert numbers_in(log) == [2, 3, 5, 7, 8, 9]
     for number in range(10, 20):

@@ -4,6 +4,9 @@ from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
 
+SUFFIX: str
+MAKING: str
+
 def are_neighbours(first: Segment, second: Segment) -> bool: ...
 
 @final
