@@ -1,14 +1,12 @@
-"""Files of a channel: its ledger, its parked log, the list of cancelled messages and the attempts of a clean stop.
+"""Files of a channel: its ledger, its parked log, its notes and the list of cancelled messages.
 
 The directory of a channel holds the ledger, the parked log with a ledger of its own once a message was parked, and
-after a clean stop the deliveries so far of the unfinished messages. An ephemeral channel has no directory; its logs and
-ledgers are in memory. Source: docs/storage.md, "Channel".
+notes once a message was requeued with a delay or has survived a clean stop. An ephemeral channel has no directory; its
+logs and ledgers are in memory. Source: docs/storage.md, "Channel".
 """
 
-import errno
 import logging
 import os
-import struct
 from collections.abc import Callable
 from functools import partial
 
@@ -21,16 +19,15 @@ from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.hot.diskqueue.notes import AHEAD, Notes
+from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
 LEDGER_FILE = "ledger"
-ATTEMPTS_FILE = "attempts"
+NOTES_DIRECTORY = "notes"
 PARKED_LOG = "parked"
 PARKED_LEDGER = "parked.ledger"
 CANCELLED_LEDGER = "cancelled.ledger"
-
-ATTEMPTS_ENTRY = struct.Struct("<BQH")
 
 logger = logging.getLogger(__name__)
 
@@ -204,20 +201,49 @@ class ChannelFiles:
         assert self.directory is not None, "an ephemeral channel has no files"
         return f"{self.directory}/{file}"
 
-    def load_attempts(self) -> dict[tuple[int, int], int]:
-        """Return {(source, ordinal): deliveries so far} as a clean stop saved it."""
-        path = self.path_of(ATTEMPTS_FILE)
-        content = b""
-        try:
-            content = self.files.read(path)
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            logger.error("%s; messages are delivered again as after a kill, with attempts from 2", error)
-        whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
-        return {
-            (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
-        }
+    def open_notes(self) -> Notes:
+        """Open the channel's notes, with those of an earlier run, and make their directory if it is missing.
+
+        Raises: StorageError.
+        """
+        if self.directory is None:
+            return Notes(self.files, None, self.topic.quota, self.ledger.generation)
+        directory = self.path_of(NOTES_DIRECTORY)
+        if not self.files.exists(directory):
+            self.files.make_directory(directory)
+            self.note_names()
+        notes = Notes(
+            self.files,
+            directory,
+            self.topic.quota,
+            self.ledger.generation,
+            partial(self.topic.names.changed, directory),
+            self.prepare_notes,
+        )
+        names = self.files.list_directory(directory)
+        for name in names:
+            if name.startswith(AHEAD) or name.endswith(MAKING):
+                self.files.remove(f"{directory}/{name}")
+        for problem in notes.load(names, self.topic.broker.power_failed, self.ledger.replaces_lost):
+            self.topic.note_set_aside(self.channel_name, problem)
+        self.ledger.generation = notes.generation
+        return notes
+
+    def prepare_notes(self, notes: Notes, path: str, size_bytes: int) -> None:
+        """Make a file for notes in a thread. If it cannot be made, the note that needs it gets the error."""
+        broker = self.topic.broker
+
+        def make() -> Mapping:
+            with broker.reserve.claim(size_bytes, size_bytes):
+                return self.files.new_mapped(path, size_bytes, True)
+
+        def done(mapping: Mapping | None, _error: BaseException | None) -> None:
+            notes.offer(mapping)
+
+        if self.topic.quota.allows_spare(size_bytes):
+            broker.in_background(make, done)
+        else:
+            notes.offer(None)
 
     def open_parked(self, placeholders: Placeholders | None = None) -> ParkedLog:
         """Open the parked log, creating it if it is missing. Raises: StorageError, also if there is no space for it.
@@ -291,11 +317,6 @@ class ChannelFiles:
         log.mark_synced(ranges, end)
         return bool(ranges)
 
-    def remove_attempts(self) -> None:
-        """Remove the file of attempts, which has been read."""
-        self.files.remove(self.path_of(ATTEMPTS_FILE))
-        self.note_names()
-
     def open_cancelled(self) -> Ledger:
         """Open the list of the cancelled messages that the topic's log keeps, making it when it is not there."""
         if self.directory is None:
@@ -320,11 +341,3 @@ class ChannelFiles:
             self.topic.name,
             error,
         )
-
-    def save_attempts(self, content: bytes) -> None:
-        """Write the file of attempts; a full disk is given the spare segments of the topic. Raises: StorageError."""
-        try:
-            self.files.write(self.path_of(ATTEMPTS_FILE), content)
-        except DiskFull:
-            self.topic.remove_spares()
-            self.files.write(self.path_of(ATTEMPTS_FILE), content)

@@ -10,7 +10,7 @@ finished:
 
 The queues that hold a message are found by its id, so it is stored once, even if the queues differ in order. A message
 that has been delivered already goes to the parked log of its channel, due at once: there alone a record's deliveries so
-far are kept for one channel, and over a kill. The file `attempts` lists it for the first start as handed out.
+far are kept for one channel, and over a kill. A note shows it to the first start as handed out.
 
 Two kinds of messages are not taken over as they stand: a message without body (nsqd accepts none) is left out, and so
 is the second copy of a message in one queue, which a killed nsqd leaves. A message whose id is no id, or that of
@@ -27,14 +27,17 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
-from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.channel_files import LEDGER_FILE, NOTES_DIRECTORY, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
+from pyqd.diskqueue.space_limit import SpaceLimit
+from pyqd.fallback.records import ORDINAL_BITS
 from pyqd.hot.broker.recovery import FROM_PARKED_LOG, start_ledger
 from pyqd.hot.broker.topic import new_state
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.notes import KIND_DELIVERED, Notes
 from pyqd.hot.primitives.guid import from_hex
 from pyqd.hot.primitives.idtable import IdMap
 from pyqd.primitives.names import channel_dir
@@ -126,6 +129,7 @@ class TopicImport:
         self.last_guid = 0
         self.logs: list[Log] = []
         self.ledgers: list[Ledger] = []
+        self.notes: list[Notes] = []
         self.log: Log | RecordCounter = RecordCounter()
         self.held_from = 0
         # Ordinal of the first message with an id, and the fingerprint of its copies; by id and by ordinal.
@@ -238,7 +242,7 @@ class TopicImport:
         self.stored_bytes += len(message.body)
 
     def _write_channel(self, channel: ChannelImport, log: Log) -> None:
-        """Write a channel's ledgers, and the note of attempts for messages that were delivered before."""
+        """Write a channel's ledgers, and notes of the messages that were delivered before."""
         directory = channel_dir(channel.name)
         ledger = Ledger(self.files, self._path(directory, LEDGER_FILE))
         self.ledgers.append(ledger)
@@ -246,11 +250,12 @@ class TopicImport:
         finish_all_but_own(ledger, channel.own, self.held_from)
         if isinstance(channel.parked, Log):
             self.ledgers.append(Ledger(self.files, self._path(directory, PARKED_LEDGER)))
-            noted = [
-                ATTEMPTS_ENTRY.pack(FROM_PARKED_LOG, ordinal, attempts)
-                for ordinal, _, _, _, attempts, _ in channel.parked.records()
-            ]
-            self.files.write(self._path(directory, ATTEMPTS_FILE), b"".join(noted))
+            notes = Notes(self.files, self._path(directory, NOTES_DIRECTORY), SpaceLimit(), ledger.generation)
+            self.notes.append(notes)
+            self.files.make_directory(self._path(directory, NOTES_DIRECTORY))
+            first_seq = channel.parked.epoch << ORDINAL_BITS
+            for ordinal, _, _, _, attempts, _ in channel.parked.records():
+                notes.add(first_seq | ordinal, FROM_PARKED_LOG, KIND_DELIVERED, attempts)
 
 
 def usable_guid(message_id: bytes) -> int:

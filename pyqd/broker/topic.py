@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -393,6 +394,15 @@ class Topic(TopicCore):
     def ledgers(self) -> list[Ledger]:
         """Return the ledgers of the topic's channels."""
         return [ledger for channel in self.channels_by_name.values() for ledger in channel.ledgers()]
+
+    def notes_bytes(self) -> int:
+        """Return the bytes that the channels' notes take."""
+        notes = [channel.notes for channel in self.channels_by_name.values()]
+        return sum(each.size_bytes for each in notes if each is not None)
+
+    def lifted_quota(self) -> AbstractContextManager[None]:
+        """Return a context in which the topic's files may grow without limit."""
+        return self.quota.lifted()
 
     def remove_spares(self) -> None:
         """Remove all spare segments on the spot, for the space they take: the topic is closing."""

@@ -1,4 +1,4 @@
-"""Quota of one topic: limits of the space that its log and its channels' parked logs take.
+"""Quota of one topic: limits of the space that its log and its channels' parked logs and notes take.
 
 Two limits are checked when a log is about to use another segment, not per message: the topic's quota, and through it
 the disk reserve. Both refuse publishing before the disk does, because consuming takes space too: a ledger grows, a
@@ -63,8 +63,12 @@ class TopicQuota(SpaceLimit):
         self.recheck()
 
     def bytes_used(self) -> int:
-        """Return the bytes of all segments, including those that are spare or become so. Cost: O(segments)."""
-        return sum(log.size_bytes() + log.pool.retiring_bytes for log in self.topic.logs())
+        """Return the bytes of all segments, including those that are spare or become so, and of notes.
+
+        Cost: O(segments and channels).
+        """
+        segment_bytes = sum(log.size_bytes() + log.pool.retiring_bytes for log in self.topic.logs())
+        return segment_bytes + self.topic.notes_bytes()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -115,6 +119,7 @@ class TopicQuota(SpaceLimit):
             return
         # Other spares, or copies of unfinished messages, may take more than the quota: no reason to refuse.
         unspared_bytes = sum(log.size_bytes() - log.pool.spare_bytes() for log in self.topic.logs())
+        unspared_bytes += self.topic.notes_bytes()
         if unspared_bytes + size_bytes > self.bytes_max:
             self._within_quota(0, 0)
 

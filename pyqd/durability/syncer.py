@@ -40,6 +40,7 @@ from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.notes import NoteFile, Notes
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
@@ -94,6 +95,14 @@ class SyncedParked(NamedTuple):
     dropped: int
 
 
+class SyncedNotes(NamedTuple):
+    """Notes of a channel in a job: their changed files, and the number of all changes."""
+
+    notes: Notes
+    files: list[tuple[NoteFile, int]]
+    change_count: int
+
+
 class SyncedLog(NamedTuple):
     """Log in a job: its dirty ranges, and the end that they reach."""
 
@@ -116,6 +125,8 @@ class Job:
         self.ledgers: list[SyncedLedger] = []
         self.headers: list[tuple[SyncedLedger, DirtyRange]] = []
         self.parked: list[SyncedParked] = []
+        self.notes: list[SyncedNotes] = []
+        self.dropped: list[tuple[Notes, list[NoteFile]]] = []
         self.topics: list[OwningTopic] = []
         self.took_s = 0.0
         # Publishers wait for the disk meanwhile: a large range is written out in slices before it is synced.
@@ -125,7 +136,11 @@ class Job:
     def add(self, topic: Topic, version: DirtyVersion) -> None:
         self.versions.append((topic.name, version))
         self.add_topic(topic)
-        self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
+        channels = [channel for channel in topic.changed_channels() if channel.directory is not None]
+        self.add_channels(channels)
+        for channel in channels:
+            if channel.notes is not None:
+                self.add_notes(channel.notes)
         self.add_names(topic)
 
     def add_channels(self, channels: Sequence[Channel]) -> None:
@@ -134,6 +149,8 @@ class Job:
         for channel in channels:
             for ledger in channel.ledgers():
                 self.add_ledger(ledger)
+            if channel.notes is not None:
+                self.dropped.append((channel.notes, channel.notes.dropped_files()))
 
     def add_topic(self, topic: OwningTopic) -> None:
         self.topics.append(topic)
@@ -162,6 +179,12 @@ class Job:
             self.add_log(parked.log)
             settled, dropped = (parked.settled, parked.dropped_below) if with_ledgers else (0, 0)
             self.parked.append(SyncedParked(channel, parked, parked.log.end, settled, dropped))
+
+    def add_notes(self, notes: Notes) -> None:
+        """Gather the changed files of a channel's notes, whole: they need no order among the writes."""
+        files = notes.dirty_files()
+        self.ranges += [dirty_range(file.mapping, 0, file.mapping.size_bytes) for file, _ in files]
+        self.notes.append(SyncedNotes(notes, files, notes.change_count))
 
     def add_ledger(self, ledger: Ledger) -> None:
         """Gather a whole ledger, sealed, once."""
@@ -230,6 +253,10 @@ class Job:
         for ledger, bits_from, _, floor, reset_count, change_count in self.ledgers:
             ledger.note_synced(bits_from, reset_count, change_count)
             ledger.note_floor_synced(floor, reset_count)
+        for notes, files, change_count in self.notes:
+            notes.note_synced(files, change_count)
+        for notes, dropped_files in self.dropped:
+            notes.remove_dropped(dropped_files)
         for channel, parked, end, settled, dropped in self.parked:
             if channel.parked is parked and not channel.exiting:
                 parked.finish_dropped(dropped)

@@ -8,7 +8,8 @@ The channel keeps no messages. Its parts are:
     LogCursor         the next record of the topic's log, and the ledger of finished records   (log_cursor.pyx)
     SlotTable         messages in flight, by id and by deadline                                 (slots.pyx)
     ReadyRing         queue of returned messages, which wait for redelivery                     (slots.pyx)
-    Parking           deferred messages, in a parked log, by due time                           (parking.pyx)
+    Deferral          messages requeued with a delay or rescheduled, by due time                (deferral.pyx)
+    Parking           messages that their publisher deferred, in a parked log, by due time      (parking.pyx)
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
     Dispatcher        takes the next message, and shares messages out among the consumers       (dispatcher.pyx)
     ChannelWaits      threads, disk space and tokens that the channel waits for                 (waits.pyx)
@@ -19,7 +20,7 @@ The parts never call the channel. A message goes:
 
     take -> in flight -> finish                        one bit in the ledger
                       -> requeue, delay 0; timeout     returned messages -> take
-                      -> requeue with a delay          parked log; the old record is finished
+                      -> requeue with a delay          a note and the heap of due times, until due
     published with a due time                          parked log at once, and stepped over at the cursor
     due                                                returned messages
 
@@ -29,11 +30,10 @@ are resumed by pyx/broker/recovery.pyx. Emptying a channel is a reset to the end
 to any place (pyx/broker/replay.pyx).
 
 Invariants, beside those of the parts:
-1. A record below the cursor and not finished is in exactly one of: slots, returned messages, dead letters, (parked
-   records) the heap of due times. Or it is the origin of a parked record that no sync has covered yet, see
-   parked_log.pyx.
-2. `depth = readable.end - cursor - ledger.ahead - unsettled_ahead - pending + returned + dead letters pending`; in
-   flight and deferred are counted apart, as in nsqd.
+1. A record below the cursor and not finished is in exactly one of: slots, returned messages, dead letters, a heap of
+   due times. Or it is the origin of a parked record that no sync has covered yet, see parked_log.pyx.
+2. `depth = readable.end - cursor - ledger.ahead - unsettled_ahead - overridden - pending + returned + dead letters
+   pending`; in flight and deferred are counted apart, as in nsqd.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcomes".
 """
@@ -43,6 +43,7 @@ from libc.stdint cimport INT64_MAX, uint8_t
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Delivery
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parked_log cimport ParkedLog
@@ -57,15 +58,16 @@ from pyqd.hot.broker.parking cimport (
 )
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, Slot
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, Slot
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.consumer cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
+from pyqd.hot.wire.record cimport ORDINAL_MASK, record_attempts, record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EMPTIED, REASON_EPHEMERAL, TOUCHED
 
 from pyqd.primitives.errors import StorageError
@@ -96,8 +98,9 @@ cdef class ChannelCore(Scheduled):
         self.ready = ReadyRing()
         # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
-        self.dispatcher = Dispatcher(self.parking, self.slots, self.ready, self.waits)
-        self.dead_letters = DeadLetterPolicy(self.parking, self.ready, dead_letter_target)
+        self.deferral = Deferral(self.cursor, files)
+        self.dispatcher = Dispatcher(self.parking, self.deferral, self.slots, self.ready, self.waits)
+        self.dead_letters = DeadLetterPolicy(self.parking, self.deferral, self.ready, dead_letter_target)
         self.unsynced_fins = UnsyncedFins()
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
@@ -112,6 +115,13 @@ cdef class ChannelCore(Scheduled):
             self.waits.read_absent(parked.presence, True)
         return not parked.presence.reads
 
+    cdef bint is_deferred_present(self) except -1:
+        """Like `is_due_present`, for the message of the topic's log that is due first."""
+        cdef Deferral deferral = self.deferral
+        if not deferral.is_being_read() and not deferral.is_next_present():
+            self.waits.read_absent(deferral.presence, True)
+        return not deferral.is_being_read()
+
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1:
         """FIN: the consumer is done with the message.
 
@@ -123,13 +133,14 @@ cdef class ChannelCore(Scheduled):
         cdef Slot* held
         cdef const Record* record
         cdef uint8_t source
+        cdef uint32_t note
         cdef int64_t published_ns = 0
         if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         held = &self.slots.slots[slot]
         if held.consumer != consumer.number:
             return NOT_OWNER
-        record, source = held.record, held.source
+        record, source, note = held.record, held.source, held.note
         if self.latency is not None:
             published_ns = record.timestamp_ns
         if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
@@ -142,6 +153,8 @@ cdef class ChannelCore(Scheduled):
         # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
         self.parking.finish(record, source)
+        if note != NO_NOTE:
+            self.deferral.forget(note)
         consumer.in_flight -= 1
         consumer.finish_count += 1
         self.ledger.header.finish_count += 1
@@ -171,7 +184,7 @@ cdef class ChannelCore(Scheduled):
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1:
         """REQ: requeue the message: it is delivered again at once (delay 0) or after a delay.
 
-        Raises: StorageError when it cannot be parked; it stays in flight then.
+        Raises: StorageError when its due time cannot be stored; it stays in flight then.
         """
         cdef int64_t slot = self.slots.find(guid)
         assert delay_ns >= 0, "the caller clamps the delay"
@@ -201,15 +214,19 @@ cdef class ChannelCore(Scheduled):
         cdef Slot held = self.slots.slots[slot]
         assert held.consumer == consumer.number, "only the owner requeues a message"
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
-        if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
+        if delay_ns <= 0 or self.dead_letters.is_spent(held.attempts):
+            self.dead_letters.add_returned(held.record, held.attempts, held.source, held.note)
+            self.slots.remove(slot)
+        elif held.source == FROM_TOPIC:
+            self.deferral.defer(held.record, held.attempts, wall_ns() + delay_ns, held.note, is_delay=True)
+            self.slots.remove(slot)
+            self.set_next_timer(mono_ns())
+        else:
             self.parking.reach(held.record, held.source)
             self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns, is_delay=True)
             self.slots.remove(slot)
             self.parking.settle_now()
             self.after_parking()
-        else:
-            self.dead_letters.add_returned(held.record, held.attempts, held.source)
-            self.slots.remove(slot)
         consumer.in_flight -= 1
         consumer.requeue_count += 1
         self.ledger.header.requeue_count += 1
@@ -236,7 +253,7 @@ cdef class ChannelCore(Scheduled):
     cdef uint64_t unfinished_count(self) noexcept:
         return (
             self.dispatcher.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
-            + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
+            + self.deferral.waiting.count + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
 
     def trace_dropped(self, uint32_t reason):
         """Add an event for all unfinished messages, which are about to be dropped."""
@@ -341,13 +358,19 @@ cdef class ChannelCore(Scheduled):
         """Set the timer to the next timeout, due time or retry."""
         cdef int64_t due = min(
             self.slots.next_deadline(), self.waits.next_retry_ns(self.dispatcher.rate_limit))
-        cdef int64_t wait_ns, wall_now_ns
+        cdef int64_t due_ns = INT64_MAX
+        cdef int64_t wall_now_ns
         assert not self.waits.throttled or self.dispatcher.rate_limit is not None
-        if self.parking.waiting_count() != 0 and not self.parking.parked.is_being_read():
+        if self.parking.waiting_count() + self.deferral.waiting.count != 0:
             wall_now_ns = wall_ns()
-            self.parking.parked.follow_clock(wall_now_ns)
-            wait_ns = self.parking.parked.next_due() - wall_now_ns
-            due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
+            if self.parking.waiting_count() != 0 and not self.parking.parked.is_being_read():
+                self.parking.parked.follow_clock(wall_now_ns)
+                due_ns = self.parking.parked.next_due()
+            if self.deferral.waiting.count != 0 and not self.deferral.is_being_read():
+                self.deferral.follow_clock(wall_now_ns)
+                due_ns = min(due_ns, self.deferral.next_due())
+            if due_ns != INT64_MAX:
+                due = min(due, now_ns + min(max(due_ns - wall_now_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
         if self.dead_letters.pending.count != 0:
             due = min(due, self.dead_letters.retry_ns)
         if due != INT64_MAX:
@@ -370,7 +393,7 @@ cdef class ChannelCore(Scheduled):
             consumer = self.dispatcher.by_number.get(held.consumer)
             if self.trace is not None:
                 self.trace.timed_out(consumer, slot, &held)
-            self.dead_letters.add_returned(held.record, held.attempts, held.source)
+            self.dead_letters.add_returned(held.record, held.attempts, held.source, held.note)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
             if consumer is not None:
@@ -382,22 +405,50 @@ cdef class ChannelCore(Scheduled):
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
-        """Return due parked messages, paused or not, until the work budget is used up. Returns: their number."""
+        """Return due messages, paused or not, by due time and until the work budget is used up. Returns: their number.
+        """
         cdef int count = 0
-        cdef const Record* record
-        if self.parking.parked is None:
-            return 0
-        self.parking.parked.follow_clock(wall_now_ns)
-        while self.parking.parked.has_due(wall_now_ns) and self.is_due_present():
-            if count != 0 and not self.readable.scheduler.spend(DUE_WORK):
+        cdef ParkedLog parked = self.parking.parked
+        if parked is not None:
+            parked.follow_clock(wall_now_ns)
+        self.deferral.follow_clock(wall_now_ns)
+        while count == 0 or self.readable.scheduler.spend(DUE_WORK):
+            if parked is not None and parked.next_due() <= self.deferral.next_due():
+                if not self.release_parked(wall_now_ns):
+                    break
+            elif not self.release_deferred(wall_now_ns):
                 break
-            record = self.parking.parked.pop_due(wall_now_ns)
-            assert record != NULL
-            self.dead_letters.add_returned(record, record_attempts(record), FROM_PARKED)
             count += 1
         if count:
             self.readable.scheduler.request_wake(self)
         return count
+
+    cdef bint release_parked(self, int64_t wall_now_ns) except -1:
+        """Return the parked message that is due first, if it is due. Returns: False if it is not, or not in memory."""
+        cdef const Record* record
+        if not self.parking.parked.has_due(wall_now_ns) or not self.is_due_present():
+            return False
+        record = self.parking.parked.pop_due(wall_now_ns)
+        assert record != NULL
+        self.dead_letters.add_returned(record, record_attempts(record), FROM_PARKED, NO_NOTE)
+        return True
+
+    cdef bint release_deferred(self, int64_t wall_now_ns) except -1:
+        """Like `release_parked`, for a message of the topic's log."""
+        cdef uint32_t note
+        cdef const Record* record
+        if self.deferral.next_due() > wall_now_ns or not self.is_deferred_present():
+            return False
+        note = self.deferral.pop_due()
+        record = self.deferral.record_of(note)
+        if record != NULL:
+            self.dead_letters.add_returned(record, self.deferral.notes.at(note).attempts, FROM_TOPIC, note)
+            return True
+        # On a full disk it stays unfinished and keeps its segment until the next start.
+        self.ledger.try_finish(self.deferral.notes.at(note).seq & ORDINAL_MASK)
+        self.deferral.forget(note)
+        self.cursor.note_finished_ahead()
+        return True
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:
         """Park the deferred records among `count` consecutive ones. Space is reserved; the channel has no lag."""
@@ -528,13 +579,30 @@ cdef class ChannelCore(Scheduled):
         if not self.ledger.header.paused and self.dispatcher.can_dispatch():
             return 0
         # The rest of the depth waits for redelivery.
-        excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor - self.ledger.ahead)
+        excess = min(
+            depth - self.memory_count_max,
+            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.cursor.overridden_count())
         if excess == 0:
             return 0
         if self.trace is not None:
             self.trace.dropped_many(REASON_EPHEMERAL, excess)
         assert excess <= depth
-        return self.ledger.finish_range(self.ledger.start_of_newest(excess, self.readable.end), self.readable.end)
+        return self.finish_newest(excess)
+
+    cdef int finish_newest(self, uint64_t count) except -1:
+        """Finish the newest queued messages. Those that were rescheduled by their id are none of them."""
+        cdef uint64_t end = self.readable.end
+        cdef uint64_t ordinal, start
+        cdef Py_ssize_t kept_count = -1
+        cdef list kept = []
+        while len(kept) != kept_count:
+            kept_count = len(kept)
+            start = self.ledger.start_of_newest(count + <uint64_t> kept_count, end)
+            kept = [each for each in sorted(self.cursor.overridden or ()) if each >= start]
+        for ordinal in kept:
+            self.ledger.finish_range(start, ordinal)
+            start = ordinal + 1
+        return self.ledger.finish_range(start, end)
 
     cdef bint sort_rest(self) except -1:
         """Sort by the limit of attempts until the work budget of this pass is used up.
@@ -594,6 +662,9 @@ cdef class ChannelCore(Scheduled):
         self.cursor.move_to(position.segment, position.offset)
         self.cursor.save_place()
         self.parking.drop_all()
+        self.deferral.drop_all()
+        if not self.parking.durable and self.deferral.notes is not None:
+            self.deferral.notes.remove_dropped(self.deferral.notes.dropped_files())
         self.note_parking()
         # Nothing waits for space any more, and `empty` drops the timer that would retry.
         self.waits.retry_ns = INT64_MAX
@@ -619,6 +690,7 @@ cdef class ChannelCore(Scheduled):
         self.cursor.move_to(position.segment, position.offset)
         self.forget_deliveries()
         self.parking.abandon()
+        self.deferral.abandon()
         self.waits.end()
         # The sync of a larger file may still run. Its path is free for the next channel of this name.
         self.ledger.forget_growth()
@@ -778,6 +850,11 @@ cdef class ChannelCore(Scheduled):
         return self.dispatcher.rate_limit
 
     @property
+    def notes(self):
+        """The notes of the channel; None until there is one."""
+        return self.deferral.notes
+
+    @property
     def parked(self):
         """The parked log; None until a message is parked."""
         return self.parking.parked
@@ -793,6 +870,7 @@ cdef class ChannelCore(Scheduled):
         return (
             self.cursor.reads or (returned is not None and returned.reads)
             or (self.parking.presence is not None and self.parking.presence.reads)
+            or self.deferral.is_being_read()
             or (self.parking.parked is not None and self.parking.parked.is_being_read()))
 
     @property
@@ -810,7 +888,7 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def deferred_count(self) -> int:
-        return self.parking.pending() + self.parking.waiting_count()
+        return self.parking.pending() + self.parking.waiting_count() + self.deferral.waiting.count
 
     @property
     def message_count(self) -> int:

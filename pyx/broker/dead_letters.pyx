@@ -26,6 +26,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport DEAD_LETTERED, REASON_ATTEMPTS
@@ -43,13 +44,14 @@ cdef enum:
 
 @cython.final
 cdef class DeadLetterPolicy:
-    """Dead-letter policy of one channel, with the channel's parking and its ring for redelivery.
+    """Dead-letter policy of one channel, with the channel's parts.
 
     target: a DeadLetterTarget.
     """
 
-    def __cinit__(self, Parking parking not None, ReadyRing ready not None, target):
+    def __cinit__(self, Parking parking not None, Deferral deferral not None, ReadyRing ready not None, target):
         self.parking = parking
+        self.deferral = deferral
         self.ready = ready
         self.target = target
         self.pending = ReadyRing()
@@ -58,11 +60,11 @@ cdef class DeadLetterPolicy:
         # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.pending.first = <uint64_t> wall_ns()
 
-    cdef int add_returned(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
+    cdef int add_returned(self, const Record* record, uint16_t attempts, uint8_t source, uint32_t note) except -1:
         """Queue a message that was in flight or has become due: for redelivery, or as a dead letter."""
         if self.is_spent(attempts):
-            return self.pending.push(record, attempts, source)
-        return self.ready.push(record, attempts, source)
+            return self.pending.push(record, attempts, source, note)
+        return self.ready.push(record, attempts, source, note)
 
     cdef int change_limit(self, uint16_t attempts_max) except -1:
         """Set the limit of attempts. `sort_some` is to be called until all messages are sorted by it."""
@@ -86,7 +88,7 @@ cdef class DeadLetterPolicy:
             else:
                 entry = self.ready.pop()
                 self.ready_unsorted -= 1
-            self.add_returned(entry.record, entry.attempts, entry.source)
+            self.add_returned(entry.record, entry.attempts, entry.source, entry.note)
             count += 1
         scheduler.spend(count * SORT_WORK)
         assert self.pending_unsorted <= self.pending.count and self.ready_unsorted <= self.ready.count
@@ -144,7 +146,7 @@ cdef class DeadLetterPolicy:
             self.trace.note(DEAD_LETTERED, guid, entry.attempts, REASON_ATTEMPTS, None, wall_ns())
         entry = self.pending.pop()
         if self.parking.durable:
-            self.unsynced.push(entry.record, entry.attempts, entry.source)
+            self.unsynced.push(entry.record, entry.attempts, entry.source, entry.note)
             self.copies.append((topic, topic.log.end - 1))
         else:
             self.finish_message(&entry)
@@ -186,7 +188,7 @@ cdef class DeadLetterPolicy:
             log = topic.log
             if self.target.is_deleted(topic):
                 entry[0] = self.unsynced.pop()
-                self.pending.push(entry.record, entry.attempts, entry.source)
+                self.pending.push(entry.record, entry.attempts, entry.source, entry.note)
                 self.copies.popleft()
             elif log.synced_end > <uint64_t> ordinal:
                 entry[0] = self.unsynced.pop()
@@ -201,6 +203,8 @@ cdef class DeadLetterPolicy:
         assert not self.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
         self.parking.ledger_of(entry.source).unseal()
         self.parking.finish(entry.record, entry.source)
+        if entry.note != NO_NOTE:
+            self.deferral.forget(entry.note)
         self.parking.ledger.header.dead_letter_count += 1
         return 0
 

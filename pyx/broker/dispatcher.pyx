@@ -23,6 +23,7 @@ from libc.string cimport memcmp
 from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL, count_ready
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC
 from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.notes cimport NO_NOTE, NOTE_DELIVERED
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport REASON_COPY, REASON_SAMPLED
@@ -39,11 +40,13 @@ cdef class Dispatcher:
     """Dispatcher of one channel, with the channel's parts."""
 
     def __cinit__(
-        self, Parking parking not None, SlotTable slots not None, ReadyRing ready not None, ChannelWaits waits not None,
+        self, Parking parking not None, Deferral deferral not None, SlotTable slots not None, ReadyRing ready not None,
+        ChannelWaits waits not None,
     ):
         assert parking.cursor.ledger is parking.ledger
         self.cursor = parking.cursor
         self.parking = parking
+        self.deferral = deferral
         self.slots = slots
         self.ready = ready
         self.waits = waits
@@ -67,7 +70,7 @@ cdef class Dispatcher:
             if record_ordinal(record) >= cursor.ledger.roomy_below and self.waits_for_window(record, FROM_TOPIC):
                 return NULL
             if (
-                (record.due_ns != 0 or self.parking.rescheduled_ahead is not None)
+                (record.due_ns != 0 or cursor.overridden is not None)
                 and self.parking.step_over(record)
             ):
                 continue
@@ -106,6 +109,17 @@ cdef class Dispatcher:
         if not presence.reads and not presence.has_record_at(self.parking.log_of(entry.source), entry.record):
             self.waits.read_absent(presence)
         return not presence.reads
+
+    cdef bint must_wait(self, const ReadyEntry* entry) except -1:
+        """Return whether a returned message must wait until its ledger has grown.
+
+        Those of the topic's log were below the cursor, unless they were rescheduled by their id: these have a note.
+        """
+        return (
+            (entry.source == FROM_PARKED or entry.note != NO_NOTE)
+            and record_ordinal(entry.record) >= self.parking.ledger_of(entry.source).roomy_below
+            and self.waits_for_window(entry.record, entry.source)
+        )
 
     cdef bint waits_for_window(self, const Record* record, uint8_t source) except -1:
         """Begin to grow a record's ledger before the record is handed out, if the end of the ledger's window is near.
@@ -170,26 +184,22 @@ cdef class Dispatcher:
                 or not self.can_return()
             ):
                 record = self.take_fresh()
-                entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
+                entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC, note=NO_NOTE)
                 self.ready_next = True
             if record == NULL:
                 if self.ready.count == 0 or not self.can_return():
                     return 0
                 self.ready_next = False
                 entry = self.ready.pop()
-                if (
-                    entry.source == FROM_PARKED
-                    and record_ordinal(entry.record) >= self.parking.parked.ledger.roomy_below
-                    and self.waits_for_window(entry.record, FROM_PARKED)
-                ):
-                    self.ready.push(entry.record, entry.attempts, entry.source)
+                if self.must_wait(&entry):
+                    self.ready.push(entry.record, entry.attempts, entry.source, entry.note)
                     return 0
             if consumer.sample_rate != 0 and consumer.sampled_out():
                 if not self.try_finish(&entry, REASON_SAMPLED):
                     return 0
                 continue
             if self.slots.add(
-                    entry.record, entry.attempts + 1, entry.source, consumer.number, now_ns,
+                    entry.record, entry.attempts + 1, entry.source, entry.note, consumer.number, now_ns,
                     now_ns + consumer.msg_timeout_ns):
                 break
             if self.is_copy(&entry):
@@ -197,7 +207,7 @@ cdef class Dispatcher:
                 if not self.try_finish(&entry, REASON_COPY):
                     return 0
                 continue
-            self.ready.push(entry.record, entry.attempts, entry.source)
+            self.ready.push(entry.record, entry.attempts, entry.source, entry.note)
             self.held_back = True
             held_back_count += 1
             if held_back_count == HELD_BACK_PER_TAKE:
@@ -213,6 +223,8 @@ cdef class Dispatcher:
         if entry.source == FROM_PARKED:
             # A start presumes a delivery of every record below the topic's cursor; a parked record stores its own.
             (<Record*> entry.record).handed_out = entry.attempts + 1
+        if entry.note != NO_NOTE:
+            self.deferral.notes.change(entry.note, NOTE_DELIVERED, entry.attempts + 1)
         if self.trace is not None:
             self.trace.sent(consumer, entry, now_ns)
         consumer.in_flight += 1
@@ -243,12 +255,14 @@ cdef class Dispatcher:
         try:
             self.parking.reach(entry.record, entry.source)
         except StorageError:
-            self.ready.push(entry.record, entry.attempts, entry.source)
+            self.ready.push(entry.record, entry.attempts, entry.source, entry.note)
             self.waits.retry_soon()
             return False
         if self.trace is not None:
             self.trace.dropped(entry, reason)
         self.parking.finish(entry.record, entry.source)
+        if entry.note != NO_NOTE:
+            self.deferral.forget(entry.note)
         return True
 
     # Share out.

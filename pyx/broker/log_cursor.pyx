@@ -17,6 +17,9 @@ takes (see pyx/diskqueue/presence.pyx). Both waits belong to a thread:
 `next_record` returns nothing while the pages at the cursor are being read. Messages that are read soon after they were
 written are left to the load: write-back comes later.
 
+A message that was rescheduled by its id is *overridden*: the cursor passes over its record, wherever the message is
+(see pyx/broker/deferral.pyx).
+
 Invariant: `segment.base + offset` is the record with ordinal `ledger.cursor`, or the gap that has it, or the log's
 end. The cursor meets a gap only if its ledger is older than the rewriting of the segment, after a power failure.
 
@@ -238,6 +241,18 @@ cdef class LogCursor:
         for first, behind in self.readable.log.holes:
             self.ledger.finish_range(max(first, start), min(behind, end))
         return 0
+
+    cdef int forget_overridden(self, uint64_t ordinal) except -1:
+        """Let a record be overridden no longer, if it is: the cursor passes it, or its message is finished."""
+        assert self.overridden is not None
+        self.overridden.discard(ordinal)
+        if not self.overridden:
+            self.overridden = None
+        return 0
+
+    cdef uint64_t overridden_end(self) except? 0:
+        """Return 1 + the highest overridden ordinal; 0 if there is none. Cost: O(overridden)."""
+        return 0 if self.overridden is None else <uint64_t> max(self.overridden) + 1
 
     cdef int leave_drained(self) except -1:
         """Move on from a segment that has been read to its end; it is recycled when all of it is finished."""

@@ -5,28 +5,28 @@ it is cheapest:
 
     in flight      the table of ids that FIN uses
     queued         the topic's log, by the id, which grows with the ordinal (see pyx/diskqueue/logreader.pyx)
-    deferred       2 bytes of the id's fingerprint for each slot, read through: 10 million are 20 MB
-    returned       the fingerprints in the ring's entries, 16 bytes each, read through
+    deferred       by the publisher: 2 bytes of the id's fingerprint for each slot, read through: 10 million are 20 MB
+                   by its consumer or by its id: the notes that wait, 32 bytes each, read through
+    returned       the fingerprints in the ring's entries, 24 bytes each, read through
     dead letter    likewise, in the ring of those that are not published yet
 
-The last three are read in steps, and the caller yields to the event loop between them, or has pages read that the step
-found absent. Slots stay, and entries of the
-ring keep their numbers or get higher ones, so the search misses only a message that moves meanwhile. A message that
-moves to the ring's end is met there. A message that is parked again may get a slot that the search has passed: another
-round finds it, which follows whenever something was parked meanwhile, and the last round is one step. The place that
-was found is right until the loop runs; the caller changes the message at once, whatever consumers do.
+The last four are read in steps, and the caller yields to the event loop between them, or has pages read that the step
+found absent. Slots stay, and entries of the ring keep their numbers or get higher ones, so the search misses only a
+message that moves meanwhile. A message that moves to the ring's end is met there. A message that is deferred again may
+get a slot that the search has passed: another round finds it, which follows whenever something was deferred meanwhile,
+and the last round is one step. The place that was found is right until the loop runs; the caller changes the message at
+once, whatever consumers do.
 
-Changes are those of consumers, by the same means, and as safe. Finishing is a bit; another due time is a new record in
-the parked log whose origin is the old one (see pyx/broker/parked_log.pyx). One thing is special: a record at or past
-the cursor without a due time may become an origin. `rescheduled_ahead` of the channel's Parking names these while they
-are not settled. `moved_until` in the ledger's header, stored before the record, makes the start after a kill search the
-records past the cursor for them; that costs a walk up to the last of them, at that start.
+Changes are those of consumers, by the same means, and as safe. Finishing is a bit. Another due time is a note, as of a
+requeue with a delay (see pyx/broker/deferral.pyx); of a parked record it is a new record in the parked log whose origin
+is the old one (see pyx/broker/parked_log.pyx). One thing is special: the message may be queued. Then the cursor passes
+over its record.
 
 Invariants: 1. messages in flight are not changed. 2. A change is made whole or not at all.
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
@@ -34,6 +34,7 @@ from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRin
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.logreader cimport LogReader
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
@@ -46,52 +47,60 @@ cdef enum Place:
     HELD = 2                             # the topic holds it, the channel may not read it yet
     QUEUED = 3                           # at or past the cursor
     RETURNED = 4                         # in the ring of messages for redelivery
-    DEFERRED = 5                         # in the parked log, under its due time
+    DEFERRED = 5                           # in the parked log, under its due time
     IN_FLIGHT = 6
     DEAD_LETTER = 7                      # to be published in the dead-letter topic
+    NOTED = 8                            # in the topic's log, under the due time of its note
 
 cdef enum:
     SLOTS_PER_STEP = 1 << 22             # 8 MiB
-    ENTRIES_PER_STEP = 1 << 19           # 8 MiB
+    NOTES_PER_STEP = 1 << 17             # 4 MiB, and as much of the heap
+    ENTRIES_PER_STEP = 1 << 18           # 6 MiB
     ROUNDS_MAX = 8                       # after these the search is one step
 
-AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT, AT_DEAD_LETTER = (
-    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT, DEAD_LETTER)
+AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT, AT_DEAD_LETTER, AT_NOTED = (
+    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT, DEAD_LETTER, NOTED)
 
 
 @cython.final
 cdef class MessageLookup:
-    """Lookup of one message of a channel. slots_per_step, entries_per_step: read at once."""
+    """Lookup of one message of a channel. slots_per_step, notes_per_step, entries_per_step: read at once."""
 
     cdef readonly ChannelCore channel
     cdef readonly uint64_t guid
     cdef readonly Place place            # of the last `step`; right until the loop runs
     cdef const Record* kept              # in the topic's log, whatever the place; NULL: the log does not have it
     cdef const Record* record            # at the place, if there is one there
-    cdef uint64_t at                     # slot in the parked log, or number in its ring
+    cdef uint64_t at                     # slot in the parked log or of its note, or number in its ring
     cdef uint64_t slots_per_step
+    cdef uint64_t notes_per_step
     cdef uint64_t entries_per_step
-    cdef uint64_t next_slot              # the search has come to this slot ...
+    cdef uint64_t next_slot              # the search has come to this slot of the parked log ...
+    cdef uint64_t next_note              # ... to this slot of notes ...
     cdef uint64_t next_number            # ... and to this entry of those for redelivery
     cdef uint64_t next_letter            # ... and of the dead letters
     cdef uint64_t parked_end             # of the parked log when this round of the search began
+    cdef uint64_t defer_count            # messages that were given a note to wait with by then
     cdef uint64_t round_count
 
     def __init__(
         self, ChannelCore channel not None, uint64_t guid, *,
-        uint64_t slots_per_step=SLOTS_PER_STEP, uint64_t entries_per_step=ENTRIES_PER_STEP,
+        uint64_t slots_per_step=SLOTS_PER_STEP, uint64_t notes_per_step=NOTES_PER_STEP,
+        uint64_t entries_per_step=ENTRIES_PER_STEP,
     ):
         self.channel = channel
         self.guid = guid
         self.slots_per_step = slots_per_step
+        self.notes_per_step = notes_per_step
         self.entries_per_step = entries_per_step
         self.begin_round()
 
     cdef int begin_round(self) except -1:
-        self.next_slot = 0
+        self.next_slot = self.next_note = 0
         self.next_number = 0
         self.next_letter = 0
         self.parked_end = self.channel.parking.parked_end()
+        self.defer_count = self.channel.deferral.defer_count
         return 0
 
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept:
@@ -122,13 +131,20 @@ cdef class MessageLookup:
             return True
         if self.next_slot < self.slots_end():
             return False
+        if self.step_in_notes():
+            return True
+        if self.next_note < self.channel.deferral.waiting.slot_count_max:
+            return False
         if self.step_in_ring(ready, &self.next_number, RETURNED):
             return True
         if self.step_in_ring(letters, &self.next_letter, DEAD_LETTER):
             return True
         if self.next_number < ready.end() or self.next_letter < letters.end():
             return False
-        if self.parked_end != self.channel.parking.parked_end():
+        if (
+            self.parked_end != self.channel.parking.parked_end()
+            or self.defer_count != self.channel.deferral.defer_count
+        ):
             self.round_count += 1
             self.begin_round()
             return False
@@ -147,7 +163,10 @@ cdef class MessageLookup:
             return self.found(HELD, record, 0)
         if channel.ledger.is_finished(ordinal):
             return channel.parking.parked is None and self.found(FINISHED, record, 0)
-        if ordinal >= channel.cursor.ordinal() and not channel.parking.is_origin_ahead(record):
+        if (
+            ordinal >= channel.cursor.ordinal() and not channel.parking.is_origin_ahead(record)
+            and not channel.cursor.is_overridden(ordinal)
+        ):
             return self.found(QUEUED, record, 0)
         return False
 
@@ -177,6 +196,22 @@ cdef class MessageLookup:
                 if record != NULL and record.guid == self.guid:
                     return self.found(DEFERRED, record, slot)
             self.next_slot = min(slot + 1, end)
+        return False
+
+    cdef bint step_in_notes(self) except -1:
+        """Search some of the notes that wait. Returns: True if the message has one of them."""
+        cdef uint64_t end = self.channel.deferral.waiting.slot_count_max
+        cdef int64_t slot
+        if self.round_count < ROUNDS_MAX:
+            end = min(end, self.next_note + self.notes_per_step)
+        if self.kept == NULL:
+            # The log keeps all messages with notes.
+            end = self.channel.deferral.waiting.slot_count_max
+        else:
+            slot = self.channel.deferral.find_waiting(self.kept.seq, self.next_note, end)
+            if slot >= 0:
+                return self.found(NOTED, self.kept, <uint64_t> slot)
+        self.next_note = max(self.next_note, end)
         return False
 
     cdef bint step_in_ring(self, ReadyRing ring, uint64_t* next_number, Place place) except -1:
@@ -209,12 +244,16 @@ cdef class MessageLookup:
         assert self.record != NULL or self.place in (UNKNOWN, IN_FLIGHT), "a place has a record"
         if self.place == DEFERRED:
             return channel.parking.parked.waiting_in(<uint32_t> self.at) == self.record
+        if self.place == NOTED:
+            return channel.deferral.find_waiting(self.record.seq, self.at, self.at + 1) >= 0
         if ring is not None:
             return ring.first <= self.at < ring.end() and ring.at(self.at).record.guid == self.guid
         return self.place == QUEUED and record_ordinal(self.record) >= channel.cursor.ordinal()
 
     def due_ns(self):
         """Return the due time of the message (Unix); 0 if it has passed, or the place has none."""
+        if self.place == NOTED:
+            return self.channel.deferral.notes.at(<uint32_t> self.at).due_ns
         if self.place == DEFERRED or (self.place == QUEUED and self.record.due_ns > wall_ns()):
             return self.record.due_ns
         return 0
@@ -266,12 +305,21 @@ cdef class MessageLookup:
             self.note_cancelled()
             channel.parking.parked.take(<uint32_t> self.at)
             channel.parking.finish(self.record, FROM_PARKED)
+        elif self.place == NOTED:
+            channel.parking.reach(self.record, FROM_TOPIC)
+            self.note_cancelled()
+            channel.parking.finish(self.record, FROM_TOPIC)
+            channel.deferral.forget(<uint32_t> self.at)
+            channel.cursor.note_finished_ahead()
         elif ring is not None:
             entry = ring.at(self.at)[0]
             channel.parking.reach(entry.record, entry.source)
             self.note_cancelled()
             ring.remove(self.at)
             channel.parking.finish(entry.record, entry.source)
+            if entry.note != NO_NOTE:
+                channel.deferral.forget(entry.note)
+                channel.cursor.note_finished_ahead()
         else:
             channel.parking.reach(self.record, FROM_TOPIC)
             self.note_cancelled()
@@ -296,35 +344,59 @@ cdef class MessageLookup:
         Raises: StorageError, MemoryError (nothing changed).
         """
         cdef ChannelCore channel = self.channel
-        cdef const Record* record = self.record
-        cdef Segment segment
-        cdef ReadyEntry entry
-        assert self.place in (DEFERRED, QUEUED, RETURNED)
+        assert self.place in (DEFERRED, NOTED, QUEUED, RETURNED)
         assert self.is_in_place(), "the message has moved since it was found"
-        if self.place == DEFERRED:
-            channel.parking.reach(record, FROM_PARKED)
-            channel.parking.park(record, FROM_PARKED, record_attempts(record), due_ns)
-            channel.parking.parked.take(<uint32_t> self.at)
-        elif due_ns <= wall_ns() and (self.place == RETURNED or record.due_ns <= wall_ns()):
+        if self.place in (QUEUED, RETURNED) and due_ns <= wall_ns() and (
+                self.place == RETURNED or self.record.due_ns <= wall_ns()):
             return
+        if self.place == QUEUED:
+            self.reschedule_queued(due_ns, reader)
         elif self.place == RETURNED:
-            entry = channel.ready.at(self.at)[0]
-            channel.parking.reach(entry.record, entry.source)
-            channel.parking.park(entry.record, entry.source, entry.attempts, due_ns)
-            channel.ready.remove(self.at)
+            self.reschedule_returned(due_ns)
+        elif self.place == NOTED:
+            channel.deferral.defer(
+                self.record, channel.deferral.notes.at(<uint32_t> self.at).attempts, due_ns, <uint32_t> self.at)
         else:
-            segment = channel.readable.log.segment_of(record_ordinal(record))
-            if not channel.cursor.verify(segment, <const char*> record - segment.base, record_ordinal(record)):
-                # It may be at another place now.
-                self.record = reader.find(self.guid)
-            if self.record == NULL:
-                self.place = UNKNOWN
-                return
-            channel.parking.reach(self.record, FROM_TOPIC)
-            channel.parking.reschedule_queued(self.record, due_ns)
-        channel.parking.settle_now()
+            self.park(self.record, record_attempts(self.record), due_ns)
+            channel.parking.parked.take(<uint32_t> self.at)
+            channel.parking.settle_now()
+        if self.place == UNKNOWN:
+            return
         channel.after_parking()
         if channel.trace is not None and at_once:
             channel.trace.place.note(DELIVERED_NOW, self.guid, 0, 0, None, wall_ns())
         elif channel.trace is not None:
             channel.trace.place.note_due(RESCHEDULED, self.guid, due_ns, wall_ns())
+
+    cdef int reschedule_queued(self, int64_t due_ns, LogReader reader) except -1:
+        """Let the cursor pass over the message's record. If damage has taken the message, the place is UNKNOWN."""
+        cdef ChannelCore channel = self.channel
+        cdef uint64_t ordinal = record_ordinal(self.record)
+        cdef Segment segment = channel.readable.log.segment_of(ordinal)
+        if not channel.cursor.verify(segment, <const char*> self.record - segment.base, ordinal):
+            # It may be at another place now.
+            self.record = reader.find(self.guid)
+        if self.record == NULL:
+            self.place = UNKNOWN
+            return 0
+        channel.deferral.override(self.record, due_ns)
+        if self.record.due_ns != 0:
+            channel.parking.pass_deferred(ordinal)
+        return 0
+
+    cdef int reschedule_returned(self, int64_t due_ns) except -1:
+        cdef ChannelCore channel = self.channel
+        cdef ReadyEntry entry = channel.ready.at(self.at)[0]
+        if entry.source == FROM_TOPIC:
+            channel.deferral.defer(entry.record, entry.attempts, due_ns, entry.note)
+        else:
+            self.park(entry.record, entry.attempts, due_ns)
+        channel.ready.remove(self.at)
+        if entry.source == FROM_PARKED:
+            channel.parking.settle_now()
+        return 0
+
+    cdef int park(self, const Record* record, uint16_t attempts, int64_t due_ns) except -1:
+        """Park a record of the parked log under another due time. Raises: StorageError, MemoryError (not parked)."""
+        self.channel.parking.reach(record, FROM_PARKED)
+        return self.channel.parking.park(record, FROM_PARKED, attempts, due_ns)

@@ -4,8 +4,8 @@
     parked log    | finished | waiting for its due time, in flight ...                         | end
 
 A deferred record is parked: it is copied to the channel's parked log under its due time, and the record here is its
-origin, to be finished when that is safe (see pyx/broker/parked_log.pyx). A requeue with a delay parks as well, whether
-the record came from the topic's log or from the parked one.
+origin, to be finished when that is safe (see pyx/broker/parked_log.pyx). A parked record that is requeued with a delay
+is parked again. One of the topic's log stays there (see pyx/broker/deferral.pyx).
 
 Deferred messages are parked when they are published, until the work budget of a pass of the loop is used up. Then
 a channel *lags*: it goes on parking in order from the place it has reached, a slice in each of its runs, until it has
@@ -20,11 +20,11 @@ Parking never calls its channel. The channel requests the wakes and timers that 
 (see `ChannelCore.catch_up`).
 
 Invariants:
-1. `unsettled_ahead` counts the origins at or past the cursor; each has a due time and lies below `parked_below`, or is
-   in `rescheduled_ahead`: a queued message that was rescheduled by its id (see pyx/broker/message_lookup.pyx).
-2. Pending records are deferred and not finished, at or past `parked_below`, the cursor and `counted_from`.
-3. Every record that is deferred, not finished, at or past the cursor and below the readable end is parked, or lies at
-   or past the place at which the channel goes on parking.
+1. `unsettled_ahead` counts the origins at or past the cursor; each has a due time and lies below `parked_below`.
+2. Pending records are deferred, not finished and not overridden, at or past `parked_below`, the cursor and
+   `counted_from`.
+3. Every record that is deferred, not finished, not overridden, at or past the cursor and below the readable end is
+   parked, or lies at or past the place at which the channel goes on parking.
 
 Source: docs/nsq/broker-semantics.md, "Publish and fan-out", "Delivery to a client".
 """
@@ -32,7 +32,6 @@ Source: docs/nsq/broker-semantics.md, "Publish and fan-out", "Delivery to a clie
 cimport cython
 
 from pyqd.hot.broker.slots cimport FROM_PARKED
-from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
@@ -80,9 +79,13 @@ cdef class Parking:
         """Move over, or park, a record at the cursor that may be deferred. Returns: False if it is to be handed out."""
         debug_require(record_ordinal(record) == self.ledger.header.cursor)
         debug_require(not self.ledger.is_finished(record_ordinal(record)))
+        if self.cursor.is_overridden(record_ordinal(record)):
+            self.cursor.pass_over(record)
+            self.cursor.forget_overridden(record_ordinal(record))
+            return True
         if self.is_origin_ahead(record):
             self.cursor.pass_over(record)
-            self.forget_ahead(record_ordinal(record))
+            self.forget_ahead()
             return True
         if record.due_ns == 0:
             return False
@@ -94,19 +97,15 @@ cdef class Parking:
     cdef bint is_origin_ahead(self, const Record* record) except -1:
         """Return True if an unfinished record at or past the cursor is an origin that is not settled."""
         debug_require(record_ordinal(record) >= self.ledger.header.cursor)
-        if self.unsettled_ahead == 0:
-            return False
-        return self.is_rescheduled(record_ordinal(record)) or (
-            record.due_ns != 0 and record_ordinal(record) < self.ledger.header.parked_below)
+        return (
+            self.unsettled_ahead != 0 and record.due_ns != 0
+            and record_ordinal(record) < self.ledger.header.parked_below
+            and not self.cursor.is_overridden(record_ordinal(record)))
 
-    cdef int forget_ahead(self, uint64_t ordinal) except -1:
+    cdef int forget_ahead(self) except -1:
         """Count an origin as one past the cursor no longer."""
         assert self.unsettled_ahead != 0, "an origin past the cursor was not counted"
         self.unsettled_ahead -= 1
-        if self.rescheduled_ahead is not None:
-            self.rescheduled_ahead.discard(ordinal)
-            if not self.rescheduled_ahead:
-                self.rescheduled_ahead = None
         return 0
 
     cdef int park(
@@ -121,28 +120,6 @@ cdef class Parking:
         assert due_ns != 0, "a parked record has a due time"
         self.open()
         return self.parked.park(record, source, attempts, due_ns, is_delay)
-
-    cdef int reschedule_queued(self, const Record* record, int64_t due_ns) except -1:
-        """Park a record at or past the cursor under a due time of its own; its ledger reaches it.
-
-        Raises: StorageError, MemoryError (nothing is parked).
-        """
-        cdef uint64_t ordinal = record_ordinal(record)
-        assert ordinal >= self.ledger.header.cursor, "the record was handed out"
-        assert not self.is_rescheduled(ordinal), "the record is an origin already"
-        self.open()
-        self.ledger.unseal()
-        # Stored before the record: a start then looks for origins among the records past the cursor.
-        self.ledger.header.moved_until = self.parked.log.end + 1
-        store_barrier()
-        self.parked.park(record, FROM_TOPIC, record.attempts, due_ns, False)
-        if record.due_ns != 0:
-            self.pass_deferred(ordinal)
-        self.unsettled_ahead += 1
-        if self.rescheduled_ahead is None:
-            self.rescheduled_ahead = set()
-        self.rescheduled_ahead.add(ordinal)
-        return 0
 
     cdef int prepare(self, uint64_t span_bytes, uint64_t ordinal) except -1:
         """Reserve space so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
@@ -188,7 +165,7 @@ cdef class Parking:
         cdef uint64_t ordinal = record_ordinal(record)
         assert record.due_ns != 0, "the record is not deferred"
         self.ledger.unseal()
-        if not self.ledger.is_finished(ordinal) and not self.is_rescheduled(ordinal):
+        if not self.ledger.is_finished(ordinal) and not self.cursor.is_overridden(ordinal):
             self.ledger.reach(ordinal)
             if self.is_parked(record):
                 self.ledger.finish(ordinal)
@@ -254,7 +231,7 @@ cdef class Parking:
                 self.settle_in(self.parked.ledger, origin >> 1)
                 continue
             if origin >> 1 >= self.ledger.header.cursor:
-                self.forget_ahead(origin >> 1)
+                self.forget_ahead()
             self.settle_in(self.ledger, origin >> 1)
         return self.parked.forget_origins(end)
 
@@ -429,6 +406,5 @@ cdef class Parking:
 
     cdef int forget(self) except -1:
         self.unsettled_ahead = 0
-        self.rescheduled_ahead = None
         self.settle_end = 0
         return self.forget_lag()

@@ -7,7 +7,8 @@ returned     the number of the entry in the ring; entries come at the end
 dead letter  likewise, of those that wait to be published
 queued       the ordinal in the topic's log
 in flight    the slot
-deferred     (due time, slot); after a restart slots differ, and the reader begins the due time again
+deferred     (due time, slot); after a restart slots differ, and the reader begins the due time again. Parked messages
+             and those that wait by a note have a heap each, and slots of their own
 
 A page costs as much as it shows, wherever it begins, with two exceptions. A queue is walked over finished and deferred
 records; long runs of finished records are skipped by their bits, and the walk is made in slices. And a heap yields its
@@ -28,7 +29,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer
-from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
@@ -38,7 +39,7 @@ from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.primitives.heap cimport Entry
+from pyqd.hot.primitives.heap cimport DeadlineHeap
 from pyqd.hot.wire.record cimport (
     RECORD_HEADER_BYTES,
     RECORD_LOST,
@@ -61,13 +62,18 @@ cdef enum:
     SLOTS_PER_SLICE = 50000
     SLOTS_PER_INSERT = 20                # cost of keeping one, in slots read
 
+# The slots of notes follow all that a parked log can have.
+cdef uint64_t NOTES_FROM = <uint64_t> 1 << 32
 
-cdef tuple row_of(const Record* record, uint64_t attempts, uint64_t body_bytes_max, bint from_topic):
+
+cdef tuple row_of(
+    const Record* record, uint64_t attempts, int64_t due_ns, uint64_t body_bytes_max, bint from_topic,
+):
     """Return (id, timestamp, attempts, size, position or None, due time, body)."""
     cdef uint64_t shown = min(<uint64_t> record.size_bytes, body_bytes_max)
     assert record.size_bytes != 0, "no message is empty"
     return (record.guid, record.timestamp_ns, attempts, record.size_bytes, record.seq if from_topic else None,
-            record.due_ns, record_body(record)[:shown])
+            due_ns, record_body(record)[:shown])
 
 
 def run_of(ChannelCore channel not None):
@@ -90,7 +96,8 @@ def waiting_page(
     number = max(number, ring.first)
     while number < end and <uint64_t> len(rows) < count_max and free_bytes:
         entry = ring.at(number)
-        rows.append(row_of(entry.record, entry.attempts, body_bytes_max, entry.source == FROM_TOPIC))
+        rows.append(row_of(
+            entry.record, entry.attempts, entry.record.due_ns, body_bytes_max, entry.source == FROM_TOPIC))
         free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
         number += 1
     return rows, number, number >= end
@@ -114,7 +121,8 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
     while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and free_bytes:
         held = channel.slots.used(at)
         if held != NULL:
-            rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
+            rows.append(row_of(
+                held.record, held.attempts, held.record.due_ns, body_bytes_max, held.source == FROM_TOPIC) + (
                 client_of(channel, held.consumer), held.delivered_ns + since_mono_ns,
                 channel.slots.deadline_of(at) + since_mono_ns))
             free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
@@ -137,7 +145,7 @@ cdef class DeferredSearch:
     cdef list best                       # (due_ns, slot) in order; while slots are read: a heap of (-due_ns, -slot)
     cdef int64_t worst_due_ns            # of the best, once there are enough; others need not be looked at
     cdef int64_t worst_slot
-    cdef uint64_t next_slot
+    cdef uint64_t next_slot              # of the parked log, then of notes
     cdef bint reading_slots
     cdef bint is_found                   # `best` is the page
     cdef uint64_t present_count          # its first records that are in memory, or were read
@@ -148,73 +156,103 @@ cdef class DeferredSearch:
         self.count_max = count_max
         self.best = []
 
+    cdef DeadlineHeap heap_of(self, uint64_t slot):
+        """Return the heap of due times that has a slot; None: it has no entries."""
+        if slot >= NOTES_FROM:
+            return self.channel.deferral.waiting
+        return None if self.channel.parking.parked is None else self.channel.parking.parked.dues
+
+    cdef uint64_t slots_end(self, uint64_t first):
+        """Return the number behind the last slot of a heap. first: its first slot."""
+        cdef DeadlineHeap heap = self.heap_of(first)
+        return first if heap is None else first + heap.slot_count_max
+
     def step(self):
         """Continue the search, in a bounded step. Returns: whether the page is found."""
-        cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t cost = 0
-        if parked is None or self.is_found:
+        if self.is_found or self.step_near():
+            self.is_found = True
             return True
         if not self.reading_slots:
-            if self.step_near():
-                self.is_found = True
-                return True
             self.reading_slots = True
             self.worst_due_ns = INT64_MAX
             self.best = []
-        while self.next_slot < parked.capacity and cost < SLOTS_PER_SLICE:
+        while cost < SLOTS_PER_SLICE:
+            if self.next_slot < NOTES_FROM and self.next_slot >= self.slots_end(0):
+                self.next_slot = NOTES_FROM
+            if self.next_slot >= NOTES_FROM and self.next_slot >= self.slots_end(NOTES_FROM):
+                self.best = sorted([(-due_ns, -slot) for due_ns, slot in self.best])
+                self.is_found = True
+                return True
             cost += 1 + SLOTS_PER_INSERT * self.add_slot(self.next_slot)
             self.next_slot += 1
-        if self.next_slot < parked.capacity:
-            return False
-        self.best = sorted([(-due_ns, -slot) for due_ns, slot in self.best])
-        self.is_found = True
-        return True
+        return False
+
+    cdef const Record* parked_in(self, uint64_t slot) noexcept:
+        """Return the record of a slot of the parked log; NULL: the slot is free, or of a note."""
+        if slot >= NOTES_FROM or self.channel.parking.parked is None:
+            return NULL
+        return self.channel.parking.parked.waiting_in(<uint32_t> slot)
 
     def has_page(self, Presence presence not None, uint64_t body_bytes_max):
         """Return whether the page can be made without waiting for the disk, once it is found."""
-        cdef ParkedLog parked = self.channel.parking.parked
+        cdef Deferral deferral = self.channel.deferral
         cdef const Record* record
-        assert self.is_found or parked is None, "the search goes on"
+        cdef uint64_t slot
+        assert self.is_found, "the search goes on"
         presence.absent = None
-        while parked is not None and self.present_count < <uint64_t> len(self.best):
-            record = parked.waiting_in(self.best[self.present_count][1])
-            if record != NULL and not presence.has_bytes_at(parked.log, record, RECORD_HEADER_BYTES + body_bytes_max):
+        while self.present_count < <uint64_t> len(self.best):
+            slot = self.best[self.present_count][1]
+            record = self.parked_in(slot)
+            if record != NULL and not presence.has_bytes_at(
+                    self.channel.parking.parked.log, record, RECORD_HEADER_BYTES + body_bytes_max):
+                return False
+            if slot >= NOTES_FROM and deferral.waiting.contains(<uint32_t> (slot - NOTES_FROM)) and (
+                    not deferral.is_present(
+                        presence, <uint32_t> (slot - NOTES_FROM), RECORD_HEADER_BYTES + body_bytes_max)):
                 return False
             self.present_count += 1
         return True
 
     cdef bint step_near(self) except -1:
-        """Take the page from the top of the heap, in order. Returns: False if it is too far down."""
-        cdef ParkedLog parked = self.channel.parking.parked
-        cdef const Entry* entries = parked.dues.entries
-        cdef uint64_t count = parked.dues.count
-        cdef uint64_t index, child
+        """Take the page from the tops of the heaps, in order. Returns: False if it is too far down."""
+        cdef DeadlineHeap heap
+        cdef uint64_t first, index, child
         cdef uint64_t left = ENTRIES_FROM_TOP_MAX
-        assert not self.reading_slots, "the search has gone on"
+        if self.reading_slots:
+            return False
         after = (self.after_due_ns, self.after_slot)
-        # (due time, slot, place in the heap) of entries whose parents are all taken; a parent is never later than its
-        # children.
-        nearest = [] if count == 0 else [(entries[0].due_ns, entries[0].slot, 0)]
+        # (due time, slot, first slot of the heap, place in it) of entries whose parents are all taken; a parent is
+        # never later than its children.
+        nearest = []
+        for first in (<uint64_t> 0, NOTES_FROM):
+            heap = self.heap_of(first)
+            if heap is not None and heap.count != 0:
+                nearest.append((heap.entries[0].due_ns, first + heap.entries[0].slot, first, 0))
+        heapq.heapify(nearest)
         while left:
             left -= 1
             if not nearest or <uint64_t> len(self.best) == self.count_max:
                 self.best.sort()
                 # Of entries with one due time, one below in the heap may have the lower slot.
                 return not nearest or nearest[0][0] != self.best[len(self.best) - 1][0]
-            due_ns, slot, index = heapq.heappop(nearest)
+            due_ns, slot, first, index = heapq.heappop(nearest)
             if (due_ns, slot) > after:
                 self.best.append((due_ns, slot))
-            for child in range(2 * index + 1, min(2 * index + 3, count)):
-                heapq.heappush(nearest, (entries[child].due_ns, entries[child].slot, child))
+            heap = self.heap_of(first)
+            for child in range(2 * index + 1, min(2 * index + 3, <uint64_t> heap.count)):
+                heapq.heappush(nearest, (
+                    heap.entries[child].due_ns, first + heap.entries[child].slot, first, child))
         return False
 
     cdef int add_slot(self, uint64_t slot) except -1:
         """Keep a slot if it is among the first so far. Returns: whether it is."""
-        cdef ParkedLog parked = self.channel.parking.parked
+        cdef DeadlineHeap heap = self.heap_of(slot)
+        cdef uint32_t within = <uint32_t> (slot - NOTES_FROM if slot >= NOTES_FROM else slot)
         cdef int64_t due_ns
-        if parked.waiting_in(<uint32_t> slot) == NULL:
+        if not heap.contains(within):
             return False
-        due_ns = parked.due_in(<uint32_t> slot)
+        due_ns = heap.due_of(within)
         if due_ns < self.after_due_ns or (due_ns == self.after_due_ns and <int64_t> slot <= self.after_slot):
             return False
         if due_ns > self.worst_due_ns or (due_ns == self.worst_due_ns and <int64_t> slot > self.worst_slot):
@@ -229,15 +267,25 @@ cdef class DeferredSearch:
         assert <uint64_t> len(self.best) <= self.count_max
         return True
 
+    cdef tuple row_in(self, uint64_t slot, int64_t due_ns, uint64_t body_bytes_max):
+        """Return the row of the message in a slot; None: it is not there, or has another due time."""
+        cdef const Record* record = self.parked_in(slot)
+        cdef Deferral deferral = self.channel.deferral
+        cdef uint32_t note = <uint32_t> (slot - NOTES_FROM)
+        if record != NULL and self.channel.parking.parked.due_in(<uint32_t> slot) == due_ns:
+            return row_of(record, record_attempts(record), record.due_ns, body_bytes_max, False)
+        if slot >= NOTES_FROM and deferral.waiting.contains(note) and deferral.waiting.due_of(note) == due_ns:
+            record = deferral.record_of(note)
+            return None if record == NULL else row_of(
+                record, deferral.notes.at(note).attempts, deferral.notes.at(note).due_ns,
+                body_bytes_max, True)
+        return None
+
     def page(self, uint64_t body_bytes_max):
         """Return (rows, (due time, slot) to resume after, at the end?), once the page is found."""
-        cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t free_bytes = LISTING_BYTES_MAX
-        cdef const Record* record
-        cdef uint32_t slot
-        cdef int64_t due_ns
         cdef uint64_t seen = 0
-        assert self.is_found or parked is None, "the search goes on"
+        assert self.is_found, "the search goes on"
         after = (self.after_due_ns, self.after_slot)
         rows = []
         for due_ns, slot in self.best:
@@ -245,10 +293,10 @@ cdef class DeferredSearch:
                 break
             seen += 1
             after = (due_ns, slot)
-            record = parked.waiting_in(slot)
-            if record != NULL and parked.due_in(slot) == due_ns:
-                rows.append(row_of(record, record_attempts(record), body_bytes_max, False))
-                free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
+            row = self.row_in(slot, due_ns, body_bytes_max)
+            if row is not None:
+                rows.append(row)
+                free_bytes -= min(free_bytes, <uint64_t> len(row[6]))
         return rows, after, seen < self.count_max and seen == <uint64_t> len(self.best)
 
 
@@ -292,7 +340,8 @@ cdef class QueueWalk:
         if record.flags & RECORD_LOST:
             return True
         return self.channel is not None and (
-            self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.parking.is_origin_ahead(record))
+            self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.parking.is_origin_ahead(record)
+            or self.channel.cursor.is_overridden(record_ordinal(record)))
 
     cdef bint is_at_cursor(self, Segment segment) noexcept:
         """Return whether the walk goes on at the channel's cursor, which knows the place of its record."""
@@ -355,7 +404,7 @@ cdef class QueueWalk:
             elif not segment.unverified or record_verdict(
                     <const char*> record, segment.tail - (<const char*> record - segment.base), record.seq
             ) == RECORD_VALID:
-                self.rows.append(row_of(record, 0, body_bytes_max, True))
+                self.rows.append(row_of(record, 0, record.due_ns, body_bytes_max, True))
                 self.free_bytes -= min(self.free_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
                 if <uint64_t> len(self.rows) == count_max or self.free_bytes == 0:
                     self.ordinal = ordinal

@@ -602,6 +602,8 @@ cdef class TopicCore(Scheduled):
             total += channel.ledger.change_count
             if channel.cancelled is not None:
                 total += channel.cancelled.change_count
+            if channel.deferral.notes is not None:
+                total += channel.deferral.notes.change_count
             parked = channel.parking.parked
             if parked is not None:
                 total += parked.log.end + parked.ledger.change_count
@@ -620,6 +622,9 @@ cdef class TopicCore(Scheduled):
                 changed.append(channel)
             elif channel.cancelled is not None and (
                     channel.cancelled.change_count != channel.cancelled.synced_change_count):
+                changed.append(channel)
+            elif channel.deferral.notes is not None and (
+                    channel.deferral.notes.change_count != channel.deferral.notes.synced_change_count):
                 changed.append(channel)
             elif parked is not None and (
                     parked.log.end != parked.log.synced_end
@@ -901,7 +906,9 @@ cdef class TopicCore(Scheduled):
         if self.state.paused:
             for channel in self.channels:
                 # Finished messages were given: the state may be older than the ledgers after a power failure.
-                self.readable.end = max(self.readable.end, channel.ledger.header.cursor, channel.ledger.finished_end())
+                self.readable.end = max(
+                    self.readable.end, channel.ledger.header.cursor, channel.ledger.finished_end(),
+                    channel.cursor.overridden_end())
             # Otherwise a topic whose last channel is deleted now would hold these again after the next start.
             self.state.held_from = self.readable.end
             self.finish_missing(start)

@@ -747,6 +747,8 @@ cdef class Ledger:
         count_from(header, ordinal)
         header.parked_below = ordinal
         header.parked_from = parked_from
+        # A reset that a kill has interrupted may take two numbers: none of the notes has the first.
+        header.generation += 1
         # A reset may go back: then the bits on stable storage are of other deliveries. A new file has zeros only.
         header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
         self.pristine = False
@@ -777,6 +779,7 @@ cdef class Ledger:
         count_from(&header, ordinal)
         header.parked_below = ordinal
         header.parked_from = parked_from
+        header.generation += 1
         header.trusted_below = ordinal + capacity_bits
         return header
 
@@ -837,7 +840,7 @@ cdef class Ledger:
              or ordinal > header.floor and self.header.cursor <= header.floor and self.finished_end() <= header.floor)
             and now.paused == header.paused
             and now.parked_from == header.parked_from
-            and now.moved_until == header.moved_until
+            and now.generation == header.generation
             and now.origins_unknown_below == header.origins_unknown_below
             and memcmp(now.settings, header.settings, sizeof(now.settings)) == 0
         )
@@ -1148,6 +1151,17 @@ cdef class Ledger:
     def parked_from(self, uint64_t ordinal):
         self.unseal()
         self.header.parked_from = ordinal
+
+    @property
+    def generation(self) -> int:
+        return self.header.generation
+
+    @generation.setter
+    def generation(self, uint32_t number):
+        """Take up the notes of a ledger that is lost."""
+        if self.header.generation != number:
+            self.unseal()
+            self.header.generation = number
 
     @property
     def parked_below(self) -> int:

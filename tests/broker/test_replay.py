@@ -524,10 +524,16 @@ def test_a_seek_reports_messages_that_were_dropped_ahead_of_the_cursor(tmp_path)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     guids = [topic.publish_body(b"%d" % number, wall()) for number in range(4)]
-    (outcome,) = message_lookup.change_message(
-        topic, [channel], guids[2], message_lookup.reschedule_to(topic, wall() + HOUR_NS), lambda: None
-    )
-    assert outcome.status == message_lookup.DONE
+    for due_ns in (wall() + HOUR_NS, wall()):
+        (outcome,) = message_lookup.change_message(
+            topic, [channel], guids[2], message_lookup.reschedule_to(topic, due_ns), lambda: None
+        )
+        assert outcome.status == message_lookup.DONE
+    topic.broker.scheduler.run_timers(mono() + 1)
+    consumer = consumer_on(channel)
+    taken = [channel.take_message(consumer)[0] for _ in range(2)]
+    channel.finish_message(consumer, guids[2])
+    assert set(taken) == {guids[0], guids[2]}
     done = replay.move(topic, channel, LogPlace(earliest=True), lambda: None)
-    assert (done["redeliver"], done["finished"], done["depth"], channel.depth) == (1, 1, 4, 4)
+    assert (done["redeliver"], done["finished"], done["depth"], channel.depth) == (2, 1, 4, 4)
     check_topic(topic)

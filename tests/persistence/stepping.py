@@ -71,7 +71,7 @@ def names_in(directory: str) -> list[str]:
         found.append(at)
         for name in sorted(os.listdir(at)):
             found.append(name)
-            if name.endswith((".topic", ".channel")) or name in ("log", "parked", "topics", "discarded"):
+            if name.endswith((".topic", ".channel")) or name in ("log", "notes", "parked", "topics", "discarded"):
                 waiting.append(os.path.join(at, name))
     return found
 

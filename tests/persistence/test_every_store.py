@@ -351,6 +351,22 @@ def test_the_timeout_of_a_message_is_all_or_nothing(bench):
     assert_all_or_nothing(bench, lambda: bench.broker.scheduler.run_timers(mono() + 2 * MINUTE_NS))
 
 
+@pytest.mark.parametrize("delivered", ["from the log", "deferred"])
+def test_a_stop_stores_the_attempts_of_a_message_or_leaves_it(bench, delivered):
+    position = 0
+    if delivered == "deferred":
+        bench.take(5)
+        bench.publish(due_ns=DUE)
+        bench.release()
+        position = 5
+    (guid,) = bench.take()
+    assert guid == [guid for _, guid, *_ in bench.topic.log.records()][position]
+    for _ in range(3):
+        bench.requeue(guid, 0)()
+        bench.take()
+    assert_all_or_nothing(bench, bench.channels[0].close)
+
+
 @pytest.mark.parametrize("paused", [True, False])
 def test_pausing_a_channel_is_all_or_nothing(bench, paused):
     bench.channels[0].pause(not paused)

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyqd.broker import peek
+from pyqd.fallback.records import ORDINAL_MASK
 from pyqd.hot.primitives.clock import wall
 from tests.simulation.model import DEFERRED, GRAVEYARD, QUEUED, Channel, Copy, Topic, expect
 from tests.simulation.segments import log_of, numbers_behind_bridges
@@ -55,6 +56,14 @@ def parked_ids(channel: Any) -> set[int]:
     ledger = channel.parked.ledger
     records = channel.parked.log.records(max(channel.ledger.parked_from, ledger.oldest))
     return {guid for ordinal, guid, *_ in records if not ledger.has_finished(ordinal)}
+
+
+def noted_ids(channel: Any) -> set[int]:
+    """Return the ids of the messages of the topic's log that have notes."""
+    if channel.notes is None:
+        return set()
+    noted = {seq & ORDINAL_MASK for seq, *_ in channel.notes.rows().values()}
+    return {guid for ordinal, guid, *_ in channel.topic.log.records() if ordinal in noted}
 
 
 class Adoption:
@@ -383,7 +392,7 @@ class Adoption:
         if (topic.name, channel.name) in self.doubt.resets or self.is_forgotten(name):
             # With a lost ledger, the channel has again what it may have had before.
             channel.note_reset(self.model.tick())
-        parked = parked_ids(found)
+        parked = parked_ids(found) | noted_ids(found)
         channel.copies = {
             number: self.copy_of(row, copies.get(number), row.guid in parked) for number, row in sorted(rows.items())
         }
@@ -471,8 +480,13 @@ class Adoption:
         copy = channel.copies.get(row.number)
         if copy is None:
             return
-        unsure = row.number in self.maybe(topic, channel.name) | self.doubt.moved.get((topic.name, channel.name), set())
-        unsure = unsure or self.is_forgotten(name) or row.number in self.excuses.numbers(topic.name, channel.name)
+        moved = self.doubt.moved.get((topic.name, channel.name), set())
+        unsure = (
+            row.number in self.maybe(topic, channel.name) | moved
+            or self.world.notes_lost
+            or self.is_forgotten(name)
+            or row.number in self.excuses.numbers(topic.name, channel.name)
+        )
         # A power cut may undo a seek, or a change of the due time.
         has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
         firm = not self.power or copy.stamp <= self.model.synced or has_one_due

@@ -31,6 +31,8 @@ REWRITES = "rewrites"
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
 BODILESS = "bodiless"
+# The notes of all channels are gone before a start.
+NOTES = "notes"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -54,6 +56,8 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (150_000_000, frozenset({REWRITES, WRITES, FINS, JOURNAL})),
     (160_000_000, frozenset({EXCEPTIONS})),
     (165_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
+    (170_000_000, frozenset({NOTES, WRITES, UNMAPPING, FINS, RESETS})),
+    (175_000_000, frozenset({NOTES, REWRITES, EXCEPTIONS, WRITES, UNMAPPING})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -68,6 +72,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     REWRITES: (),
     TRACE: (),
     BODILESS: (),
+    NOTES: (),
 }
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
@@ -75,6 +80,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     FINS: {},
     RESETS: {"begin_empty": (1, (0,))},
+    NOTES: {"lose_notes": (4, (5, 6, 0))},
     ABSENT: {"newest_job": (2, ())},
     EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_newest": (4, (0, 4))},
     REWRITES: {

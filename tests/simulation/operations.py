@@ -98,6 +98,9 @@ class Operations(World):
     def do_spoil(self, how: int, chance: int, seed: int) -> None:
         """End the process in some way, or let it be for now; pages are unreadable when the next one starts."""
         self.spoil_seed = seed
+        self.end(how, chance, seed)
+
+    def end(self, how: int, chance: int, seed: int) -> None:
         self.fault_count += 1
         if how == 0:
             self.do_stop()
@@ -110,6 +113,11 @@ class Operations(World):
         """Do as `do_spoil` to the files of drained segments."""
         self.spoils_spares = True
         self.do_spoil(how, chance, seed)
+
+    def do_lose_notes(self, how: int, chance: int, seed: int) -> None:
+        """End the process in some way, or let it be for now; no channel has notes when the next one starts."""
+        self.loses_notes = True
+        self.end(how, chance, seed)
 
     def do_advance(self, number: int) -> None:
         by_ns = ADVANCES_NS[number % len(ADVANCES_NS)]

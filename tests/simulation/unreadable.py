@@ -133,7 +133,7 @@ class Excuses:
             content = inode.now() if channel else with_journal(disk, path, inode.now())
             self.lost.setdefault(log, set()).update(numbers_in(content, pages))
             self.hidden.setdefault(log, set()).update(numbers_behind_end(content, pages))
-        elif file == "attempts":
+        elif file.startswith("notes/"):
             self.attempts.add((topic, channel))
         elif file in ("ledger", "parked.ledger", "cancelled.ledger", "state"):
             self.ledgers.add((topic, channel))

@@ -113,6 +113,8 @@ class World:
         self.spoiled: set[str] = set()
         self.wall_latest_ns = 0
         self.excuses = Excuses()
+        # The next start finds no notes; this one has found none.
+        self.loses_notes = self.notes_lost = False
         # With --sync-fin: the FIN in progress, as (topic, channel, number, FINs of the channel before), and the FINs
         # that the running rounds cover: of (topic, channel) the messages with the stamps of their FINs, 0: the FIN in
         # progress.
@@ -262,6 +264,9 @@ class World:
     def start(self) -> None:
         """Start the broker; a death or a fault may be planned for that too."""
         self.spoil()
+        if self.loses_notes:
+            self.disk.lose("notes")
+            self.loses_notes, self.notes_lost = False, True
         arena.refuse(0, 0)
         files = SimulatedFiles(self.disk, self.lib, in_parts=WRITES in self.features)
         self.files = files
@@ -312,6 +317,7 @@ class World:
         self.forgotten.clear()
         self.half_made.clear()
         self.excuses = Excuses()
+        self.notes_lost = False
         self.doubt = Doubt()
         self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()

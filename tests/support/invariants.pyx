@@ -4,10 +4,11 @@ Each unfinished record that the channel has handed out is in exactly one place, 
 a message that is lost until the next start, or held twice. See invariant 1 in pyx/broker/channel.pyx.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot, fingerprint
@@ -15,7 +16,7 @@ from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
-from pyqd.hot.wire.record cimport RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
 
 
 cdef struct Counts:
@@ -23,6 +24,8 @@ cdef struct Counts:
     uint64_t origins_behind              # unsettled origins in the topic's log, below the cursor
     uint64_t origins_ahead               # and at or past it
     uint64_t origins_parked              # in the parked log
+    uint64_t ahead                       # in one of these places, or deferred, at or past the cursor
+    uint64_t deferred                    # in the topic's log below the cursor, waiting for due times
 
 
 cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_t end) except? 0:
@@ -55,6 +58,31 @@ cdef bint are_accounted_for(Log log, Ledger ledger, uint64_t start, uint64_t end
     return held == unfinished or held + unfinished_lost_in(log, ledger, start, end) == unfinished
 
 
+cdef int count_held(ChannelCore channel, const Record* record, uint8_t source, Counts* counts) except -1:
+    """Count a message that is in flight, for redelivery, or a dead letter."""
+    if source == FROM_TOPIC and record_ordinal(record) >= channel.cursor.ordinal():
+        assert channel.cursor.is_overridden(record_ordinal(record)), "the cursor would hand a message out again"
+        counts.ahead += 1
+    else:
+        counts.held[source] += 1
+    return 0
+
+
+cdef int count_deferred(ChannelCore channel, Counts* counts) except -1:
+    """Count the messages that wait for due times of their notes."""
+    cdef Deferral deferral = channel.deferral
+    cdef uint32_t slot
+    deferral.check()
+    for slot in range(deferral.waiting.slot_count_max):
+        if deferral.waiting.contains(slot):
+            if channel.cursor.is_overridden(deferral.notes.at(slot).seq & ORDINAL_MASK):
+                counts.ahead += 1
+            else:
+                assert deferral.notes.at(slot).seq & ORDINAL_MASK < channel.cursor.ordinal()
+                counts.deferred += 1
+    return 0
+
+
 cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
     """Count the messages in flight; each is unfinished and counted for its consumer."""
     cdef Consumer consumer
@@ -69,7 +97,7 @@ cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
             assert channel.slots.find(held.record.guid) == slot
             assert not channel.parking.ledger_of(held.source).is_finished(record_ordinal(held.record))
             in_flight[held.consumer] = in_flight.get(held.consumer, 0) + 1
-            counts.held[held.source] += 1
+            count_held(channel, held.record, held.source, counts)
     for consumer in channel.dispatcher.consumers:
         assert consumer.in_flight == in_flight.get(consumer.number, 0), "messages in flight of a consumer"
         assert channel.dispatcher.by_number[consumer.number] is consumer
@@ -90,7 +118,7 @@ cdef int count_rings(ChannelCore channel, Counts* counts) except -1:
             entry = ring.at(number)
             assert entry.fingerprint == fingerprint(entry.record.guid)
             assert not channel.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
-            counts.held[entry.source] += 1
+            count_held(channel, entry.record, entry.source, counts)
     return 0
 
 
@@ -138,14 +166,16 @@ cdef int check_cursor(LogCursor cursor) except -1:
 
 def check_channel(ChannelCore channel not None):
     """Raise AssertionError if an invariant is broken. Cost: O(messages held, and capacity of the ledgers)."""
-    cdef Counts counts = Counts(held=[0, 0], origins_behind=0, origins_ahead=0, origins_parked=0)
+    cdef Counts counts = Counts(
+        held=[0, 0], origins_behind=0, origins_ahead=0, origins_parked=0, ahead=0, deferred=0)
     cdef Ledger ledger = channel.ledger
     cdef ParkedLog parked = channel.parking.parked
     cdef uint64_t cursor = channel.cursor.ordinal()
     cdef uint64_t start, spared
     ledger.check()
     assert cursor <= channel.readable.end
-    spared = ledger.ahead + channel.parking.unsettled_ahead + channel.parking.pending()
+    spared = (
+        ledger.ahead + channel.parking.unsettled_ahead + channel.parking.pending() + channel.cursor.overridden_count())
     assert spared <= channel.readable.end - cursor, "the depth is negative"
     assert channel.parking.lags() or not channel.readable.all_lag, "a channel without a lag has no place to resume at"
     assert channel.slots.deadlines.count() == channel.slots.ids.count == channel.slots.count()
@@ -160,10 +190,13 @@ def check_channel(ChannelCore channel not None):
     count_slots(channel, &counts)
     count_rings(channel, &counts)
     count_origins(channel, &counts)
+    count_deferred(channel, &counts)
     assert counts.origins_ahead == channel.parking.unsettled_ahead, "origins past the cursor"
+    assert counts.ahead == channel.cursor.overridden_count(), "messages that the cursor passes over"
     assert are_accounted_for(
         channel.readable.log, ledger, ledger.oldest_unfinished(), cursor,
-        counts.held[<int> FROM_TOPIC] + counts.origins_behind), "delivered messages of the topic's log"
+        counts.held[<int> FROM_TOPIC] + counts.origins_behind + counts.deferred
+    ), "delivered messages of the topic's log"
     if parked is not None:
         parked.ledger.check()
         check_waiting(parked)

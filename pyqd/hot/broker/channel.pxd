@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.dispatcher cimport Dispatcher
 from pyqd.hot.broker.latency cimport LatencyBuffer
 from pyqd.hot.broker.log_cursor cimport LogCursor
@@ -30,6 +31,7 @@ cdef class ChannelCore(Scheduled):
     cdef SlotTable slots                 # in flight
     cdef ReadyRing ready                 # returned, waiting for redelivery
     cdef readonly Parking parking
+    cdef readonly Deferral deferral
     cdef readonly DeadLetterPolicy dead_letters
     cdef Dispatcher dispatcher
     cdef readonly ChannelWaits waits
@@ -45,6 +47,9 @@ cdef class ChannelCore(Scheduled):
     cdef readonly ChannelTrace trace     # None: the channel is not traced
 
     cdef bint is_due_present(self) except -1
+    cdef bint is_deferred_present(self) except -1
+    cdef bint release_parked(self, int64_t wall_now_ns) except -1
+    cdef bint release_deferred(self, int64_t wall_now_ns) except -1
     cdef bint make_room_to_cancel(self, uint64_t ordinal) except -1
     cdef bint grow_for(self, Ledger ledger, uint64_t ordinal) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
@@ -63,6 +68,7 @@ cdef class ChannelCore(Scheduled):
     cdef int catch_up(self, bint whole) except -1
     cdef int settle_some(self, bint whole) except -1
     cdef int drop_excess(self) except -1
+    cdef int finish_newest(self, uint64_t count) except -1
     cdef int note_gone(self) except -1
     cdef int share_out(self, uint64_t delivered_before) except -1
     cdef bint sort_rest(self) except -1

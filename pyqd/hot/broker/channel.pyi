@@ -4,6 +4,7 @@ from typing import Any
 from pyqd.hot.broker.channel_trace import ChannelTrace
 from pyqd.hot.broker.consumer import Consumer, UnsyncedFins
 from pyqd.hot.broker.dead_letters import DeadLetterPolicy
+from pyqd.hot.broker.deferral import Deferral
 from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.broker.parking import Parking
@@ -13,6 +14,7 @@ from pyqd.hot.broker.trace import TracePlace
 from pyqd.hot.broker.waits import ChannelWaits
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Position
+from pyqd.hot.diskqueue.notes import Notes
 from pyqd.hot.primitives.schedule import Scheduled
 
 class ChannelCore(Scheduled):
@@ -23,6 +25,10 @@ class ChannelCore(Scheduled):
     @property
     def unsynced_fins(self) -> UnsyncedFins: ...
     cancelled: Ledger | None
+    @property
+    def notes(self) -> Notes | None: ...
+    @property
+    def deferral(self) -> Deferral: ...
     def __init__(
         self,
         readable: ReadableLog,

@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Consumer, Delivery
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.rate_limit cimport RateLimit
@@ -21,6 +22,7 @@ cdef enum Outcome:
 cdef class Dispatcher:
     cdef LogCursor cursor
     cdef Parking parking
+    cdef Deferral deferral
     cdef SlotTable slots                 # in flight
     cdef ReadyRing ready                 # returned messages
     cdef ChannelWaits waits
@@ -53,6 +55,7 @@ cdef class Dispatcher:
     cdef int read_ahead(self) except -1
     cdef int read_in(self) except -1
     cdef bint can_return(self) except -1
+    cdef bint must_wait(self, const ReadyEntry* entry) except -1
     cdef bint waits_for_window(self, const Record* record, uint8_t source) except -1
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int note_delivered(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1

@@ -17,6 +17,7 @@ cdef class LogCursor:
     cdef Segment unmapped                # what it has found, and the range in it
     cdef uint64_t unmapped_start
     cdef uint64_t unmapped_end
+    cdef set overridden                  # ordinals at or past the cursor that it passes over; None: there are none
     cdef bint ledger_full                # `next_record` found a record to finish, and the ledger has to grow first
 
     cdef inline uint64_t ordinal(self) noexcept:
@@ -46,10 +47,16 @@ cdef class LogCursor:
         return NULL
 
     cdef inline int pass_over(self, const Record* record) except -1:
-        # Move over the record at the cursor, which is handed out now or is the origin of a parked one.
+        # Move over the record at the cursor, which is handed out now, is the origin of a parked one or is overridden.
         self.offset += record_span(record.size_bytes)
         self.ledger.hand_out()
         return 0
+
+    cdef inline bint is_overridden(self, uint64_t ordinal) except -1:
+        return self.overridden is not None and ordinal in self.overridden
+
+    cdef inline uint64_t overridden_count(self) noexcept:
+        return 0 if self.overridden is None else <uint64_t> len(self.overridden)
 
     cdef inline int finish(self, const Record* record) except -1:
         # Mark a record as finished, and have drained segments trimmed.
@@ -75,3 +82,5 @@ cdef class LogCursor:
     cdef bint skip_finished(self) except -1
     cdef bint skip_segment(self) except -1
     cdef int note_finished_ahead(self) except -1
+    cdef int forget_overridden(self, uint64_t ordinal) except -1
+    cdef uint64_t overridden_end(self) except? 0

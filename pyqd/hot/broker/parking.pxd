@@ -31,7 +31,6 @@ cdef class Parking:
     cdef public bint durable             # origins are settled by syncs, not at once
     cdef uint64_t settle_end             # parked records below are durable, their origins not all settled; 0: none
     cdef uint64_t unsettled_ahead        # origins at or past the cursor that are not settled
-    cdef set rescheduled_ahead           # ordinals of those of them that were rescheduled by id; None: there are none
     # Lag: deferred records that are readable and not parked yet.
     cdef uint64_t deferred_seen          # of the ReadableLog's deferred_count: those parked, handed out or finished
     cdef uint64_t counted_from           # ordinal; deferred records below it are in neither of these two counts
@@ -51,7 +50,8 @@ cdef class Parking:
     cdef inline uint64_t queued_count(self) noexcept:
         # Count the messages of the topic's log that were neither handed out nor deferred.
         return (
-            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead - self.pending())
+            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead - self.pending()
+            - self.cursor.overridden_count())
 
     cdef inline bint lags(self) noexcept:
         return self.readable.deferred_count != self.deferred_seen or self.uncounted_end != 0
@@ -59,10 +59,6 @@ cdef class Parking:
     cdef inline bint is_current(self, uint64_t deferred_count) noexcept:
         # Return True if nothing lagged when `deferred_count` had this value.
         return self.deferred_seen == deferred_count and self.uncounted_end == 0
-
-    cdef inline bint is_rescheduled(self, uint64_t ordinal) except -1:
-        # Return True if a record past the cursor was rescheduled by id and is not settled yet.
-        return self.rescheduled_ahead is not None and ordinal in self.rescheduled_ahead
 
     cdef inline bint is_parked(self, const Record* record) noexcept:
         # Return True if an earlier run ended between parking the message and finishing this record of it.
@@ -105,10 +101,9 @@ cdef class Parking:
     cpdef int adopt(self, ParkedLog parked) except -1
     cdef bint step_over(self, const Record* record) except -1
     cdef bint is_origin_ahead(self, const Record* record) except -1
-    cdef int forget_ahead(self, uint64_t ordinal) except -1
+    cdef int forget_ahead(self) except -1
     cdef int park(
         self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns, bint is_delay=*) except -1
-    cdef int reschedule_queued(self, const Record* record, int64_t due_ns) except -1
     cdef int prepare(self, uint64_t span_bytes, uint64_t ordinal) except -1
     cdef int prepare_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1
     cdef int park_batch(self, const Record* first, uint32_t count) except -1

@@ -22,6 +22,7 @@ cdef struct Slot:
     uint64_t consumer                    # number of the owner
     uint16_t attempts                    # deliveries, this one included
     uint8_t source
+    uint32_t note                        # of the message in the topic's log; NO_NOTE: it has none
 
 cdef class SlotTable:
     cdef Slot* slots
@@ -67,7 +68,7 @@ cdef class SlotTable:
 
     cdef int load_slots_ahead(self, const uint64_t* guids, uint32_t count) noexcept
     cdef int add(
-        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
+        self, const Record* record, uint16_t attempts, uint8_t source, uint32_t note, uint64_t consumer,
         int64_t now_ns, int64_t deadline_ns) except -1
     cdef int remove(self, uint32_t slot) except -1
     cdef int clear(self) except -1
@@ -78,6 +79,7 @@ cdef struct ReadyEntry:
     uint32_t fingerprint                 # of the message's id, so that a search need not read the records
     uint16_t attempts                    # deliveries so far
     uint8_t source
+    uint32_t note                        # as of a Slot
 
 cdef class ReadyRing:
     cdef ReadyEntry* entries             # capacity is a power of two
@@ -96,7 +98,7 @@ cdef class ReadyRing:
         # Return the entry of a number in `[first, end)`.
         return &self.entries[(self.head + <uint32_t> (number - self.first)) & (self.capacity - 1)]
 
-    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
+    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source, uint32_t note) except -1
     cdef ReadyEntry pop(self) noexcept
     cdef int remove(self, uint64_t number) except -1
     cdef int grow(self) except -1
