@@ -21,7 +21,7 @@ PARKED = 5
 RING = 4096
 # Counters are shown only, and a start checks the offset of the cursor against the log.
 UNCHECKED = {*range(48, 56), *range(72, 96), *range(136, 144)}
-HEADER_BYTES = 456
+HEADER_BYTES = 448
 
 
 def worked(root: Path) -> Broker:

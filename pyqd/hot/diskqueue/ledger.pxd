@@ -37,7 +37,8 @@ cdef struct LedgerHeader:
     uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
     uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
     uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
-    uint64_t reserved                    # zero
+    uint32_t generation                  # of the channel's notes that count; each reset begins another one
+    uint32_t reserved                    # zero
     uint64_t dead_letter_count
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
     uint64_t parked_from                 # records of the parked log below it were dropped by a reset
@@ -50,8 +51,6 @@ cdef struct LedgerHeader:
     uint32_t checksum                    # crc32c of this header without its counters, cursor_offset and seal
     uint32_t bits_checksum               # crc32c of the window and the exceptions
     uint32_t exceptions_count            # of the ordinals behind the window
-    uint32_t generation                  # of the channel's notes that count; each reset begins another one
-    uint32_t reserved
 
 # File that a ledger grows into.
 cdef struct Growth:
