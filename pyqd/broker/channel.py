@@ -185,7 +185,7 @@ class Channel(ChannelCore):
         unread = [(first, min(behind, end)) for first, behind in holes]
         if CANCELLED_LEDGER in files.found:
             self.cancelled = self.cancelled or files.open_cancelled()
-            unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]
+            unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.oldest, self.topic.log.end)]
         for start, end in unread:
             if not ledger.try_note_range(start, end):
                 # The cursor steps over a hole that it meets; holes below it keep their segments until the next start.

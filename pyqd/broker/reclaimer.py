@@ -78,7 +78,7 @@ def clear_first_segment(topic: Topic, count_max: int) -> int:
         return 0
     if wall() - stopped_growing_ns(segment) < COMPACTED_AGE_NS or topic.retained_from() < end:
         return 0
-    holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.floor < end]
+    holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.oldest < end]
     if any(channel.ledger.cursor < end for channel in holders):
         return 0
     unfinished = [unfinished_below(channel, end) for channel in holders]
@@ -132,12 +132,12 @@ def shrink(topic: Topic, quiet_ns: int) -> None:
     # Parked logs first, which needs no access to a ledger: that of an idle topic may not be mapped.
     for channel in topic.channels_by_name.values():
         parked = channel.parked
-        if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
+        if parked is not None and not is_smallest(parked.log) and parked.ledger.oldest == parked.log.end:
             shrink_log(topic, parked.log, partial(trim_parked, parked))
     if is_smallest(topic.log):
         return
     drained = topic.end == topic.log.end and all(
-        channel.ledger.floor == topic.log.end for channel in topic.channels_by_name.values()
+        channel.ledger.oldest == topic.log.end for channel in topic.channels_by_name.values()
     )
     if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
         shrink_log(topic, topic.log, topic.trim_finished)

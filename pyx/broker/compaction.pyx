@@ -22,7 +22,6 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
@@ -35,9 +34,12 @@ def stopped_growing_ns(Segment segment not None):
 
 
 def unfinished_below(ChannelCore channel not None, uint64_t end):
-    """Count the records below an ordinal that a channel has not finished. Cost: O(64th part of the window)."""
-    cdef uint64_t floor = channel.ledger.header.floor
-    return end - floor - finished_in(channel.ledger, floor, end) if end > floor else 0
+    """Count the records below an ordinal that a channel has not finished.
+
+    Cost: O(64th part of the window, and exceptions).
+    """
+    cdef uint64_t oldest = channel.ledger.oldest_unfinished()
+    return channel.ledger.unfinished_in(oldest, end) if end > oldest else 0
 
 
 cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) except -1:
@@ -80,7 +82,7 @@ def move_unfinished(ChannelCore channel not None, Segment segment not None, uint
     cdef ReadyEntry* entry
     cdef const Slot* held
     assert channel.ledger.header.cursor >= segment.end_ordinal()
-    if channel.ledger.header.floor >= segment.end_ordinal():
+    if channel.ledger.oldest_unfinished() >= segment.end_ordinal():
         return 0
     channel.parking.open()
     for number in range(channel.ready.first, channel.ready.end()):
@@ -171,7 +173,7 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
 
 def unfinished_parked(ParkedLog parked not None):
     """Return how many records of a parked log are not finished, and how many it keeps."""
-    cdef uint64_t unfinished = parked.log.end - parked.ledger.header.floor - parked.ledger.finished_count
+    cdef uint64_t unfinished = parked.ledger.unfinished_in(parked.ledger.oldest_unfinished(), parked.log.end)
     return unfinished, parked.log.end - parked.log.first.first_ordinal
 
 

@@ -78,7 +78,7 @@ cdef class LogCursor:
             if self.ledger.next_is_finished():
                 self.offset += record_span(record.size_bytes)
                 self.ledger.skip()
-                self.readable.note_floor(self.ledger.header.floor)
+                self.readable.note_floor(self.ledger)
                 continue
             return record
         return NULL

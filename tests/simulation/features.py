@@ -23,6 +23,8 @@ FINS = "fins"
 RESETS = "resets"
 # Pages of segments that are not in memory when a channel comes to them.
 ABSENT = "absent"
+# Few unfinished messages become exceptions of ledgers, whose windows stay as small as they begin.
+EXCEPTIONS = "exceptions"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
@@ -45,6 +47,8 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
     (120_000_000, frozenset({ABSENT, WRITES, UNMAPPING, UNREADABLE})),
     (130_000_000, frozenset({ABSENT, FINS, RESETS, JOURNAL})),
+    (140_000_000, frozenset({EXCEPTIONS})),
+    (145_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -55,6 +59,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     FINS: (),
     RESETS: (),
     ABSENT: (),
+    EXCEPTIONS: (),
     TRACE: (),
     BODILESS: (),
 }
@@ -65,6 +70,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     FINS: {},
     RESETS: {"begin_empty": (1, (0,))},
     ABSENT: {"newest_job": (2, ())},
+    EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_most": (4, (0, 4))},
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),
@@ -127,6 +133,14 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mpub", "sub", "fin", "jobs", "begin_empty", "pub", "fin", "jobs", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "jobs", "begin_empty", "pause_channel", "sync", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "begin_empty", "limit", "jobs", "empty_channel", "write_back", "cut"),
+    ),
+    EXCEPTIONS: (
+        ("sub", "straggle", "straggle", "straggle", "write_back", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "fin", "fin", "sync", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "kill", "fin"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "begin_sync", "straggle", "job", "fin", "jobs", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "seek", "straggle", "stop"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "req", "fin", "housekeep", "sync", "cut"),
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),
