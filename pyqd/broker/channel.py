@@ -175,7 +175,7 @@ class Channel(ChannelCore):
         ledger, holes = files.ledger, list(self.topic.log.holes)
         if self.topic.broker.power_failed or ledger.rebuilt:
             # The ledger may be older than the rewriting of segments, after which only their gaps know what is finished.
-            holes += self.topic.log.gaps(ledger.floor)
+            holes += self.topic.log.gaps(ledger.oldest)
         if not holes and CANCELLED_LEDGER not in files.found:
             return
         # The topic finishes a hole among the messages it holds: these are in no channel's depth yet.
@@ -183,7 +183,7 @@ class Channel(ChannelCore):
         unread = [(first, min(behind, end)) for first, behind in holes]
         if CANCELLED_LEDGER in files.found:
             self.cancelled = self.cancelled or files.open_cancelled()
-            unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]
+            unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.oldest, self.topic.log.end)]
         for start, end in unread:
             if not ledger.try_note_range(start, end):
                 # The cursor steps over a hole that it meets; holes below it keep their segments until the next start.

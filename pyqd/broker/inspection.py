@@ -111,7 +111,7 @@ def channel_row(topic: Topic, channel: Channel) -> QueueRow:
         channel.paused,
         channel.depth + channel.deferred_count,
         channel_bytes(channel),
-        channel.ledger.floor,
+        channel.ledger.oldest,
         channel.ledger.cursor,
         channel.depth,
         channel.deferred_count,

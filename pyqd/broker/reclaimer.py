@@ -87,12 +87,12 @@ def shrink(topic: Topic, quiet_ns: int) -> None:
     # Parked logs first, which needs no access to a ledger: that of an idle topic may not be mapped.
     for channel in topic.channels_by_name.values():
         parked = channel.parked
-        if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
+        if parked is not None and not is_smallest(parked.log) and parked.ledger.oldest == parked.log.end:
             shrink_log(topic, parked.log, partial(trim_parked, parked))
     if is_smallest(topic.log):
         return
     drained = topic.end == topic.log.end and all(
-        channel.ledger.floor == topic.log.end for channel in topic.channels_by_name.values()
+        channel.ledger.oldest == topic.log.end for channel in topic.channels_by_name.values()
     )
     if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
         shrink_log(topic, topic.log, topic.trim_finished)

@@ -218,7 +218,7 @@ def positions(topic: Topic, place: LogPlace | None, pause: Pause) -> dict[str, A
         "channels": [
             {
                 "channel": name,
-                "floor": reader.position_of(channel.ledger.floor),
+                "floor": reader.position_of(channel.ledger.oldest),
                 "next": reader.position_of(channel.ledger.cursor),
             }
             for name, channel in sorted(topic.channels_by_name.items())

@@ -66,10 +66,15 @@ logger = logging.getLogger(__name__)
 
 
 class SyncedLedger(NamedTuple):
-    """Ledger in a job: its state when it was gathered."""
+    """Ledger in a job: its state when it was gathered.
+
+    bits_from: the first record of which the file had a bit, or one that grows to replace it. window_from: the same of
+    the file alone.
+    """
 
     ledger: Ledger
     bits_from: int
+    window_from: int
     floor: int
     reset_count: int
     change_count: int
@@ -188,7 +193,9 @@ class Job:
         ledger.seal()
         targets = ledger.sync_targets()
         self.ranges += [dirty_range(mapping, 0, length_bytes) for mapping, length_bytes in targets]
-        gathered = SyncedLedger(ledger, ledger.bits_from, ledger.floor, ledger.reset_count, ledger.change_count)
+        gathered = SyncedLedger(
+            ledger, ledger.bits_from, ledger.window_from, ledger.floor, ledger.reset_count, ledger.change_count
+        )
         self.ledgers.append(gathered)
         if ledger.has_bits_in_doubt():
             self.headers.append((gathered, dirty_range(targets[0][0], 0, LEDGER_HEADER_BYTES)))
@@ -213,9 +220,9 @@ class Job:
         self.write(syncs, self.ranges, self.directories, many)
         for topic, end in self.given:
             topic.note_given(end)
-        for (ledger, bits_from, _, reset_count, _), (mapping, *_) in self.headers:
+        for (ledger, _, window_from, _, reset_count, _), (mapping, *_) in self.headers:
             # The mapping that was written: the ledger may have grown into another file since.
-            ledger.trust_bits(mapping, bits_from, reset_count)
+            ledger.trust_bits(mapping, window_from, reset_count)
         behind = self.states + [header for _, header in self.headers]
         if behind:
             self.write(syncs, behind, [], many)
@@ -242,7 +249,7 @@ class Job:
         """
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
-        for ledger, bits_from, floor, reset_count, change_count in self.ledgers:
+        for ledger, bits_from, _, floor, reset_count, change_count in self.ledgers:
             ledger.note_synced(bits_from, reset_count, change_count)
             ledger.note_floor_synced(floor, reset_count)
         for notes, files, change_count in self.notes:

@@ -144,7 +144,8 @@ cdef class ChannelCore(Scheduled):
         if self.latency is not None:
             published_ns = record.timestamp_ns
         if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
-            return BEYOND_LEDGER
+            if not self.parking.ledger_of(source).is_open_below(record_ordinal(record)):
+                return BEYOND_LEDGER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.

@@ -11,7 +11,6 @@ from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.replay cimport finished_in
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot, fingerprint
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
@@ -28,10 +27,6 @@ cdef struct Counts:
     uint64_t deferred                    # in the topic's log below the cursor, waiting for due times
 
 
-cdef uint64_t unfinished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
-    return end - start - finished_in(ledger, start, end) if start < end else 0
-
-
 cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_t end) except? 0:
     """Count the unfinished ordinals of `[start, end)` without a message: a start on a full disk leaves them.
 
@@ -42,13 +37,15 @@ cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_
     cdef uint64_t low, high, offset, count = 0
     for hole in log.holes:
         low, high = hole
-        count += unfinished_in(ledger, max(low, start), min(high, end))
+        low, high = max(low, start), min(high, end)
+        count += ledger.unfinished_in(low, high) if low < high else 0
     while segment is not None and segment.first_ordinal < end:
         offset = segment.tail if segment.unverified else <uint64_t> SEGMENT_HEADER_BYTES
         while offset < segment.tail:
             record = <const Record*> (segment.base + offset)
             if record.flags & RECORD_LOST:
-                count += unfinished_in(ledger, max(record_ordinal(record), start), min(ordinal_after(record), end))
+                low, high = max(record_ordinal(record), start), min(ordinal_after(record), end)
+                count += ledger.unfinished_in(low, high) if low < high else 0
             offset += record_span(record.size_bytes)
         segment = segment.next
     return count
@@ -56,7 +53,7 @@ cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_
 
 cdef bint are_accounted_for(Log log, Ledger ledger, uint64_t start, uint64_t end, uint64_t held) except -1:
     """Return whether `held` is the number of unfinished records of `[start, end)`, with or without lost ones."""
-    cdef uint64_t unfinished = unfinished_in(ledger, start, end)
+    cdef uint64_t unfinished = ledger.unfinished_in(start, end) if start < end else 0
     return held == unfinished or held + unfinished_lost_in(log, ledger, start, end) == unfinished
 
 
@@ -196,14 +193,14 @@ def check_channel(ChannelCore channel not None):
     assert counts.origins_ahead == channel.parking.unsettled_ahead, "origins past the cursor"
     assert counts.ahead == channel.cursor.overridden_count(), "messages that the cursor passes over"
     assert are_accounted_for(
-        channel.readable.log, ledger, ledger.header.floor, cursor,
+        channel.readable.log, ledger, ledger.oldest_unfinished(), cursor,
         counts.held[<int> FROM_TOPIC] + counts.origins_behind + counts.deferred
     ), "delivered messages of the topic's log"
     if parked is not None:
         parked.ledger.check()
         check_waiting(parked)
         assert parked.ledger.header.cursor == parked.log.end, "every parked message waits for its due time at once"
-        start = max(parked.ledger.header.floor, parked.dropped_below)
+        start = max(parked.ledger.oldest_unfinished(), parked.dropped_below)
         assert are_accounted_for(
             parked.log, parked.ledger, start, parked.log.end,
             counts.held[<int> FROM_PARKED] + counts.origins_parked + parked.count()), "messages of the parked log"

@@ -19,11 +19,12 @@ from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
+from pyqd.hot.diskqueue.exceptions cimport FINISHED_SINCE, index_from
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.rewrite cimport Rewrite
 from pyqd.hot.diskqueue.segment cimport Segment
-from pyqd.hot.primitives.bitmap cimport window_after_word, window_mask, window_set_range, window_word
+from pyqd.hot.primitives.bitmap cimport window_after_word, window_mask, window_set, window_set_range, window_word
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.releases cimport PAGE_BYTES
 from pyqd.hot.wire.record cimport Record, record_ordinal
@@ -52,8 +53,13 @@ def stopped_growing_ns(Segment segment not None):
 cdef int add_unfinished(Rewrite rewrite, Ledger ledger) except -1:
     """Add the records that a channel has not finished to those that a rewriting keeps."""
     cdef uint64_t at = max(rewrite.start, ledger.header.floor)
+    cdef uint64_t index = index_from(&ledger.exceptions, rewrite.start)
     cdef uint64_t limit = max(at, min(rewrite.end, ledger.bits_end()))
     assert ledger.header.cursor >= rewrite.end, "a queue is not rewritten"
+    while index < ledger.exceptions.count and ledger.exceptions.ordinals[index] & ~FINISHED_SINCE < rewrite.end:
+        if not ledger.exceptions.ordinals[index] & FINISHED_SINCE:
+            window_set(rewrite.to.needed, rewrite.to.capacity_bits, ledger.exceptions.ordinals[index])
+        index += 1
     while at < min(limit, rewrite.end):
         rewrite.to.needed[window_word(rewrite.to.capacity_bits, at)] |= (
             ~ledger.words[window_word(ledger.capacity_bits, at)] & window_mask(at, limit))
@@ -97,9 +103,8 @@ cdef Rewrite sparse(TopicCore topic, Segment segment):
 
 
 cdef uint64_t unfinished_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
-    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range)."""
-    start = max(start, channel.ledger.header.floor)
-    return channel.ledger.unfinished_in(start, end) if start < end else 0
+    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range, and exceptions)."""
+    return channel.ledger.unfinished_in(start, end)
 
 
 cdef list small_neighbours(Segment segment, uint64_t end, refused):
@@ -274,7 +279,7 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
 
 def unfinished_parked(ParkedLog parked not None):
     """Return how many records of a parked log are not finished, and how many it keeps."""
-    cdef uint64_t unfinished = parked.log.end - parked.ledger.header.floor - parked.ledger.finished_count
+    cdef uint64_t unfinished = parked.ledger.unfinished_in(parked.ledger.oldest_unfinished(), parked.log.end)
     return unfinished, parked.log.end - parked.log.first.first_ordinal
 
 

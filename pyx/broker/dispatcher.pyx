@@ -129,7 +129,7 @@ cdef class Dispatcher:
         cdef Ledger ledger = self.parking.ledger_of(source)
         cdef uint64_t ordinal = record_ordinal(record)
         cdef uint64_t spare = ledger.capacity_bits // 4
-        debug_require(ordinal >= ledger.header.floor)
+        debug_require(not ledger.is_finished(ordinal))
         # Here, because the cursor moves next.
         ledger.unseal()
         if ledger.path is None:

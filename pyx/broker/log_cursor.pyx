@@ -81,7 +81,7 @@ cdef class LogCursor:
                 return NULL
             if self.ledger.next_is_finished():
                 self.skip_record(record)
-                self.readable.note_floor(self.ledger.header.floor)
+                self.readable.note_floor(self.ledger)
                 continue
             return record
         return NULL

@@ -117,7 +117,7 @@ cdef class ParkedLog:
     cdef int trim(self) except -1:
         """Trim finished records whose origins are finished on stable storage."""
         assert self.ledger.header.parked_below <= self.settled <= self.log.end, "invariant 3"
-        self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
+        self.log.trim(min(self.ledger.oldest_unfinished(), self.ledger.header.parked_below))
         return 0
 
     cdef int find_duplicates(self, uint64_t origins_unknown_below) except -1:
@@ -172,7 +172,7 @@ cdef class ParkedLog:
 
     def wait_for_unfinished(self):
         """Enter every unfinished record in the heap of due times. Cost: O(records kept)."""
-        cdef Segment segment = self.log.segment_of(max(self.ledger.header.floor, self.dropped_below))
+        cdef Segment segment = self.log.segment_of(max(self.ledger.oldest_unfinished(), self.dropped_below))
         cdef uint64_t offset
         cdef const Record* record
         while segment is not None:
@@ -423,6 +423,7 @@ cdef class ParkedLog:
         assert end <= self.dropped_below
         if end > self.ledger.header.floor:
             self.ledger.clamp(end, self.log.end)
+        self.ledger.finish_range(0, min(end, self.ledger.header.floor))
         self.note_settled(end)
         self.trim()
         return 0

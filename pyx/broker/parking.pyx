@@ -218,7 +218,7 @@ cdef class Parking:
         if self.parked.settled != before:
             self.parked.trim()
             self.cursor.note_finished_ahead()
-            self.readable.note_floor(self.ledger.header.floor)
+            self.readable.note_floor(self.ledger)
         return self.settle_end == 0
 
     cdef int settle_to(self, uint64_t end) except -1:

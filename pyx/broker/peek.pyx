@@ -33,12 +33,10 @@ from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
-from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
-from pyqd.hot.primitives.bitmap cimport window_next_zero
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.heap cimport DeadlineHeap
@@ -332,15 +330,10 @@ cdef class QueueWalk:
 
     cdef uint64_t next_unfinished(self, uint64_t ordinal) noexcept:
         """Return the first ordinal from one on that is not finished, or the end."""
-        cdef uint64_t end = self.end()
-        cdef uint64_t limit
-        cdef Ledger ledger
-        if self.channel is None or ordinal >= end:
+        if self.channel is None or ordinal >= self.end():
             return ordinal
-        ledger = self.channel.ledger
-        debug_require(ordinal >= ledger.header.floor)
-        limit = min(end, ledger.bits_end())
-        return window_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
+        debug_require(ordinal >= self.channel.ledger.header.cursor)
+        return self.channel.ledger.next_unfinished(ordinal, self.end())
 
     cdef bint skips(self, const Record* record) except -1:
         debug_require(record.size_bytes != 0)

@@ -10,6 +10,7 @@ Invariant: `end <= log.end`; they are equal unless the topic is paused, awaits c
 cimport cython
 
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.debug cimport debug_require
 
 
 @cython.final
@@ -24,6 +25,11 @@ cdef class ReadableLog:
         self.end = end
         self.oldest_unfinished = log.first
         self.parking = set()
+
+    cdef int note_passed(self, Ledger ledger) except -1:
+        """Like `note_floor`, for a floor that has passed the segment: exceptions below it may still be in there."""
+        debug_require(self.oldest_unfinished is not self.log.active)
+        return self.request_trim() if ledger.oldest_unfinished() >= self.oldest_unfinished.end_ordinal() else 0
 
     cdef int request_trim(self) except -1:
         if self.topic is None:

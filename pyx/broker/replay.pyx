@@ -24,11 +24,11 @@ from libc.stdint cimport INT64_MAX
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.topic cimport TopicCore
+from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.primitives.bitmap cimport window_count
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record, ordinal_after, record_ordinal, record_span
 
 cdef enum:
@@ -37,16 +37,8 @@ cdef enum:
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
-    cdef uint64_t floor = ledger.header.floor
-    cdef uint64_t limit = min(end, ledger.bits_end())
-    cdef uint64_t count = 0
-    debug_require(floor <= ledger.header.cursor)
-    if start < floor:
-        count = min(end, floor) - start
-    start = max(start, floor)
-    if start < limit:
-        count += window_count(ledger.words, ledger.capacity_bits, start, limit)
-    return count
+    debug_require(ledger.header.floor <= ledger.header.cursor)
+    return end - start - ledger.unfinished_in(start, end) if start < end else 0
 
 
 cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1:
@@ -83,7 +75,7 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
     """
     cdef Ledger ledger = channel.ledger
     cdef Log log = channel.readable.log
-    cdef uint64_t floor = ledger.header.floor
+    cdef uint64_t oldest = ledger.oldest_unfinished()
     cdef uint64_t cursor = ledger.header.cursor
     cdef uint64_t end = channel.readable.end
     cdef uint64_t ahead = max(target, cursor)
@@ -96,8 +88,8 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
         holes = missing_in(log, target, cursor) + cancelled_in(channel, target, cursor)
         redeliver += cursor - target - holes
         finished += finished_in(ledger, target, cursor) - holes
-    if target > floor:
-        skip = target - floor - finished_in(ledger, floor, target)
+    if target > oldest:
+        skip = ledger.unfinished_in(oldest, target)
     return {
         "redeliver": redeliver,
         "finished": finished,
@@ -223,7 +215,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     cdef list left_out = marked_from(channel, target)
     if reached > target and not ledger.reset_reaches(target, channel.parking.parked_end(), reached):
         # All that may fail comes before the first change.
-        ledger.reach(ledger.header.floor + reached - target)
+        ledger.reserve_bits(reached - target + 1)
     assert channel.readable.log.earliest <= target <= channel.readable.end
     channel.start_over(channel.readable.log.locate(target) if place is None else place.position)
     if place is not None:

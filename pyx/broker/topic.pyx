@@ -552,7 +552,7 @@ cdef class TopicCore(Scheduled):
             if channel.cursor.skip_finished():
                 self.readable.trim_wanted = True
                 self.scheduler.request_wake(self)
-            floor = min(floor, channel.ledger.header.floor)
+            floor = min(floor, channel.ledger.oldest_unfinished())
         self.readable.oldest_unfinished = self.log.segment_of(floor)
         if self.retention_time_ns != 0:
             since_ns = wall_ns() - self.retention_time_ns

@@ -1,6 +1,7 @@
 """A channel's ledger: how far it has handed out, how far it has finished, and which records between are finished.
 
     finished ......... | floor: first not finished | ... one bit each ... | cursor: never handed out | 1s: skipped | end
+    but exceptions
 
 The ledger is a mapped file: a page of header and a window of bits, bit i at `i mod capacity_bits`. Setting a bit is the
 FIN; the mapping keeps it over a kill. A bit may also be set at or past the cursor: the record was parked as deferred,
@@ -16,6 +17,7 @@ Invariants:
    which would then never be delivered.
 4. With `clears_late` the bits of `[uncleared_from, absorb_to)` lie behind the floor and are still set. The header
    announces them, and no bit that shares their place is set before they are cleared.
+5. The records below the floor are finished, except the open exceptions. These lie below all bits of the window.
 
 Header and window are two pages at least, and a power failure may keep one and not the other. If the kernel has written
 the cleared bits and not the floor, the records are delivered again. --sync-fin promises that a synced FIN stays. So
@@ -32,13 +34,20 @@ that lie behind the floor by then stay set until it has the name, as with `clear
 
 A caller that cannot wait grows the window on the spot (`reach`, `finish`), and waits for the sync.
 
-A file that a sync or a stop writes is *sealed*: checksums of header and window lie in the header, and say that they
-count. The first change after that takes the seal off before it stores anything, so a kill between two syncs leaves a
-file without one, which is believed as it is. To ask for the seal costs a FIN nothing: a sealed ledger reaches no record
-(`is_open_for`), so the first FIN comes in by the way of one beyond the window, and the first delivery by that of a
-record near the window's end (`roomy_below`). Each other change calls `unseal`. After a power failure the window may be
-newer than the header. Then the window is believed and the seal comes off; the header, in one page, is checked all the
-same.
+If one old record stays unfinished, the window would double with the backlog's span. So from EXCEPTIONS_FROM_BITS on,
+the new file gets a window of the same size that begins later, and the few unfinished records before that become its
+*exceptions*: their ordinals lie behind the window, see pyqd/hot/diskqueue/exceptions.pxd. A list is written with a new
+file only; the FIN of an exception sets a flag in it, and comes in by the way of one beyond the window. If the list
+would take more space than the window, the window doubles, and the open exceptions are copied. So the size of a file
+depends on the number of unfinished records and not on their span.
+
+A file that a sync or a stop writes is *sealed*: a checksum of the header and one of window and exceptions lie in the
+header, and say that they count. The first change after that takes the seal off before it stores anything, so a kill
+between two syncs leaves a file without one, which is believed as it is. To ask for the seal costs a FIN nothing: a
+sealed ledger reaches no record (`is_open_for`), so the first FIN comes in by the way of one beyond the window, and the
+first delivery by that of a record near the window's end (`roomy_below`). Each other change calls `unseal`. After a
+power failure the window may be newer than the header. Then the window is believed and the seal comes off; the header,
+in one page, is checked all the same.
 
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
@@ -47,6 +56,15 @@ instruction); one bit array per segment (a FIN would have to find the segment fi
 cimport cython
 from libc.string cimport memcmp, memcpy, memset
 
+from pyqd.hot.diskqueue.exceptions cimport (
+    FINISHED_SINCE,
+    NONE_OPEN,
+    are_ascending,
+    count_exceptions,
+    finish_exceptions,
+    is_exception,
+    use_exceptions,
+)
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_again, store_barrier
 from pyqd.hot.primitives.bitmap cimport (
     window_add,
@@ -70,6 +88,9 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t BITS_PER_PAGE = 8 * 4096
 cdef uint64_t WINDOW_BITS_MIN = BITS_PER_PAGE
+# A window of so many bits is not doubled for few unfinished records: those are listed, at so many bits each.
+cdef uint64_t EXCEPTIONS_FROM_BITS = 1 << 20
+cdef uint64_t EXCEPTION_BITS = 64
 # origins_unknown_below of a ledger that replaces a lost one, until its channel is recovered.
 cdef uint64_t UNKNOWN = <uint64_t> -1
 cdef uint64_t ALL_CLEARED = <uint64_t> -1
@@ -120,15 +141,16 @@ cdef int count_from(LedgerHeader* header, uint64_t ordinal) noexcept:
     return 0
 
 
-def set_limits_for_tests(uint64_t capacity_bits):
+def set_limits_for_tests(uint64_t capacity_bits, uint64_t exceptions_from_bits=1 << 20, uint64_t exception_bits=64):
     """Set the number of bits of new ledgers, a power of two, so that windows grow soon: for tests.
 
-    Returns: the former number.
+    exceptions_from_bits: of a window that gets exceptions instead of growing, if they take less space than it at
+    `exception_bits` each. Returns: the former three numbers.
     """
-    global WINDOW_BITS_MIN
-    cdef uint64_t former = WINDOW_BITS_MIN
+    global WINDOW_BITS_MIN, EXCEPTIONS_FROM_BITS, EXCEPTION_BITS
+    former = (WINDOW_BITS_MIN, EXCEPTIONS_FROM_BITS, EXCEPTION_BITS)
     assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
-    WINDOW_BITS_MIN = capacity_bits
+    WINDOW_BITS_MIN, EXCEPTIONS_FROM_BITS, EXCEPTION_BITS = capacity_bits, exceptions_from_bits, exception_bits
     return former
 
 
@@ -189,12 +211,12 @@ cdef class Ledger:
         (<LedgerHeader*> mapping.base).magic = MAGIC
         self.replace_file(mapping)
 
-    cdef Mapping new_file(self, uint64_t capacity_bits):
+    cdef Mapping new_file(self, uint64_t capacity_bits, uint64_t exceptions_count=0):
         assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
         growing = None if self.path is None else self.path + GROWING
         # The new file takes the name from one that is still being synced.
         self.forget_growth()
-        return self.files.new_mapped(growing, LEDGER_HEADER_BYTES + capacity_bits // 8, True)
+        return self.files.new_mapped(growing, file_bytes_of(capacity_bits, exceptions_count), True)
 
     cdef int replace_file(self, Mapping mapping) except -1:
         cdef Mapping former = self.mapping
@@ -231,6 +253,7 @@ cdef class Ledger:
     cdef int verify(self, Mapping mapping) except -1:
         """Check a file of an earlier run. Raises: CorruptionError, LaterFormatError."""
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        cdef const char* window
         path = mapping.path or "memory"
         self.unwritten = self.power_failed and header.magic == 0 and header.version == 0
         if mapping.size_bytes <= LEDGER_HEADER_BYTES or header.magic != MAGIC:
@@ -243,17 +266,22 @@ cdef class Ledger:
             header.version == 0
             or header.capacity_bits < 64
             or header.capacity_bits & (header.capacity_bits - 1)
-            or LEDGER_HEADER_BYTES + header.capacity_bits // 8 > mapping.size_bytes
+            or file_bytes_of(header.capacity_bits, header.exceptions_count) > mapping.size_bytes
             or (header.floor > header.cursor and header.reset_to == 0 and header.absorb_to == 0)
             or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
         ):
             raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+        window = <const char*> mapping.base + LEDGER_HEADER_BYTES
         if header.sealed != 0 and header.bits_checksum != crc32c(
-                0, mapping.base + LEDGER_HEADER_BYTES, header.capacity_bits // 8):
+                0, window, file_bytes_of(header.capacity_bits, header.exceptions_count) - LEDGER_HEADER_BYTES):
             if not self.power_failed:
                 raise CorruptionError(path, LEDGER_HEADER_BYTES, "the checksum of the ledger's bits is wrong")
             # The bits are believed now, so they must be after a kill too.
             header.sealed = 0
+        # On stable storage before the file had its name, so no power failure leaves them half-written.
+        if not are_ascending(<const uint64_t*> (window + header.capacity_bits // 8), header.exceptions_count):
+            raise CorruptionError(
+                path, LEDGER_HEADER_BYTES + header.capacity_bits // 8, "the ledger's exceptions are out of order")
         return 0
 
     def seal(self):
@@ -261,7 +289,7 @@ cdef class Ledger:
         if self.path is None or self.open_bits == 0:
             return
         assert self.header.reset_to == 0, "a reset is under way"
-        self.header.bits_checksum = crc32c(0, self.words, self.capacity_bits // 8)
+        self.header.bits_checksum = crc32c(0, self.words, self.file_bytes() - LEDGER_HEADER_BYTES)
         seal_header(self.header)
         self.open_bits = 0
         self.roomy_below = 0
@@ -300,6 +328,9 @@ cdef class Ledger:
             self.clear_absorbed()
         self.finished_count = window_count(self.words, self.capacity_bits, header.floor, self.bits_end())
         self.count_ahead()
+        use_exceptions(&self.exceptions, self.words + self.capacity_bits // 64, header.exceptions_count)
+        # `clamp` has dropped those at or past the floor; a power failure may have kept the floor and not that.
+        self.finish_below(header.floor, NONE_OPEN)
         assert header.floor <= header.cursor, "invariant 1"
         return 0
 
@@ -310,6 +341,9 @@ cdef class Ledger:
         self.change_count += 1
         # All of them are of records that the log has no more, or that a reset has dropped durably.
         self.clear_late_bits(header.floor)
+        self.finish_below(0, oldest)
+        # Before the floor: other records get their ordinals.
+        self.finish_below(end, NONE_OPEN)
         self.known_end = max(header.cursor, self.finished_end())
         self.outran = self.outran or self.known_end > end
         if header.floor > end or header.cursor > end:
@@ -381,16 +415,17 @@ cdef class Ledger:
         if reset_count == self.reset_count:
             set_trusted_below(self.header, bits_from + self.capacity_bits)
 
-    def trust_bits(self, Mapping mapping not None, uint64_t bits_from, uint64_t reset_count):
+    def trust_bits(self, Mapping mapping not None, uint64_t window_from, uint64_t reset_count):
         """Let a header say that the bits of its file are on stable storage, as they were at resets.
 
         mapping: of the ledger's file, or of one that a larger file has replaced since and that may have the name again
-        after a power failure. May be called in a thread, as the interpreter's lock is held.
+        after a power failure. window_from: the first record of which that file had a bit then. May be called in a
+        thread, as the interpreter's lock is held.
         """
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
         assert reset_count <= self.reset_count, "the reset has not been made yet"
         if reset_count == self.reset_count:
-            set_trusted_below(header, bits_from + header.capacity_bits)
+            set_trusted_below(header, window_from + header.capacity_bits)
 
     def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
         """Clear the bits behind a floor that is on stable storage, as of so many resets."""
@@ -414,7 +449,9 @@ cdef class Ledger:
         """Mark a record as finished, in a ledger that is not sealed. Cost: O(1); O(run) if the floor moves."""
         cdef LedgerHeader* header = self.header
         debug_require(self.open_bits != 0)
-        assert ordinal >= header.floor, "finished twice"
+        if ordinal < header.floor:
+            assert is_exception(&self.exceptions, ordinal), "finished twice"
+            return self.finish_below(ordinal, ordinal + 1)
         self.change_count += 1
         if ordinal == header.floor and ordinal < header.cursor:
             header.floor = ordinal + 1
@@ -423,13 +460,22 @@ cdef class Ledger:
             return 0
         if not self.reaches(ordinal):
             self.grow(ordinal)
-            header = self.header
+            # The floor may be at the record now.
+            return self.finish(ordinal)
         assert not window_test(self.words, self.capacity_bits, ordinal), "finished twice"
         window_set(self.words, self.capacity_bits, ordinal)
         self.finished_count += 1
         if ordinal >= header.cursor:
             self.ahead += 1
         debug_require(self.ahead <= self.finished_count)
+        return 0
+
+    cdef int finish_below(self, uint64_t start, uint64_t end) except -1:
+        """Finish the exceptions of `[start, end)`."""
+        if count_exceptions(&self.exceptions, start, end) != 0:
+            self.unseal()
+            self.change_count += 1
+            finish_exceptions(&self.exceptions, start, end)
         return 0
 
     cdef bint try_finish(self, uint64_t ordinal) except -1:
@@ -464,13 +510,17 @@ cdef class Ledger:
         """Mark every record of `[start, end)` as finished, whether it was or not."""
         cdef LedgerHeader* header = self.header
         cdef uint64_t ahead_from
+        if start >= end:
+            return 0
+        if end > header.floor and not self.reaches(end - 1):
+            self.unseal()
+            self.grow(end - 1)
+            header = self.header
+        self.finish_below(start, min(end, header.floor))
         start = max(start, header.floor)
         if start >= end:
             return 0
         self.unseal()
-        if not self.reaches(end - 1):
-            self.grow(end - 1)
-            header = self.header
         self.change_count += 1
         self.finished_count += end - start - window_count(self.words, self.capacity_bits, start, end)
         if end > header.cursor:
@@ -499,12 +549,37 @@ cdef class Ledger:
         return start
 
     cdef uint64_t unfinished_in(self, uint64_t start, uint64_t end) noexcept:
-        """Count the unfinished records of `[start, end)`, from the floor on."""
+        """Count the unfinished records of `[start, end)`. Cost: O(bits and exceptions there)."""
+        cdef uint64_t floor = self.header.floor
         cdef uint64_t limit = min(end, self.bits_end())
-        debug_require(self.header.floor <= start)
-        if self.finished_count == 0 or start >= limit:
-            return end - start
-        return end - start - window_count(self.words, self.capacity_bits, start, limit)
+        cdef uint64_t count = 0
+        debug_require(start <= end)
+        if start < floor:
+            count = count_exceptions(&self.exceptions, start, min(end, floor))
+            start = min(end, floor)
+        count += end - start
+        if self.finished_count != 0 and start < limit:
+            count -= window_count(self.words, self.capacity_bits, start, limit)
+        return count
+
+    cdef uint64_t next_unfinished(self, uint64_t ordinal, uint64_t end) noexcept:
+        """Return the first unfinished record of `[ordinal, end)`, from the floor on; `end` if there is none."""
+        cdef uint64_t limit = min(end, self.bits_end())
+        debug_require(self.header.floor <= ordinal <= end)
+        return window_next_zero(self.words, self.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
+
+    cdef int reserve_bits(self, uint64_t count) except -1:
+        """Make the window so large, for a reset, which keeps its size. Blocks.
+
+        Raises: StorageError (nothing changed).
+        """
+        cdef Growth plan = Growth(self.capacity_bits, self.header.floor, self.exceptions.open_count)
+        while plan.capacity_bits < count:
+            plan.capacity_bits *= 2
+        if plan.capacity_bits != self.capacity_bits:
+            self.grow_as(&plan)
+        assert self.capacity_bits >= count
+        return 0
 
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1:
         """Prepare to finish the records of `[start, end)`: the window reaches them, and all pages are writable.
@@ -524,7 +599,7 @@ cdef class Ledger:
     cdef bint is_finished(self, uint64_t ordinal) noexcept:
         cdef uint64_t floor = self.header.floor
         if ordinal < floor:
-            return True
+            return not is_exception(&self.exceptions, ordinal)
         return self.reaches(ordinal) and window_test(self.words, self.capacity_bits, ordinal)
 
     cdef uint64_t finished_end(self) noexcept:
@@ -665,6 +740,8 @@ cdef class Ledger:
         store_barrier()
         header.absorb_to = 0
         self.uncleared_from = ALL_CLEARED
+        header.exceptions_count = 0
+        use_exceptions(&self.exceptions, NULL, 0)
         header.floor = ordinal
         header.cursor = ordinal
         count_from(header, ordinal)
@@ -693,7 +770,9 @@ cdef class Ledger:
         cdef LedgerHeader header = self.header[0]
         debug_require(capacity_bits >= self.capacity_bits)
         header.sealed = 0
+        header.version = LEDGER_VERSION
         header.capacity_bits = capacity_bits
+        header.exceptions_count = 0
         header.absorb_to = 0
         header.floor = ordinal
         header.cursor = ordinal
@@ -797,33 +876,81 @@ cdef class Ledger:
 
     cdef int grow(self, uint64_t ordinal) except -1:
         """Replace the window by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
-        cdef uint64_t capacity = self.capacity_for(ordinal)
-        cdef Mapping mapping = self.new_file(capacity)
+        cdef Growth plan = self.plan_growth(ordinal)
         assert not self.reaches(ordinal), "the window is large enough"
-        self.copy_to(mapping.base, capacity)
-        return self.sync_and_replace(mapping)
+        self.grow_as(&plan)
+        assert self.reaches(ordinal)
+        return 0
 
-    cdef uint64_t capacity_for(self, uint64_t ordinal) except 0:
-        """Return the number of bits of the smallest window that reaches the ordinal."""
-        cdef uint64_t capacity = self.capacity_bits
+    cdef int grow_as(self, const Growth* plan) except -1:
+        """Continue in a file as planned. Blocks. Raises: StorageError (nothing changed)."""
+        cdef Mapping mapping = self.new_file(plan.capacity_bits, plan.exceptions_count)
+        self.copy_to(mapping.base, plan)
+        self.sync_and_replace(mapping)
+        # The record at a later floor may be finished.
+        return self.absorb_found()
+
+    cdef Growth plan_growth(self, uint64_t ordinal) except *:
+        """Return the smallest window that reaches an ordinal: a larger one, or one that begins later."""
+        cdef Growth plan = Growth(self.capacity_bits, self.header.floor, self.exceptions.open_count)
         assert ordinal >= self.header.floor, "the record is finished"
-        while ordinal - self.header.floor >= capacity:
-            capacity *= 2
-        return capacity
+        while ordinal - plan.floor >= plan.capacity_bits:
+            if plan.capacity_bits >= EXCEPTIONS_FROM_BITS and self.plan_exceptions(ordinal, &plan):
+                break
+            plan.capacity_bits *= 2
+        return plan
 
-    cdef int copy_to(self, char* base, uint64_t capacity) except -1:
-        """Copy header and window to a file of zeros whose window has `capacity` bits."""
+    cdef bint plan_exceptions(self, uint64_t ordinal, Growth* plan) except -1:
+        """Let a window that is too small begin later, if few records before that are not finished.
+
+        Half of it is left behind, so that records handed out of late keep their bits. Returns: whether it was possible.
+        """
+        cdef uint64_t floor = max(self.header.floor + plan.capacity_bits // 2, ordinal - plan.capacity_bits + 1)
+        cdef uint64_t count
+        # A channel's queue is no exception.
+        floor = min(floor, self.header.cursor)
+        if ordinal - floor >= plan.capacity_bits:
+            return False
+        floor = self.next_unfinished(floor, self.header.cursor)
+        count = self.exceptions.open_count + self.unfinished_in(self.header.floor, floor)
+        if count * EXCEPTION_BITS >= plan.capacity_bits:
+            return False
+        assert self.header.floor < floor <= ordinal
+        plan.floor = floor
+        plan.exceptions_count = count
+        return True
+
+    cdef int copy_to(self, char* base, const Growth* plan) except -1:
+        """Copy header, window and exceptions to a file of zeros."""
         cdef LedgerHeader* header = <LedgerHeader*> base
-        assert capacity >= self.capacity_bits
+        cdef uint64_t* words = <uint64_t*> (base + LEDGER_HEADER_BYTES)
+        assert plan.capacity_bits >= self.capacity_bits and plan.floor >= self.header.floor
         header[0] = self.header[0]
         header.sealed = 0
-        header.capacity_bits = capacity
+        header.version = LEDGER_VERSION
+        header.capacity_bits = plan.capacity_bits
+        header.floor = plan.floor
+        header.exceptions_count = <uint32_t> plan.exceptions_count
         header.absorb_to = 0
         window_copy(
-            self.words, self.capacity_bits, <uint64_t*> (base + LEDGER_HEADER_BYTES), capacity,
-            header.floor, self.bits_end())
+            self.words, self.capacity_bits, words, plan.capacity_bits, plan.floor, max(plan.floor, self.bits_end()))
         # All bits of the new file can be trusted once the file has the name.
-        header.trusted_below = header.floor + capacity
+        header.trusted_below = plan.floor + plan.capacity_bits
+        return self.copy_exceptions(words + plan.capacity_bits // 64, plan)
+
+    cdef int copy_exceptions(self, uint64_t* target, const Growth* plan) except -1:
+        """Store the records below a planned floor that are not finished."""
+        cdef uint64_t index, ordinal, count = 0
+        for index in range(self.exceptions.open_from, self.exceptions.count):
+            if not self.exceptions.ordinals[index] & FINISHED_SINCE:
+                target[count] = self.exceptions.ordinals[index]
+                count += 1
+        ordinal = self.next_unfinished(self.header.floor, plan.floor)
+        while ordinal < plan.floor:
+            target[count] = ordinal
+            count += 1
+            ordinal = self.next_unfinished(ordinal + 1, plan.floor)
+        assert count == plan.exceptions_count, "an unfinished record is not listed"
         return 0
 
     def begin_growth(self, uint64_t ordinal):
@@ -831,14 +958,14 @@ cdef class Ledger:
 
         Returns: the mapping to sync as a whole before `end_growth`. Raises: StorageError (nothing changed).
         """
-        cdef uint64_t capacity = self.capacity_for(ordinal)
-        cdef Mapping mapping = self.new_file(capacity)
+        cdef Growth plan = self.plan_growth(ordinal)
+        cdef Mapping mapping = self.new_file(plan.capacity_bits, plan.exceptions_count)
         # Its path may name another file soon.
         mapping.hold()
-        self.copy_to(mapping.base, capacity)
+        self.copy_to(mapping.base, &plan)
         self.growing = mapping
         self.reset_begun = False
-        self.growth_from = self.header.floor
+        self.growth_from = plan.floor
         self.growth_reset_count = self.reset_count
         return mapping
 
@@ -857,6 +984,8 @@ cdef class Ledger:
                 header.absorb_to)
             header.absorb_to = 0
         self.continue_in(mapping)
+        # As in `grow_as`.
+        self.absorb_found()
 
     cdef int update_growing(self) except -1:
         """Bring the file that grows up to date; or give it up if it was copied before a reset, or has become too small.
@@ -865,12 +994,13 @@ cdef class Ledger:
         """
         cdef LedgerHeader* header
         cdef LedgerHeader now
+        cdef uint64_t* window
         if self.growing is None or self.reset_begun:
             return 0
         header = <LedgerHeader*> self.growing.base
         if (
             self.growth_reset_count != self.reset_count
-            or self.bits_end() - self.growth_from > header.capacity_bits
+            or self.bits_end() > self.growth_from + header.capacity_bits
         ):
             try:
                 self.cancel_growth()
@@ -879,17 +1009,39 @@ cdef class Ledger:
                 pass
             return 0
         now = self.header[0]
-        assert now.floor >= self.growth_from, "only a reset moves the floor back"
+        assert now.cursor >= self.growth_from, "only a reset moves the cursor back"
         now.sealed = 0
+        now.version = header.version
+        now.floor = max(now.floor, self.growth_from)
+        window = <uint64_t*> (self.growing.base + LEDGER_HEADER_BYTES)
         window_add(
-            self.words, self.capacity_bits, <uint64_t*> (self.growing.base + LEDGER_HEADER_BYTES), header.capacity_bits,
-            now.floor, self.bits_end())
+            self.words, self.capacity_bits, window, header.capacity_bits, now.floor, max(now.floor, self.bits_end()))
+        self.update_exceptions(window + header.capacity_bits // 64, header.exceptions_count)
+        now.exceptions_count = header.exceptions_count
         now.capacity_bits = header.capacity_bits
         now.trusted_below = self.growth_from + header.capacity_bits
         now.absorb_from = self.growth_from
         now.absorb_to = now.floor if now.floor != self.growth_from else 0
         store_barrier()
         header[0] = now
+        return 0
+
+    cdef int update_exceptions(self, uint64_t* ordinals, uint64_t count) noexcept:
+        """Flag those exceptions of the file that grows that are finished since. Cost: O(its own and this file's)."""
+        cdef Exceptions* known = &self.exceptions
+        cdef uint64_t index, at = 0
+        cdef bint is_finished
+        for index in range(count):
+            if ordinals[index] & FINISHED_SINCE:
+                continue
+            if ordinals[index] >= self.header.floor:
+                is_finished = self.is_finished(ordinals[index])
+            else:
+                while at < known.count and known.ordinals[at] & ~FINISHED_SINCE < ordinals[index]:
+                    at += 1
+                is_finished = at == known.count or known.ordinals[at] != ordinals[index]
+            if is_finished:
+                ordinals[index] |= FINISHED_SINCE
         return 0
 
     def cancel_growth(self, mapping=None):
@@ -936,12 +1088,22 @@ cdef class Ledger:
         else:
             assert self.ahead == 0
         assert header.reset_to == 0 and self.synced_change_count <= self.change_count
-        assert self.capacity_bits == header.capacity_bits <= 8 * (self.mapping.size_bytes - LEDGER_HEADER_BYTES)
+        assert self.capacity_bits == header.capacity_bits and self.file_bytes() <= self.mapping.size_bytes
+        self.check_exceptions()
         assert self.uncleared_from == ALL_CLEARED or header.absorb_from == self.uncleared_from <= header.floor
         assert self.growing is None or self.path is not None
         assert self.open_bits == (0 if header.sealed else self.capacity_bits)
         if header.sealed:
             self.verify(self.mapping)
+
+    def check_exceptions(self):
+        """Assert that the exceptions and their counts agree. Cost: O(exceptions)."""
+        cdef Exceptions found
+        assert self.exceptions.count == self.header.exceptions_count
+        assert are_ascending(self.exceptions.ordinals, self.exceptions.count)
+        use_exceptions(&found, self.exceptions.ordinals, self.exceptions.count)
+        assert (found.open_count, found.oldest) == (self.exceptions.open_count, self.exceptions.oldest)
+        assert count_exceptions(&found, 0, self.bits_start()) == found.open_count, "invariant 5"
 
     @property
     def started(self) -> bool:
@@ -953,6 +1115,16 @@ cdef class Ledger:
         return self.header.floor
 
     @property
+    def oldest(self) -> int:
+        """The first record not finished; the floor if no exception is open."""
+        return self.oldest_unfinished()
+
+    @property
+    def exceptions_count(self) -> int:
+        """Number of the unfinished records below the floor."""
+        return self.exceptions.open_count
+
+    @property
     def cursor(self) -> int:
         return self.header.cursor
 
@@ -960,6 +1132,11 @@ cdef class Ledger:
     def bits_from(self) -> int:
         if self.growing is not None:
             return min(self.bits_start(), self.growth_from)
+        return self.bits_start()
+
+    @property
+    def window_from(self) -> int:
+        """The first record of which the file has a bit; `bits_from` speaks also for a file that grows."""
         return self.bits_start()
 
     @property
@@ -1058,12 +1235,15 @@ cdef class Ledger:
         return targets
 
     def unfinished(self, uint64_t end):
-        """Yield the ordinals of `[floor, end)` that are not finished."""
-        cdef uint64_t at = self.header.floor
-        cdef uint64_t limit = self.bits_end()
+        """Yield the ordinals below `end` that are not finished."""
+        cdef uint64_t at
+        for at in range(self.exceptions.open_from, self.exceptions.count):
+            # The flag of a finished one puts it above all ordinals.
+            if self.exceptions.ordinals[at] < end:
+                yield self.exceptions.ordinals[at]
+        at = self.header.floor
         while at < end:
-            if at < limit:
-                at = window_next_zero(self.words, self.capacity_bits, at, min(end, limit))
+            at = self.next_unfinished(at, end)
             if at < end:
                 yield at
             at += 1

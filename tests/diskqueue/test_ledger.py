@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.ledger import Ledger, set_limits_for_tests
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import FullFiles
 
@@ -399,3 +399,207 @@ def test_bits_that_are_believed_after_a_power_failure_are_believed_after_a_kill_
     again = Ledger(Files(), path)
     assert not again.rebuilt
     assert state(again) == (0, 5, 1, 0)
+
+
+SMALL = 64
+
+
+@pytest.fixture
+def small():
+    """Let new ledgers have a window of 64 bits, which gets up to 21 exceptions instead of growing."""
+    former = set_limits_for_tests(SMALL, SMALL, 3)
+    yield
+    set_limits_for_tests(*former)
+
+
+def finished_but(ledger, kept):
+    """Finish all that was handed out but some; return the ledger."""
+    for ordinal in list(ledger.unfinished(ledger.cursor)):
+        if ordinal not in kept:
+            ledger.note_finished(ordinal)
+    return ledger
+
+
+def with_exceptions(tmp_path, kept=(0, 7, 30), count=100, clears_late=False):
+    """Return a ledger that has finished all records but those of `kept`, of which some are below its window."""
+    ledger = Ledger(Files(), f"{tmp_path}/ledger")
+    ledger.clears_late = clears_late
+    return finished_but(handed_out(ledger, count), kept)
+
+
+def exceptions_in(tmp_path):
+    content = (tmp_path / "ledger").read_bytes()[HEADER_BYTES + SMALL // 8 :]
+    return list(struct.unpack(f"<{len(content) // 8}Q", content))
+
+
+@pytest.mark.parametrize("clears_late", [False, True])
+def test_an_old_record_is_an_exception_below_a_window_that_stays_small(tmp_path, small, clears_late):
+    ledger = with_exceptions(tmp_path, count=5000, clears_late=clears_late)
+    assert state(ledger) == (5000, 5000, 0, 0)
+    assert (ledger.oldest, ledger.exceptions_count, ledger.capacity_bits) == (0, 3, SMALL)
+    assert list(ledger.unfinished(5002)) == [0, 7, 30, 5000, 5001]
+    assert [ledger.has_finished(ordinal) for ordinal in (0, 1, 7, 30, 31, 4999)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert os.path.getsize(tmp_path / "ledger") == HEADER_BYTES + SMALL // 8 + 3 * 8
+    again = Ledger(Files(), f"{tmp_path}/ledger")
+    assert (state(again), list(again.unfinished(5002))) == (state(ledger), [0, 7, 30, 5000, 5001])
+
+
+def test_a_fin_of_an_exception_is_one_store_that_a_kill_keeps(tmp_path, small):
+    ledger = with_exceptions(tmp_path)
+    assert exceptions_in(tmp_path) == [0, 7, 30]
+    ledger.note_finished(7)
+    assert (ledger.oldest, ledger.exceptions_count) == (0, 2)
+    ledger.note_finished(0)
+    assert (ledger.oldest, ledger.exceptions_count) == (30, 1)
+    assert exceptions_in(tmp_path) == [1 << 63, 7 | 1 << 63, 30]
+    with pytest.raises(AssertionError, match="finished twice"):
+        ledger.note_finished(7)
+    again = Ledger(Files(), f"{tmp_path}/ledger")
+    assert (state(again), list(again.unfinished(100))) == (state(ledger), [30])
+    again.note_range(0, 90)
+    assert (state(again), again.oldest, again.exceptions_count) == ((100, 100, 0, 0), 100, 0)
+
+
+def test_a_window_with_many_unfinished_records_grows(tmp_path, small):
+    # Up to 21 take less space than the window, at 3 bits each: 16 of the first half do, 32 do not.
+    ledger = with_exceptions(tmp_path, range(0, 100, 2))
+    assert (ledger.exceptions_count, ledger.capacity_bits) == (16, 128)
+    finished_but(ledger, (0, 50))
+    finished_but(handed_out(ledger, 100), (0, 50, 120))
+    assert (ledger.oldest, ledger.exceptions_count, ledger.capacity_bits) == (0, 2, 128)
+    assert list(ledger.unfinished(200)) == [0, 50, 120]
+
+
+def test_a_window_keeps_the_exceptions_when_it_grows(tmp_path, small):
+    ledger = with_exceptions(tmp_path)
+    ledger.note_finished(7)
+    finished_but(handed_out(ledger, 100), (0, 30, *range(100, 200, 2)))
+    assert (ledger.capacity_bits, ledger.exceptions_count) == (128, 2 + 16)
+    assert list(ledger.unfinished(200)) == [0, 30, *range(100, 200, 2)]
+
+
+def test_records_at_or_past_the_cursor_are_no_exceptions(tmp_path, small):
+    ledger = handed_out(Ledger(Files(), f"{tmp_path}/ledger"), 10)
+    ledger.note_finished(300)
+    assert (ledger.floor, ledger.exceptions_count, ledger.capacity_bits) == (0, 0, 512)
+
+
+@pytest.mark.parametrize("clears_late", [False, True])
+@pytest.mark.parametrize("finished", [(0,), (30,), (0, 7, 30), (60,), (40, 60, 99), range(100)])
+def test_records_that_are_finished_while_exceptions_are_synced_are_finished_in_the_new_file(
+    tmp_path, small, clears_late, finished
+):
+    kept = (0, 7, 30, 40, 60, 99)
+    ledger = with_exceptions(tmp_path, kept, clears_late=clears_late)
+    assert list(ledger.unfinished(ledger.floor)) == [0, 7, 30]
+    handed_out(ledger, 30)
+    mapping = ledger.begin_growth(ledger.floor + SMALL)
+    for ordinal in finished:
+        if ordinal in kept:
+            ledger.note_finished(ordinal)
+    ledger.sync_targets()
+    expected = list(ledger.unfinished(140))
+    assert expected == sorted({*kept, *range(100, 140)} - set(finished))
+    ledger.end_growth(mapping)
+    ledger.check()
+    assert list(ledger.unfinished(140)) == expected
+    assert list(Ledger(Files(), f"{tmp_path}/ledger").unfinished(140)) == expected
+
+
+def test_a_reset_drops_the_exceptions(tmp_path, small):
+    ledger = with_exceptions(tmp_path)
+    ledger.start_at(5)
+    assert (state(ledger), ledger.oldest, ledger.exceptions_count) == ((5, 5, 0, 0), 5, 0)
+    assert state(Ledger(Files(), f"{tmp_path}/ledger")) == (5, 5, 0, 0)
+    ledger.check()
+
+
+def test_exceptions_of_records_that_the_log_has_no_more_are_dropped_and_their_ordinals_are_given_again(tmp_path, small):
+    ledger = with_exceptions(tmp_path)
+    ledger.seal()
+    ledger.clamp(5, 20)
+    assert (state(ledger), ledger.oldest, list(ledger.unfinished(20))) == ((20, 20, 0, 0), 7, [7])
+    handed_out(ledger, 100)
+    assert list(ledger.unfinished(40)) == [7, *range(20, 40)]
+    finished_but(ledger, (7, 30))
+    assert (ledger.exceptions_count, list(ledger.unfinished(120))) == (2, [7, 30])
+
+
+def test_an_exception_that_a_power_failure_left_at_or_past_the_floor_is_dropped(tmp_path, small):
+    ledger = with_exceptions(tmp_path)
+    assert ledger.floor > 30
+    # The kernel has written the header of `clamp` and not the exceptions.
+    store(f"{tmp_path}/ledger", FLOOR, 10, 10)
+    again = Ledger(Files(), f"{tmp_path}/ledger", power_failed=True)
+    assert (again.floor, list(again.unfinished(10))) == (10, [0, 7])
+    again.check()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_damaged_exceptions_are_noticed(tmp_path, small, sealed):
+    ledger = with_exceptions(tmp_path)
+    at = HEADER_BYTES + SMALL // 8
+    if sealed:
+        ledger.seal()
+        store(f"{tmp_path}/ledger", at, 1)
+    else:
+        store(f"{tmp_path}/ledger", at, 9)
+    again = Ledger(Files(), f"{tmp_path}/ledger")
+    assert again.rebuilt
+    assert ("checksum" if sealed else "out of order") in (again.damage or "")
+
+
+def test_a_number_of_exceptions_that_the_file_does_not_hold_is_damage(tmp_path, small):
+    with_exceptions(tmp_path)
+    store(f"{tmp_path}/ledger", 440, 4 << 32)
+    assert "contradicts" in (Ledger(Files(), f"{tmp_path}/ledger").damage or "")
+
+
+def test_a_flag_that_is_newer_than_the_seal_after_a_power_failure_is_believed(tmp_path, small):
+    with_exceptions(tmp_path).seal()
+    store(f"{tmp_path}/ledger", HEADER_BYTES + SMALL // 8 + 8, 7 | 1 << 63)
+    for power_failed in (True, False):
+        again = Ledger(Files(), f"{tmp_path}/ledger", power_failed=power_failed)
+        assert (again.rebuilt, list(again.unfinished(100))) == (False, [0, 30])
+
+
+def test_a_ledger_of_the_version_without_exceptions_is_read(tmp_path):
+    path = str(tmp_path / "ledger")
+    ledger = handed_out(Ledger(Files(), path), 10)
+    ledger.note_finished(4)
+    with open(path, "r+b") as file:
+        file.seek(8)
+        file.write(struct.pack("<I", 1))
+    again = Ledger(Files(), path)
+    assert (again.rebuilt, state(again)) == (False, (0, 10, 1, 0))
+
+
+def test_a_ledger_grows_up_to_a_million_bits_before_it_gets_exceptions(tmp_path):
+    bits = 1 << 20
+    ledger = handed_out(Ledger(Files(), str(tmp_path / "ledger")), 2 * bits)
+    ledger.note_range(1, bits)
+    assert (ledger.oldest, ledger.exceptions_count, ledger.capacity_bits) == (0, 0, bits)
+    ledger.note_range(bits, 2 * bits - 1)
+    assert (ledger.oldest, ledger.exceptions_count, ledger.capacity_bits) == (0, 1, bits)
+    assert list(ledger.unfinished(2 * bits)) == [0, 2 * bits - 1]
+    assert os.path.getsize(tmp_path / "ledger") == HEADER_BYTES + bits // 8 + 8
+
+
+def test_a_sync_trusts_the_end_of_a_window_that_has_moved_since_it_began_to_grow(tmp_path):
+    ledger, _ = growing(tmp_path)
+    ledger.note_range(0, 3)
+    ledger.clamp(6, RING_BITS_MIN + 6)
+    assert (ledger.bits_from, ledger.window_from) == (0, 6)
+    ledger.note_finished(RING_BITS_MIN + 5)
+    mapping = ledger.sync_target()[0]
+    ledger.trust_bits(mapping, ledger.window_from, ledger.reset_count)
+    again = Ledger(Files(), str(tmp_path / "ledger"))
+    again.drop_doubtful_bits()
+    assert again.has_finished(RING_BITS_MIN + 5)

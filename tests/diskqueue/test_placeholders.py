@@ -52,7 +52,7 @@ def files() -> FullDisk:
 def small_rings() -> Iterator[None]:
     former = set_limits_for_tests(64)
     yield
-    set_limits_for_tests(former)
+    set_limits_for_tests(*former)
 
 
 def left_by_a_run(path: Path, *missing: str) -> None:

@@ -332,7 +332,7 @@ def test_a_segment_of_a_later_format_is_refused_by_name_and_not_touched(tmp_path
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
+@pytest.mark.parametrize("version", [0, 3, 255])
 @pytest.mark.parametrize("file", ["c.channel/ledger", "c.channel/parked.ledger", "c.channel/cancelled.ledger", "state"])
 def test_a_version_in_one_file_concerns_no_other_channel_and_is_reported(tmp_path, file, version):
     broker = broker_on(tmp_path)

@@ -8,6 +8,7 @@ import pytest
 
 from pyqd.broker.broker import Broker
 from pyqd.durability.syncer import Syncer, run_inline
+from pyqd.hot.diskqueue.ledger import set_limits_for_tests
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.nsq import Client
@@ -155,6 +156,32 @@ def test_no_changed_byte_of_the_bits_finishes_a_message_or_passes_in_silence(lef
     assert len(found) >= UNFINISHED
     assert found | {0, 1, 2, 5, 7, 20, 21, 29} == set(range(COUNT))
     assert channel.deferred_count == PARKED
+
+
+@pytest.mark.parametrize(("offset", "mask"), [(0, 1), (7, 0x80), (9, 1), (16, 0xFF)])
+def test_no_changed_byte_of_the_exceptions_passes_in_silence(tmp_path, offset, mask):
+    former = set_limits_for_tests(64, 64, 3)
+    try:
+        root = tmp_path / "data"
+        root.mkdir()
+        broker: Broker = broker_on(root)
+        topic = broker.topic("t")
+        channel: Any = topic.channel("c")
+        consumer = consumer_on(channel)
+        publish(topic, 500, 100)
+        for number in range(500):
+            guid, *_ = channel.take_message(consumer)
+            if number not in (0, 30, 77):
+                channel.finish_message(consumer, guid)
+        assert channel.ledger.exceptions_count == 3
+        synced(broker)
+        killed = Path(shutil.copytree(root, tmp_path / "killed"))
+        flip(path_in(killed), RING + 64 // 8 + offset, mask)
+        broker = broker_on(killed)
+        assert ["checksum" in each.reason for each in broker.set_aside] == [True]
+        assert numbers_of(broker.topic("t").channel("c")) >= {0, 30, 77}
+    finally:
+        set_limits_for_tests(*former)
 
 
 def test_changes_between_a_sync_and_a_kill_are_no_damage(tmp_path):

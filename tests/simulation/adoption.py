@@ -54,7 +54,7 @@ def parked_ids(channel: Any) -> set[int]:
     if channel.parked is None:
         return set()
     ledger = channel.parked.ledger
-    records = channel.parked.log.records(max(channel.ledger.parked_from, ledger.floor))
+    records = channel.parked.log.records(max(channel.ledger.parked_from, ledger.oldest))
     return {guid for ordinal, guid, *_ in records if not ledger.has_finished(ordinal)}
 
 

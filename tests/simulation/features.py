@@ -25,6 +25,8 @@ RESETS = "resets"
 ABSENT = "absent"
 # Segments that a few messages keep are rewritten, and again, with kills and power cuts at each step of it.
 REWRITES = "rewrites"
+# Few unfinished messages become exceptions of ledgers, whose windows stay as small as they begin.
+EXCEPTIONS = "exceptions"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
@@ -54,6 +56,8 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (150_000_000, frozenset({REWRITES, WRITES, FINS, JOURNAL})),
     (160_000_000, frozenset({NOTES, WRITES, UNMAPPING, FINS, RESETS})),
     (165_000_000, frozenset({NOTES, REWRITES, WRITES, UNMAPPING})),
+    (170_000_000, frozenset({EXCEPTIONS})),
+    (175_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -65,6 +69,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     RESETS: (),
     ABSENT: (),
     REWRITES: (),
+    EXCEPTIONS: (),
     TRACE: (),
     BODILESS: (),
     NOTES: (),
@@ -84,6 +89,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
         "housekeep": (6, ()),
         "delete_first": (0.3, ()),
     },
+    EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_newest": (4, (0, 4))},
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),
@@ -175,6 +181,14 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
             ("jobs", "write_back", "kill", "cut"),
             ("jobs", "stop", "fin_most"),
         )
+    ),
+    EXCEPTIONS: (
+        ("sub", "straggle", "straggle", "straggle", "write_back", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "fin", "fin", "sync", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "kill", "fin"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "begin_sync", "straggle", "job", "fin", "jobs", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "seek", "straggle", "stop"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "req", "fin", "housekeep", "sync", "cut"),
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),

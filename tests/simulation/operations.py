@@ -28,6 +28,9 @@ TOPICS = ("a", "b", "e#ephemeral")
 CHANNELS = ("x", "y", "z#ephemeral")
 SIZES = (8, 9, 16, 40, 200, 900, 3000, 20_000)
 BATCHES = (1, 2, 3, 7, 20, 90)
+# Of messages of which most are finished at once.
+STRAGGLE_COUNT = 70
+RDY_MAX = 99
 # Of the messages that fill a segment.
 FILLING_SIZE = SIZES.index(900)
 # So many of them are a commit of two blocks of the journal.
@@ -573,7 +576,7 @@ class Operations(World):
 
     def ready(self, client: Client, rdy: int) -> None:
         """Set a client's RDY."""
-        client.rdy = rdy % 100
+        client.rdy = rdy % (RDY_MAX + 1)
         client.send(b"RDY %d\n" % client.rdy)
 
     def consumer_at(self, number: int) -> Client | None:
@@ -650,6 +653,23 @@ class Operations(World):
     def do_sub_first(self) -> None:
         """Subscribe to the first topic."""
         self.do_sub_at(0, 0, 99)
+
+    def do_fin_newest(self, number: int, kept: int) -> None:
+        """FIN the messages that a client has in flight, but for the oldest."""
+        held = self.held_by(number, 1 + kept, STRAGGLE_COUNT + RDY_MAX)
+        if held is not None:
+            client, topic, channel, copies = held
+            self.finish((client, topic, channel, copies[: -(1 + kept)]))
+
+    def do_straggle(self, number: int, kept: int) -> None:
+        """Publish many messages to the first topic, and finish those that a client has, but for the oldest."""
+        if all(client.closed or client.channel is None or client.channel[0] != TOPICS[0] for client in self.clients):
+            self.do_sub_at(0, number, RDY_MAX)
+        for operation in (lambda: self.publish_batch(0, STRAGGLE_COUNT, 0), self.do_jobs, self.do_jobs):
+            if not self.died():
+                operation()
+            if not self.died():
+                self.do_fin_newest(number, kept)
 
     def finish(self, held: tuple[Client, Topic, Channel, list[Copy]] | None) -> None:
         """FIN some messages, one by one."""

@@ -12,7 +12,7 @@ from pyqd.broker import segment_rewriter
 from pyqd.hot.broker import intake
 from pyqd.hot.diskqueue import ledger, segment
 from tests.simulation.administration import Administration
-from tests.simulation.features import UNREADABLE, Features, features_of, phrases_of, weights_of
+from tests.simulation.features import EXCEPTIONS, UNREADABLE, Features, features_of, phrases_of, weights_of
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures, without_gevent
 from tests.simulation.unreadable import silent
@@ -21,6 +21,8 @@ Step = tuple[Any, ...]
 NUMBER_MAX = 1 << 16
 # Rings of ledgers begin with so many bits, so that they grow in short schedules.
 RING_BITS = 64
+# With EXCEPTIONS such a window gets up to 21 exceptions before it grows.
+EXCEPTION_LIMITS = (RING_BITS, RING_BITS, 3)
 # Some batches of the operations are stored in slices, and some in one piece.
 SLICED_BYTES_MIN, SLICE_BYTES_MAX = 1500, 1000
 # Of segments of an earlier run, which have 64 KiB: records are appended before all of one is read.
@@ -151,7 +153,7 @@ def quiet() -> Any:
         with without_gevent():
             yield failures
     finally:
-        ledger.set_limits_for_tests(ring_bits)
+        ledger.set_limits_for_tests(*ring_bits)
         intake.set_limits_for_tests(*slices)
         segment.set_check_bytes_for_tests(checked_at_once)
         segment_rewriter.REWRITTEN_AGE_NS, segment_rewriter.REWRITTEN_LOG_BYTES_MIN = rewritten
@@ -161,6 +163,12 @@ def quiet() -> Any:
 
 def play(schedule: Schedule, failures: Failures) -> Result:
     """Play a schedule to its end. failures: of `quiet`, in which this is called."""
+    if EXCEPTIONS in schedule.features:
+        former = ledger.set_limits_for_tests(*EXCEPTION_LIMITS)
+        try:
+            return play_steps(schedule, failures)
+        finally:
+            ledger.set_limits_for_tests(*former)
     if UNREADABLE in schedule.features:
         with silent():
             return play_steps(schedule, failures)

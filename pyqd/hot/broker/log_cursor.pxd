@@ -61,7 +61,7 @@ cdef class LogCursor:
     cdef inline int finish(self, const Record* record) except -1:
         # Mark a record as finished, and have drained segments trimmed.
         self.ledger.finish(record_ordinal(record))
-        return self.readable.note_floor(self.ledger.header.floor)
+        return self.readable.note_floor(self.ledger)
 
     cdef const Record* find_next_record(self) except? NULL
     cdef bint is_present(self) except -1

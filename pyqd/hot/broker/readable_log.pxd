@@ -1,5 +1,6 @@
 from libc.stdint cimport uint64_t
 
+from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.schedule cimport Scheduled, Scheduler
@@ -16,15 +17,16 @@ cdef class ReadableLog:
     cdef uint64_t deferred_count         # readable records with a due time, since the start
     cdef bint all_lag                    # every channel knows the place at which its parking resumes
 
-    cdef inline int note_floor(self, uint64_t floor) except -1:
-        # Request a trim if a channel's floor has passed the oldest unfinished segment.
+    cdef inline int note_floor(self, Ledger ledger) except -1:
+        # Request a trim if a channel has finished the oldest unfinished segment.
         if (
             not self.trim_wanted and self.oldest_unfinished is not self.log.active
-            and floor >= self.oldest_unfinished.end_ordinal()
+            and ledger.header.floor >= self.oldest_unfinished.end_ordinal()
         ):
-            self.request_trim()
+            self.note_passed(ledger)
         return 0
 
+    cdef int note_passed(self, Ledger ledger) except -1
     cdef int request_trim(self) except -1
     cdef int advance_end(self) except -1
     cdef int note_held(self) except -1

@@ -1,7 +1,6 @@
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.segment cimport Segment
 
@@ -20,5 +19,4 @@ cdef class SeekPlace:
     cdef bint is_kept(self, Log log) noexcept
     cdef bint is_left_out(self, uint64_t ordinal) noexcept
 
-cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept
 cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1

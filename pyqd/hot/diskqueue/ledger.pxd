@@ -2,11 +2,12 @@
 # pyx/diskqueue/ledger.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from pyqd.hot.diskqueue.exceptions cimport Exceptions
 from pyqd.hot.diskqueue.mapping cimport Mapping
 
 cdef enum:
     LEDGER_HEADER_BYTES = 4096
-    LEDGER_VERSION = 1
+    LEDGER_VERSION = 2                   # 1: without exceptions
     LEDGER_SEALED = 0x4c414553           # "SEAL"
     SETTINGS_BYTES_MAX = 112
 
@@ -21,7 +22,7 @@ cdef struct LedgerHeader:
     uint32_t version
     uint32_t paused                      # 1: nothing is delivered
     uint64_t capacity_bits               # of the window behind this header; a power of two
-    uint64_t floor                       # ordinal of the first record not finished
+    uint64_t floor                       # ordinal of the first record not finished, but for the exceptions below it
     uint64_t cursor                      # ordinal of the next record never handed out; >= floor
     uint64_t cursor_segment              # number of the segment the cursor is in
     uint64_t cursor_offset               # and the offset there
@@ -36,7 +37,7 @@ cdef struct LedgerHeader:
     uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
     uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
     uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
-    uint64_t reserved                    # zero
+    uint64_t generation                  # of the channel's notes that count; each reset begins another one
     uint64_t dead_letter_count
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
     uint64_t parked_from                 # records of the parked log below it were dropped by a reset
@@ -47,8 +48,18 @@ cdef struct LedgerHeader:
     # The checksums lie behind all else that changes, as the disk may write a page while it changes.
     uint32_t sealed                      # LEDGER_SEALED: both checksums are right; 0: the file has changed since
     uint32_t checksum                    # crc32c of this header without its counters, cursor_offset and seal
-    uint32_t bits_checksum               # crc32c of the window
-    uint32_t generation                  # of the channel's notes that count; each reset begins another one
+    uint32_t bits_checksum               # crc32c of the window and the exceptions
+    uint32_t exceptions_count            # of the ordinals behind the window
+
+# File that a ledger grows into.
+cdef struct Growth:
+    uint64_t capacity_bits
+    uint64_t floor                       # its window begins there
+    uint64_t exceptions_count            # unfinished records below that floor
+
+cdef inline uint64_t file_bytes_of(uint64_t capacity_bits, uint64_t exceptions_count) noexcept:
+    return LEDGER_HEADER_BYTES + capacity_bits // 8 + 8 * exceptions_count
+
 
 cdef class Ledger:
     cdef readonly object files
@@ -59,12 +70,13 @@ cdef class Ledger:
     cdef Mapping growing                 # another file, which is being synced to replace it; None: there is none
     cdef bint reset_begun                # `growing` is the file of a reset, and no copy of the ledger ...
     cdef bint reset_synced               # ... and is on stable storage
-    cdef uint64_t growth_from            # the floor when `growing` was copied: it has bits from there on
+    cdef uint64_t growth_from            # the floor of `growing` when it was made: it has bits from there on
     cdef uint64_t growth_reset_count     # and `reset_count` then
     # A reader that comes to a record from here on looks whether the window should grow. Lower than need be at times.
     cdef uint64_t roomy_below
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the window
+    cdef Exceptions exceptions           # unfinished records below the floor, behind the window
     cdef readonly uint64_t capacity_bits
     cdef uint64_t open_bits              # the same while the file may change; 0 while it is sealed: see `unseal`
     cdef bint power_failed               # the window on stable storage may be newer than the seal
@@ -94,12 +106,20 @@ cdef class Ledger:
         # Like `reaches`, but False for all records while the file is sealed: a FIN asks nothing else.
         return ordinal - self.bits_start() < self.open_bits
 
+    cdef inline bint is_open_below(self, uint64_t ordinal) noexcept:
+        # Whether `finish` takes a record that is not finished and that `is_open_for` denies: it is an exception.
+        return ordinal < self.header.floor and self.open_bits != 0
+
+    cdef inline uint64_t oldest_unfinished(self) noexcept:
+        # The first record not finished; the floor if there is none below it.
+        return min(self.header.floor, self.exceptions.oldest)
+
     cdef inline int unseal(self) except -1:
         # Before a change of the file, unless the caller knows that it is not sealed.
         return self.break_seal() if self.open_bits == 0 else 0
 
     cdef inline uint64_t file_bytes(self) noexcept:
-        return LEDGER_HEADER_BYTES + self.capacity_bits // 8
+        return file_bytes_of(self.capacity_bits, self.exceptions.count)
 
     cdef inline uint64_t bits_start(self) noexcept:
         # The window has the bits of `capacity_bits` records from here on; those below the floor wait to be cleared.
@@ -112,12 +132,15 @@ cdef class Ledger:
     cdef int break_seal(self) except -1
     cdef int verify(self, Mapping mapping) except -1
     cdef int finish(self, uint64_t ordinal) except -1
+    cdef int finish_below(self, uint64_t start, uint64_t end) except -1
     cdef bint try_finish(self, uint64_t ordinal) except -1
     cdef int reach(self, uint64_t ordinal) except -1
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1
     cdef uint64_t start_of_newest(self, uint64_t count, uint64_t end) except? 0
     cdef uint64_t unfinished_in(self, uint64_t start, uint64_t end) noexcept
+    cdef uint64_t next_unfinished(self, uint64_t ordinal, uint64_t end) noexcept
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1
+    cdef int reserve_bits(self, uint64_t count) except -1
     cdef bint is_finished(self, uint64_t ordinal) noexcept
     cdef uint64_t finished_end(self) noexcept
     cdef int hand_out(self) except -1
@@ -140,14 +163,18 @@ cdef class Ledger:
     cdef int sync_and_replace(self, Mapping mapping) except -1
     cdef int count_ahead(self) except -1
     cdef LedgerSettings* newest_settings(self) noexcept
-    cdef Mapping new_file(self, uint64_t capacity_bits)
+    cdef Mapping new_file(self, uint64_t capacity_bits, uint64_t exceptions_count=*)
     cdef int replace_file(self, Mapping mapping) except -1
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
     cdef int advance_to(self, uint64_t oldest, uint64_t end) except -1
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1
     cdef int absorb_found(self) except -1
     cdef int grow(self, uint64_t ordinal) except -1
-    cdef uint64_t capacity_for(self, uint64_t ordinal) except 0
-    cdef int copy_to(self, char* base, uint64_t capacity) except -1
+    cdef Growth plan_growth(self, uint64_t ordinal) except *
+    cdef bint plan_exceptions(self, uint64_t ordinal, Growth* plan) except -1
+    cdef int grow_as(self, const Growth* plan) except -1
+    cdef int copy_to(self, char* base, const Growth* plan) except -1
+    cdef int copy_exceptions(self, uint64_t* target, const Growth* plan) except -1
+    cdef int update_exceptions(self, uint64_t* ordinals, uint64_t count) noexcept
     cdef int update_growing(self) except -1
     cdef int adopt(self, Mapping mapping) except -1
