@@ -58,7 +58,8 @@ class Cursor(NamedTuple):
     numbers: tuple[int, ...] = (0,)
 
 
-KINDS_OF: Final = {READY: "rq", IN_FLIGHT: "f", DEFERRED: "d", DEAD_LETTER: "l"}
+# Deferred messages that a topic holds are listed by their positions.
+KINDS_OF: Final = {READY: "rq", IN_FLIGHT: "f", DEFERRED: "dq", DEAD_LETTER: "l"}
 
 
 def parse_cursor(text: str, state: str) -> Cursor:
@@ -154,7 +155,7 @@ def deferred_page(
     """Return a page of deferred messages, earliest first."""
     run = run_of(channel)
     after = (-_INT64_MAX, -1)
-    if cursor.kind:
+    if cursor.kind == "d":
         due_ns, slot, of_run = cursor.numbers
         after = (due_ns, slot if of_run == run else -1)
     search = DeferredSearch(channel, after, count_max)

@@ -19,7 +19,7 @@ from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
-from pyqd.hot.diskqueue.exceptions cimport FINISHED_SINCE, Exceptions, index_from
+from pyqd.hot.diskqueue.exceptions cimport FINISHED_SINCE, index_from
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.rewrite cimport Rewrite
@@ -53,13 +53,13 @@ def stopped_growing_ns(Segment segment not None):
 cdef int add_unfinished(Rewrite rewrite, Ledger ledger) except -1:
     """Add the records that a channel has not finished to those that a rewriting keeps."""
     cdef uint64_t at = max(rewrite.start, ledger.header.floor)
+    cdef uint64_t index = index_from(&ledger.exceptions, rewrite.start)
     cdef uint64_t limit = max(at, min(rewrite.end, ledger.bits_end()))
-    cdef Exceptions* exceptions = &ledger.exceptions
-    cdef uint64_t index
     assert ledger.header.cursor >= rewrite.end, "a queue is not rewritten"
-    for index in range(index_from(exceptions, rewrite.start), index_from(exceptions, rewrite.end)):
-        if not exceptions.ordinals[index] & FINISHED_SINCE:
-            window_set(rewrite.to.needed, rewrite.to.capacity_bits, exceptions.ordinals[index])
+    while index < ledger.exceptions.count and ledger.exceptions.ordinals[index] & ~FINISHED_SINCE < rewrite.end:
+        if not ledger.exceptions.ordinals[index] & FINISHED_SINCE:
+            window_set(rewrite.to.needed, rewrite.to.capacity_bits, ledger.exceptions.ordinals[index])
+        index += 1
     while at < min(limit, rewrite.end):
         rewrite.to.needed[window_word(rewrite.to.capacity_bits, at)] |= (
             ~ledger.words[window_word(ledger.capacity_bits, at)] & window_mask(at, limit))
@@ -103,9 +103,8 @@ cdef Rewrite sparse(TopicCore topic, Segment segment):
 
 
 cdef uint64_t unfinished_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
-    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range)."""
-    start = max(start, channel.ledger.oldest_unfinished())
-    return channel.ledger.unfinished_in(start, end) if start < end else 0
+    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range, and exceptions)."""
+    return channel.ledger.unfinished_in(start, end)
 
 
 cdef list small_neighbours(Segment segment, uint64_t end, refused):

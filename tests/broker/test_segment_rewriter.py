@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.broker import replay, segment_rewriter
+from pyqd.broker import message_lookup, peek, replay, segment_rewriter
 from pyqd.broker.segment_rewriter import rewrite_old_segments
-from pyqd.hot.primitives.clock import mono
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StorageError
 from tests.support.invariants import check_topic
@@ -105,6 +105,35 @@ def test_unfinished_messages_stay_in_place_and_the_others_leave_gaps(tmp_path, n
     assert channel.take_message(consumer) is None
     assert len(bench.segments()) == 1
     bench.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_message_requeued_with_a_delay_is_found_in_a_rewritten_segment(tmp_path, restarts):
+    bench = Bench(tmp_path, 1, 3, 9, 30)
+    for number in (3, 9, 30):
+        bench.channel.requeue_message(bench.consumer, bench.messages[number][0], HOUR_NS + number)
+    bench.rewrite()
+    assert bench.topic.log.first.rewrites > 0
+    bench.check()
+    channel, consumer, topic = bench.channel, bench.consumer, bench.topic
+    if restarts:
+        topic = broker_on(tmp_path).topic("t")
+        channel = topic.channel("c")
+        consumer = consumer_on(channel)
+        assert channel.take_message(consumer)[0] == bench.messages[1][0]
+    page = peek.page_of_channel(topic, channel, peek.DEFERRED, peek.Cursor(), 10, 100, lambda: None)
+    assert [number_in(row.body) for row in page.rows] == [3, 9, 30]
+    change = message_lookup.reschedule_to(topic, wall())
+    for number in (9, 3, 30):
+        message_lookup.change_message(topic, [channel], bench.messages[number][0], change, lambda: None)
+    topic.broker.scheduler.run_timers(mono() + SECOND_NS)
+    check_topic(topic)
+    found = {number_in(message[3]): message[1] for message in take_all(channel, consumer)}
+    assert found == {3: 2, 9: 2, 30: 2}
+    for number in (1, 3, 9, 30):
+        assert channel.finish_message(consumer, bench.messages[number][0]) == 0
+    check_topic(topic)
+    assert channel.notes.count == 0
 
 
 def test_the_file_is_the_one_that_the_manual_describes(tmp_path):

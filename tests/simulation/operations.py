@@ -641,6 +641,19 @@ class Operations(World):
     def do_fin(self, number: int, pick: int, count: int) -> None:
         self.finish(self.held_by(number, pick, 1 + count % 40))
 
+    def do_fin_most(self, number: int, pick: int) -> None:
+        """Finish all messages of a client but the first one or two, as far as it takes more."""
+        for _ in range(6):
+            held = self.held_by(number, 0, 1000)
+            if held is None or self.died():
+                return
+            client, topic, channel, copies = held
+            self.finish((client, topic, channel, copies[1 + pick % 2 :]))
+
+    def do_sub_first(self) -> None:
+        """Subscribe to the first topic."""
+        self.do_sub_at(0, 0, 99)
+
     def do_fin_newest(self, number: int, kept: int) -> None:
         """FIN the messages that a client has in flight, but for the oldest."""
         held = self.held_by(number, 1 + kept, STRAGGLE_COUNT + RDY_MAX)
@@ -657,19 +670,6 @@ class Operations(World):
                 operation()
             if not self.died():
                 self.do_fin_newest(number, kept)
-
-    def do_fin_most(self, number: int, pick: int) -> None:
-        """Finish all messages of a client but the first one or two, as far as it takes more."""
-        for _ in range(6):
-            held = self.held_by(number, 0, 1000)
-            if held is None or self.died():
-                return
-            client, topic, channel, copies = held
-            self.finish((client, topic, channel, copies[1 + pick % 2 :]))
-
-    def do_sub_first(self) -> None:
-        """Subscribe to the first topic."""
-        self.do_sub_at(0, 0, 99)
 
     def finish(self, held: tuple[Client, Topic, Channel, list[Copy]] | None) -> None:
         """FIN some messages, one by one."""

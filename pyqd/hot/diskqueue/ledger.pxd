@@ -37,8 +37,7 @@ cdef struct LedgerHeader:
     uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
     uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
     uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
-    uint32_t generation                  # of the channel's notes that count; each reset begins another one
-    uint32_t reserved                    # zero
+    uint64_t generation                  # of the channel's notes that count; each reset begins another one
     uint64_t dead_letter_count
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
     uint64_t parked_from                 # records of the parked log below it were dropped by a reset
