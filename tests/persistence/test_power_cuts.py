@@ -18,6 +18,7 @@ from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
+from tests.persistence.views import deferred_in
 from tests.support.power import Change, PowerFiles
 from tests.support.storage import consumer_on, frames_of, options_for
 
@@ -301,13 +302,7 @@ def kept_in(channel: Any) -> set[bytes]:
     kept = set()
     while (taken := channel.take_message(consumer)) is not None:
         kept.add(taken[3])
-    if channel.parked is not None:
-        dropped, ledger = channel.parked.dropped_below, channel.parked.ledger
-        kept.update(
-            body
-            for ordinal, *_, body in channel.parked.log.records()
-            if ordinal >= dropped and not ledger.has_finished(ordinal)
-        )
+    kept.update(body for body, _ in deferred_in(channel))
     return kept
 
 
