@@ -1,0 +1,1 @@
+"""Protocol, flow control and discovery without sockets, clocks or threads."""

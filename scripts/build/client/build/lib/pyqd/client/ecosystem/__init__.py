@@ -1,0 +1,1 @@
+"""Parts that Celery's transport and Dramatiq's broker share: names, due times, inboxes."""

@@ -1,0 +1,1 @@
+"""Ground layer: errors, names, durations, logging; no files, no sockets, no topics."""
