@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def rewrite_old_segments(topic: Topic) -> None:
     """Rewrite the segments that few messages keep, one after the other, as long as each job succeeds."""
     while not topic.rewriting and not topic.exiting:
-        if topic.replaced_files:
+        if topic.log.replaced_files:
             is_done = remove_replaced(topic)
         else:
             is_done = rewrite_next(topic)
@@ -78,25 +78,23 @@ def rewrite_next(topic: Topic) -> bool:
 
 def end_rewrite(topic: Topic, rewrite: Rewrite, failed: BaseException | None) -> bool:
     """Put the new file in the place of the old ones, or remove it. Returns: whether to look for more segments."""
-    paths = None
+    is_replaced = False
     is_current = not topic.exiting and rewrite.is_current()
     try:
         if is_current and failed is None:
-            paths = replace_segments(topic, rewrite, topic.retained_from())
+            is_replaced = replace_segments(topic, rewrite, topic.retained_from())
     except StorageError as error:
         failed = error
-    if paths is None:
+    if not is_replaced:
         try:
             rewrite.discard()
         except StorageError as error:
             log_failure(None, error)
-    elif topic.log.directory is not None:
-        topic.replaced_files += paths
     if is_current and failed is not None:
         note_refusal(topic, rewrite, failed)
         return False
     topic.rewrite_refusal = ""
-    return paths is not None
+    return is_replaced
 
 
 def note_refusal(topic: Topic, rewrite: Rewrite, error: BaseException) -> None:
@@ -122,7 +120,8 @@ def note_refusal(topic: Topic, rewrite: Rewrite, error: BaseException) -> None:
 
 def remove_replaced(topic: Topic) -> bool:
     """Remove replaced files, once the names of the new ones are on stable storage. Returns: as `run_job`."""
-    paths, files, directory = list(topic.replaced_files), topic.broker.files, topic.log.directory
+    log, files, directory = topic.log, topic.broker.files, topic.log.directory
+    paths = list(log.replaced_files)
     assert directory is not None, "there are no files in memory"
 
     def remove() -> None:
@@ -135,7 +134,9 @@ def remove_replaced(topic: Topic) -> bool:
         if failed is not None and not topic.exiting:
             log_failure(None, failed)
             return False
-        topic.replaced_files = topic.replaced_files[len(paths) :]
+        del log.replaced_files[: len(paths)]
+        if not topic.exiting:
+            topic.trim_finished()
         return True
 
     return run_job(topic, remove, end)

@@ -123,7 +123,6 @@ class Topic(TopicCore):
         # that are still there, the reason of the last failure, and the numbers of segments that are damaged.
         self.rewriting = False
         self.rewritten_below = 0
-        self.replaced_files: list[str] = []
         self.rewrite_refusal = ""
         self.not_rewritable: set[int] = set()
         self.channels_by_name: dict[str, Channel] = {}

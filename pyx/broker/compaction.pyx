@@ -189,26 +189,25 @@ cdef int repoint(ChannelCore channel, Rewrite rewrite) except -1:
 def replace_segments(TopicCore topic not None, Rewrite rewrite not None, uint64_t retained_from):
     """Put a rewritten file in the place of its segments, unless these have changed or a channel needs more of them now.
 
-    Returns: the paths of the old files; None if nothing has changed. Raises: StorageError (nothing changed). Cost: a
-    comparison of addresses for each message in flight or in a ring, which reads no record.
+    Returns: whether it took their place. Raises: StorageError (nothing changed). Cost: a comparison of addresses for
+    each message in flight or in a ring, which reads no record.
     """
     cdef ChannelCore channel
-    cdef list paths
     # Readers that have come to the end of a segment leave it.
     topic.trim()
     if not rewrite.is_current() or topic.readable.end < rewrite.end or retained_from < rewrite.end:
-        return None
+        return False
     for channel in topic.channels:
         if channel.ledger.header.cursor < rewrite.end:
-            return None
+            return False
     # A seek, or a new channel, may want messages again that were finished when the file was made.
     if not rewrite.covers(rewrite_of(topic, rewrite.segments)):
-        return None
-    paths = rewrite.take_place()
+        return False
+    rewrite.take_place()
     for channel in topic.channels:
         repoint(channel, rewrite)
     topic.trim()
-    return paths
+    return True
 
 
 cdef int copy_parked(ChannelCore channel, const Record* record, int64_t waiting, ReadyEntry* place) except -1:

@@ -88,6 +88,7 @@ cdef class Log:
         self.batch = BatchWriter(files)
         self.indexes = {}
         self.holes = []
+        self.replaced_files = []
         self.epoch = epoch
         exists = (directory is not None and files.exists(directory)) if exists is None else exists
         found = exists if found is None else found
@@ -111,6 +112,7 @@ cdef class Log:
         """Continue with the segments of an earlier run."""
         self.first, self.active = found.first, found.last
         self.holes = found.holes
+        self.replaced_files = found.replaced_files
         self.end, self.end_of_spares = found.end, found.end_of_spares
         self.renumber = found.renumber
         self.pool.resume(found.first, found.last, found.spares, found.file_counter)
@@ -317,8 +319,14 @@ cdef class Log:
             first = segment
 
     cdef int trim(self, uint64_t floor) except -1:
-        """Give every sealed segment whose records all lie below the ordinal `floor` back to the pool."""
+        """Give every sealed segment whose records all lie below the ordinal `floor` back to the pool.
+
+        While files of replaced segments are left, none goes: a start that finds them takes the rewritten one for
+        removed, and their records for the end of the log.
+        """
         cdef Segment segment
+        if self.replaced_files:
+            return 0
         while self.first is not self.active and self.first.end_ordinal() <= floor:
             segment = self.first
             assert segment.next is not None, "the chain ends at the active segment"
@@ -328,7 +336,10 @@ cdef class Log:
         return 0
 
     cdef int replace(self, list segments, Segment made) except -1:
-        """Let a rewritten segment take the place of sealed ones, which follow one another. Their files are left."""
+        """Let a rewritten segment take the place of sealed ones, which follow one another.
+
+        Their files are left, and are in `replaced_files`.
+        """
         cdef Segment first = segments[0]
         cdef Segment before = self.first
         cdef Segment segment
@@ -342,6 +353,8 @@ cdef class Log:
             before.next = made
         for segment in segments:
             self.indexes.pop(segment.number, None)
+            if segment.mapping.path is not None:
+                self.replaced_files.append(segment.mapping.path)
             self.pool.note_replaced(segment, made if segment is first else None)
             segment.supersede()
         assert made.next is not None and made.next.first_ordinal >= made.end_ordinal()

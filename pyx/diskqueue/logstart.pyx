@@ -44,6 +44,7 @@ cdef class FoundSegments:
         self.known_end, self.last_guid = known
         self.spares = []
         self.holes = []
+        self.replaced_files = []
         self.load_segments()
 
     cdef int load_segments(self) except -1:
@@ -90,14 +91,17 @@ cdef class FoundSegments:
             kept.append(segment)
             if segment.rewrites != 0:
                 rewritten = segment
+        for segment in left:
+            segment.mapping.file_removed()
+            self.replaced_files.append(segment.mapping.path)
         if left:
             try:
                 self.files.sync_directory(self.directory)
-                for segment in left:
-                    segment.mapping.file_removed()
-                    self.files.remove(segment.mapping.path)
+                while self.replaced_files:
+                    self.files.remove(self.replaced_files[0])
+                    del self.replaced_files[0]
             except StorageError:
-                # They are left out all the same, and the next start finds them again.
+                # The log tries again.
                 pass
         return kept[::-1]
 

@@ -257,16 +257,14 @@ cdef class Rewrite:
     def take_place(self):
         """Give the new file its name, and the place of the old ones in the log. Raises: StorageError (no change).
 
-        Returns: the paths of the old files, to be removed after a sync of the directory.
+        The log's `replaced_files` has the old ones, to be removed after a sync of the directory.
         """
         assert self.made is not None and self.is_current()
-        paths = [segment.mapping.path for segment in self.segments if segment.mapping.path is not None]
         making = self.made.mapping.path
         if making is not None:
             self.log.files.rename(making, making.removesuffix(MAKING))
             self.made.mapping.moved(making.removesuffix(MAKING))
         self.log.replace(self.segments, self.made)
-        return paths
 
     cdef const Record* moved(self, const Record* record) noexcept:
         """Return the new place of a record of the old segments; NULL for any other record."""

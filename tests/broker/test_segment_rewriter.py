@@ -294,12 +294,12 @@ def test_the_jobs_follow_one_another(tmp_path):
 
 
 class RefusingFiles(FullFiles):
-    """Files whose syncs of directories fail, if that is asked for."""
+    """Files whose syncs of a log's directory fail, if that is asked for."""
 
     refuses = False
 
     def sync_directory(self, path):
-        if self.refuses:
+        if self.refuses and path.endswith("/log"):
             raise StorageError("sync", path, 5, "Input/output error")
         super().sync_directory(path)
 
@@ -317,6 +317,27 @@ def test_the_old_file_stays_until_the_name_of_the_new_one_is_durable(tmp_path):
     bench.rewrite()
     assert not os.path.exists(former)
     bench.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_file_that_is_left_is_not_taken_for_the_end_of_the_log(tmp_path, restarts):
+    files = RefusingFiles()
+    bench = Bench(tmp_path, 0, COUNT - 1, files=files)
+    files.refuses = True
+    bench.rewrite()
+    topic = bench.topic
+    # Each start is one after a kill.
+    if restarts:
+        topic = broker_on(tmp_path, files).topic("t")
+    topic.channel("c").empty()
+    topic.trim_finished()
+    assert len(topic.log.replaced_files) == 1
+    topic = broker_on(tmp_path, files).topic("t")
+    assert (topic.log.damage.found_count, topic.log.end) == (0, COUNT)
+    files.refuses = False
+    rewrite_old_segments(topic)
+    assert (topic.log.replaced_files, len(chain(topic.log))) == ([], 1)
+    check_topic(topic)
 
 
 def test_a_full_disk_is_logged_once_and_tried_again(tmp_path, caplog):

@@ -103,8 +103,10 @@ class LogMachine(RuleBasedStateMachine):
             assert full
             assert self.kept
         else:
-            for path in rewrite.take_place():
+            rewrite.take_place()
+            for path in self.log.replaced_files:
                 self.files.remove(path)
+            self.log.replaced_files.clear()
             self.gone |= set(range(rewrite.start, rewrite.end)) - set(needed)
         self.files.room = None
 

@@ -23,6 +23,7 @@ cdef class Log:
     cdef readonly BatchWriter batch      # writes batches
     cdef dict indexes                    # by number of a segment: SegmentIndex, for reads by position
     cdef readonly list holes             # (ordinal, ordinal) ranges that recovery found missing
+    cdef readonly list replaced_files    # paths of files whose place a rewritten one has: until they are removed
     cdef readonly object damage          # DamageReport: damage found here
     cdef readonly bint abandoned         # its files are gone
     cdef readonly bint power_failed      # before this start: unsynced records may be missing

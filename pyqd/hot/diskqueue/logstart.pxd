@@ -17,6 +17,7 @@ cdef class FoundSegments:
     cdef uint64_t file_counter           # above the names that are numbers; 0: there is none
     cdef list spares
     cdef list holes                      # (ordinal, ordinal) ranges that are missing
+    cdef list replaced_files             # paths of superseded files that could not be removed
 
     cdef int load_segments(self) except -1
     cdef Segment load_segment(self, str name)
