@@ -129,6 +129,7 @@ def node(name: str, state: str = "ok", **more: Any) -> dict[str, Any]:
         "state": state,
         "kind": "pyqd",
         "nsq_version": "1.3.0",
+        "pyqd_version": __version__,
         "hostname": name.partition(":")[0],
         "start_time": NOW_S - 3 * 86400 - 4 * 3600,
         "topic_count": len(stats.topics),
@@ -189,7 +190,7 @@ def doctor() -> RenderableType:
         offset=Offset(-0.5, 0.5),
         health="OK",
         is_pyqd=True,
-        info={"version": "1.3.0"},
+        info={"version": "1.3.0", "pyqd_version": __version__},
         stats={"lookup_daemons": [{"address": "lookup-1:4160", "connected": True}]},
         metrics={
             "process_max_fds": 524_288.0,
@@ -199,7 +200,6 @@ def doctor() -> RenderableType:
             "pyqd_disk_free_bytes": 381e9,
             "pyqd_disk_free_min_bytes": float(64 << 20),
         },
-        version=__version__,
         file_system=FileSystem("/var/lib/pyqd", "/var/lib", "xfs", 500 << 30),
     )
     lost = (
