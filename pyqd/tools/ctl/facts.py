@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -167,18 +167,31 @@ def local_file_system(broker: AskedBroker, facts: Facts) -> FileSystem | None:
 
     Raises: ClientError if the broker does not tell its data path.
     """
-    if facts.info.get("hostname") != socket.gethostname():
+    found = local_data_path(broker, facts.info)
+    if found is None:
+        return None
+    process, path = found
+    with contextlib.suppress(OSError, ValueError):
+        status = os.statvfs(f"{process}/root{path}")
+        mount_point, kind = mount_of(path, (process / "mountinfo").read_text())
+        return FileSystem(path, mount_point, kind, status.f_frsize * status.f_blocks)
+    return None
+
+
+def local_data_path(broker: AskedBroker, info: Mapping[str, Any]) -> tuple[Path, str] | None:
+    """Return the directory in /proc of a broker's process, and its absolute data path as that process sees it.
+
+    info: answer of GET /info. None if the broker runs on another machine. Raises: ClientError if the broker does not
+    tell its data path.
+    """
+    if info.get("hostname") != socket.gethostname():
         return None
     process = Path(f"/proc/{broker.get('/restart').get('pid')}")
     path = broker.send("GET", "/config/data_path", {}).body.decode()
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError):
         # Another container may have the same host name, and a process with this id. Its files are seen through /proc.
-        if b"pyqd" not in (process / "cmdline").read_bytes():
-            return None
-        absolute = os.path.normpath(os.path.join(os.readlink(process / "cwd"), path or "."))
-        status = os.statvfs(f"{process}/root{absolute}")
-        mount_point, kind = mount_of(absolute, (process / "mountinfo").read_text())
-        return FileSystem(absolute, mount_point, kind, status.f_frsize * status.f_blocks)
+        if b"pyqd" in (process / "cmdline").read_bytes():
+            return process, os.path.normpath(os.path.join(os.readlink(process / "cwd"), path or "."))
     return None
 
 
