@@ -10,7 +10,18 @@ import click
 
 from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd.primitives.program_start import begin_program, is_stdout_closed
-from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, watch
+from pyqd.tools.ctl import (
+    administration,
+    consumers,
+    dead_letters,
+    doctor,
+    drain,
+    listing,
+    messages,
+    settings,
+    setup,
+    watch,
+)
 from pyqd.tools.ctl.exits import FAILED
 from pyqd.tools.ctl.frame import Root
 from pyqd.tools.ctl.output import say
@@ -34,6 +45,7 @@ for command in (
     listing.channels,
     listing.nodes,
     watch.watch,
+    consumers.consumers,
     administration.create,
     administration.pause,
     administration.unpause,
