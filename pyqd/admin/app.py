@@ -31,6 +31,7 @@ from pyqd.admin.pages.dead_letters import dead_letters
 from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
 from pyqd.admin.pages.settings import settings
+from pyqd.admin.pages.tables import labelled
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site, address_here, secret_in
 from pyqd.primitives.addresses import is_ip_address
@@ -192,6 +193,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
         language=language,
         languages=list(NAMES.items()),
         spark=spark,
+        labelled=labelled,
         chart=lambda name, key, title, unit="": chart(
             site.poller.history.values(name, key), title, unit, time.time(), graphs.links(name, key)
         ),

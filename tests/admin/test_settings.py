@@ -37,6 +37,19 @@ def test_limits_are_set_on_all_brokers_after_a_confirmation(browser: Browser, wo
     assert browser.post(path, **fields, confirmed="yes").status == 303
     browser.get(path)
     assert browser.page.count(f"{topic}_dead</a>") == 2
+    # The form has the present values, and gives them all: a burst without a rate, and a topic without a limit of
+    # attempts, would be refused.
+    assert f'name="dead_letter_topic" maxlength="64" value="{topic}_dead"' in browser.page
+    assert 'max="65535" value="5"' in browser.page
+    browser.post(path, **{**fields, "rate": "50", "burst": "60"}, confirmed="yes")
+    browser.get(path)
+    assert 'step="any" value="60"' in browser.page
+    browser.post(path, **{**fields, "rate": "0", "burst": "60", "max_attempts": "0"}, confirmed="yes")
+    limits = [broker.http("GET", "/channel/limits", topic=topic, channel="c").json() for broker in world.brokers]
+    assert [(found["rate"], found["burst"], found["dead_letter_topic"]) for found in limits] == [(0, 0, None)] * 2
+    world.brokers[0].http("POST", "/channel/limits", topic=topic, channel="c", rate="7")
+    browser.get(path)
+    assert 'name="rate" type="number" min="0" step="any" value=""' in browser.page, "brokers differ"
 
 
 def test_retention_and_quota_are_set_and_return_to_the_broker(browser: Browser, world: World, topic: str) -> None:
@@ -48,6 +61,7 @@ def test_retention_and_quota_are_set_and_return_to_the_broker(browser: Browser, 
     assert [(row["own_bytes"], row["own_time"]) for row in found] == [(2 << 30, "72h0m0s")] * 2
     browser.get(path)
     assert ("2.0 GiB" in browser.page, "72h0m0s" in browser.page) == (True, True)
+    assert [f'value="{value}"' in browser.page for value in (2 << 30, "72h0m0s", "default")] == [True] * 3
     assert browser.post(path, change="quota", bytes="default", confirmed="yes").status == 303
     assert [row["own_bytes"] for row in settings_of(world, topic, "quota")] == [None, None]
     assert f"set_quota topic={topic} bytes=default by anonymous" in browser.admin.log.read_text()

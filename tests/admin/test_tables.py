@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from flask import Flask
 
-from pyqd.admin.pages.tables import Filter, PageColumn, PageTable, table_of
+from pyqd.admin.pages.tables import Filter, PageColumn, PageTable, labelled, table_of
 
 ROWS = list(range(60))
 COLUMNS = (PageColumn("number", "Number", lambda row: row, is_number=True),)
@@ -21,6 +21,20 @@ def table(query: str) -> PageTable:
 
 def counts(found: PageTable) -> dict[str, int]:
     return {each.name: count for each, count in found.filters}
+
+
+def test_sums_are_of_all_rows_that_match() -> None:
+    columns = (PageColumn("number", "Number", lambda row: row, has_sum=True), PageColumn("text", "Text", str))
+    with Flask(__name__).test_request_context("/rows?q=1&size=25"):
+        assert table_of(ROWS, columns, text_of=str).sums == {"number": 1 + sum(range(10, 20)) + 21 + 31 + 41 + 51}
+
+
+def test_cells_name_their_columns_for_narrow_screens() -> None:
+    rows = '<tr><th scope="row">a</th><td class="number">1</td><td></td></tr><tr><td colspan="2">b</td><td>2</td></tr>'
+    assert labelled(rows, ["Name", "A & B", ""]) == (
+        '<tr><th scope="row">a</th><td data-label="A &amp; B" class="number">1</td><td></td></tr>'
+        '<tr><td colspan="2">b</td><td>2</td></tr>'
+    )
 
 
 def test_filters_tell_how_many_rows_they_have() -> None:

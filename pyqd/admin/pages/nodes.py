@@ -27,13 +27,18 @@ COLUMNS: Final = (
     PageColumn("topics", "Topics", lambda row: len(row.topics), is_number=True),
 )
 TOPIC_DEPTH: Final = PageColumn(
-    "depth", "Depth", lambda row: row.waiting, is_number=True, help=mark("waiting in the topic and in its channels")
+    "depth",
+    "Depth",
+    lambda row: row.waiting,
+    is_number=True,
+    has_sum=True,
+    help=mark("waiting in the topic and in its channels"),
 )
 TOPIC_IN_FLIGHT: Final = PageColumn(
-    "in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True
+    "in_flight", "In flight", lambda row: row.channel_sum("in_flight_count"), is_number=True, has_sum=True
 )
 TOPIC_DEFERRED: Final = PageColumn(
-    "deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True
+    "deferred", "Deferred", lambda row: row.channel_sum("deferred_count"), is_number=True, has_sum=True
 )
 TOPIC_COLUMNS: Final = (
     PageColumn("topic", "Topic and channel", lambda row: row.topic),
@@ -41,11 +46,11 @@ TOPIC_COLUMNS: Final = (
     PageColumn("place", "Memory + disk", lambda row: row.whole("backend_depth"), is_number=True),
     TOPIC_IN_FLIGHT,
     TOPIC_DEFERRED,
-    PageColumn("requeued", "Requeued", lambda row: row.channel_sum("requeue_count"), is_number=True),
-    PageColumn("timed_out", "Timed out", lambda row: row.channel_sum("timeout_count"), is_number=True),
-    PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
-    PageColumn("rate", "Rate /s", None, is_number=True),
-    PageColumn("clients", "Clients", lambda row: row.channel_sum("client_count"), is_number=True),
+    PageColumn("requeued", "Requeued", lambda row: row.channel_sum("requeue_count"), is_number=True, has_sum=True),
+    PageColumn("timed_out", "Timed out", lambda row: row.channel_sum("timeout_count"), is_number=True, has_sum=True),
+    PageColumn("messages", "Messages", lambda row: row.sums["message_count"], is_number=True, has_sum=True),
+    PageColumn("rate", "Rate /s", None, is_number=True, has_sum=True),
+    PageColumn("clients", "Clients", lambda row: row.channel_sum("client_count"), is_number=True, has_sum=True),
 )
 CLIENTS: Final = "clients"
 

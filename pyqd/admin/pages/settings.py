@@ -5,7 +5,7 @@ Source: docs/http.md, "Limits of a channel"; docs/space.md, "Settings of one top
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -24,6 +24,8 @@ from pyqd.primitives.quantities import parse_size
 LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
 # Fields of the form by the last part of the call's path.
 TOPIC_FIELDS: Final = {"retention": ("bytes", "time"), "quota": ("bytes",), "trace": ("rate", "body_bytes")}
+DEPENDENT_LIMITS: Final = {"rate": "burst", "max_attempts": "dead_letter_topic"}
+DEFAULT: Final = "default"
 # Fields that the pages show.
 SHAPES: Final[Mapping[str, Shape]] = {
     "/channel/limits": {
@@ -57,12 +59,17 @@ class SettingsViews(SiteViews):
     def channel(self, topic: str, channel: str) -> str:
         self.site.require(UserRole.VIEW, topic)
         rows = self.of_nodes(topic, ("/channel/limits",), {"topic": topic, "channel": channel})
-        return render_template("limits.html", topic=topic, channel=channel, rows=rows)
+        now = agreed([answers[0] for _node, answers, _error in rows if answers], LIMIT_FIELDS)
+        return render_template("limits.html", topic=topic, channel=channel, rows=rows, now=now)
 
     def set_channel(self, topic: str, channel: str) -> Response | str:
         """Set limits of a channel at all brokers."""
         self.site.require(UserRole.ADMIN, topic)
         given = given_fields(LIMIT_FIELDS)
+        # The form has the present values too. A burst goes with the rate, and the topic with the limit of attempts.
+        for limit, dependent in DEPENDENT_LIMITS.items():
+            if is_zero(given.get(limit, "")):
+                given.pop(dependent, None)
         if "dead_letter_topic" in given:
             # Messages will be published there.
             self.site.require(UserRole.ADMIN, given["dead_letter_topic"])
@@ -72,7 +79,15 @@ class SettingsViews(SiteViews):
     def topic(self, topic: str) -> str:
         self.site.require(UserRole.VIEW, topic)
         paths = tuple(f"/topic/{name}" for name in TOPIC_FIELDS)
-        return render_template("settings.html", topic=topic, rows=self.of_nodes(topic, paths, {"topic": topic}))
+        rows = self.of_nodes(topic, paths, {"topic": topic})
+        known = [answers for _node, answers, _error in rows if answers]
+        own = {
+            "retention": [{name: own_value(answers[0], name) for name in ("bytes", "time")} for answers in known],
+            "quota": [{"bytes": own_value(answers[1], "bytes")} for answers in known],
+            "trace": [trace_values(answers[2]) for answers in known],
+        }
+        now = {change: agreed(found, TOPIC_FIELDS[change]) for change, found in own.items()}
+        return render_template("settings.html", topic=topic, rows=rows, now=now)
 
     def set_topic(self, topic: str) -> Response | str:
         """Set retention, quota or trace of a topic at all brokers."""
@@ -131,6 +146,33 @@ class SettingsViews(SiteViews):
 
 def given_fields(names: tuple[str, ...]) -> dict[str, str]:
     return {name: request.form[name].strip() for name in names if request.form.get(name, "").strip()}
+
+
+def agreed(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Return the values that all brokers have, for the fields of a form; without those that differ."""
+    same = [name for name in names if len({each[name] for each in found}) == 1]
+    return {name: found[0][name] for name in same if found[0][name] is not None}
+
+
+def own_value(found: Mapping[str, Any], name: str) -> Any:
+    """Return the setting of a topic as a form takes it: `default` for that of the broker."""
+    own = found[f"own_{name}"]
+    return DEFAULT if own is None else own
+
+
+def trace_values(found: Mapping[str, Any]) -> dict[str, Any]:
+    return (
+        {"rate": found["rate"], "body_bytes": found["body_bytes"]}
+        if found["own"]
+        else {"rate": DEFAULT, "body_bytes": None}
+    )
+
+
+def is_zero(text: str) -> bool:
+    try:
+        return float(text) == 0
+    except ValueError:
+        return False
 
 
 def byte_count(text: str) -> str:

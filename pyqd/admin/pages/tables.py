@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import request
+from markupsafe import Markup, escape
 
 from pyqd.admin.site import path_here
 
 PAGE_SIZES: Final = (25, 50, 100, 500)
 PAGE_SIZE: Final = 50
 LONG: Final = 20
+TAG: Final = re.compile(r"<(tr|td|th)(?=[\s>])([^>]*)>")
+SPAN: Final = re.compile(r'colspan="(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageColumn:
-    """A column. name: in the URL. key: sorts rows; None if the column cannot sort. is_number: aligned to the right."""
+    """A column. name: in the URL. key: sorts rows; None if the column cannot sort. is_number: aligned to the right.
+
+    has_sum: the sum of the keys is in the last row.
+    """
 
     name: str
     title: str
     key: Callable[[Any], Any] | None = None
     is_number: bool = False
     help: str = ""
+    has_sum: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class PageTable:
     """One page of rows, and the values for the links around it.
 
     filters: each with the number of its rows among those that the search finds; found is the number of all of these.
-    chosen: name of the filter in force, empty for none.
+    chosen: name of the filter in force, empty for none. sums: over all rows that match, by the names of columns.
     """
 
     columns: Sequence[PageColumn]
@@ -57,6 +65,7 @@ class PageTable:
     filters: Sequence[tuple[Filter, int]] = ()
     chosen: str = ""
     found: int = 0
+    sums: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_long(self) -> bool:
@@ -129,7 +138,28 @@ def table_of(
         [(each, len(groups[each.name])) for each in filters],
         chosen,
         found_count,
+        {each.name: sum(map(each.key, found)) for each in columns if each.has_sum and each.key is not None},
     )
+
+
+def labelled(rows: str, titles: Sequence[str]) -> Markup:
+    """Return the rows of a table whose cells name their columns: a narrow screen shows each row as a card.
+
+    rows: HTML, safe. titles: of the columns, HTML or plain text; an empty one gives no name.
+    """
+    column = 0
+
+    def name(tag: re.Match[str]) -> str:
+        nonlocal column
+        if tag[1] == "tr":
+            column = 0
+            return tag[0]
+        title = titles[column] if column < len(titles) else ""
+        spanned = SPAN.search(tag[2])
+        column += int(spanned[1]) if spanned else 1
+        return f'<td data-label="{escape(title)}"{tag[2]}>' if tag[1] == "td" and title and not spanned else tag[0]
+
+    return Markup(TAG.sub(name, rows))
 
 
 def sorted_by(columns: Iterable[PageColumn], name: str, key: Callable[[Any], Any]) -> list[PageColumn]:
