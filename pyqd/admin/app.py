@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, url_for
+from flask import Blueprint, Flask, Response, abort, g, redirect, render_template, request, url_for
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
@@ -104,6 +104,7 @@ def new_app(site: Site) -> Flask:
     app.register_error_handler(HTTPException, refusal)
     app.after_request(compress)
     app.after_request(lambda response: protect(response, is_secure=bool(site.options.tls_cert)))
+    app.after_request(lambda response: tell_findings(response, site))
     return app
 
 
@@ -211,6 +212,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
             "theme": request.cookies.get("theme", ""),
             "user": site.user,
             "needs_login": site.policy.needs_login,
+            "findings_count": lambda: len(site.findings()),
             "may": lambda role, topic=None: site.may(UserRole.parse(role), topic),
         }
     )
@@ -226,6 +228,13 @@ def protect(response: AnyResponse, *, is_secure: bool) -> AnyResponse:
     if "fragment" in request.args:
         # For the script of the page: this is its live part, and not a page of a proxy or of a login.
         response.headers["X-Fragment"] = "1"
+    return response
+
+
+def tell_findings(response: AnyResponse, site: Site) -> AnyResponse:
+    """Tell the script of a page the number of warnings, which stands outside of the live part."""
+    if "fragment" in request.args and "user" in g:
+        response.headers["X-Findings"] = str(len(site.findings()))
     return response
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pyqd.admin.stats import ChannelStats, ProcessStats, TopicStats, client_row
+from pyqd.admin.stats import ChannelStats, ProcessStats, TopicStats, client_row, publisher_row
 from pyqd.admin.upstream import Collected, Upstream, UpstreamError
 from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.nsq_compat import unwrapped_answer
@@ -85,10 +85,14 @@ class ClusterNode:
 
 @dataclasses.dataclass(slots=True)
 class Stats:
-    """Numbers of topics, one row per topic and broker, sorted by the broker's hostname. processes: by HTTP address."""
+    """Numbers of topics, one row per topic and broker, sorted by the broker's hostname. processes: by HTTP address.
+
+    publishers: clients that have published, if clients were asked for.
+    """
 
     topics: list[TopicStats]
     processes: dict[str, ProcessStats] = dataclasses.field(default_factory=dict)
+    publishers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def channel(self, name: str) -> ChannelStats | None:
         """Return the sum of a channel over brokers, if these are numbers of one topic that has it."""
@@ -192,7 +196,7 @@ class Cluster:
         if not clients:
             query["include_clients"] = "false"
 
-        def ask(node: ClusterNode) -> tuple[str, list[TopicStats], ProcessStats]:
+        def ask(node: ClusterNode) -> tuple[str, list[TopicStats], ProcessStats, list[dict[str, Any]]]:
             answer = unwrapped_answer(self.upstream.get(node.http_address, "/stats", query))
             rows = [
                 TopicStats.of_broker(node.http_address, node.hostname, row)
@@ -204,12 +208,17 @@ class Cluster:
                     each.clients = [
                         client_row(client, node.http_address, node.region, node.zone) for client in each.clients
                     ]
-            return node.http_address, rows, ProcessStats.of_broker(answer)
+            publishers = [
+                publisher_row(client, node.http_address, node.region, node.zone)
+                for client in answer.get("producers") or ()
+            ]
+            return node.http_address, rows, ProcessStats.of_broker(answer), publishers
 
         answers, failures = self._ask(NSQD, nodes, ask)
-        topics = [row for _address, rows, _process in answers for row in rows]
-        processes = {address: process for address, _rows, process in answers}
-        return Collected(Stats(sorted(topics, key=lambda row: row.hostname), processes), failures)
+        topics = [row for _address, rows, _process, _publishers in answers for row in rows]
+        processes = {address: process for address, _rows, process, _publishers in answers}
+        publishers = [row for _address, _rows, _process, found in answers for row in found]
+        return Collected(Stats(sorted(topics, key=lambda row: row.hostname), processes, publishers), failures)
 
     def stats_of(self, topic: str, channel: str = "", *, clients: bool = False) -> Collected:
         """Return the `Stats` of the brokers that have a topic; parameters as for `stats`."""

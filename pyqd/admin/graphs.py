@@ -19,6 +19,8 @@ SPAN_H: Final = 24
 # Removed by statsd from names.
 UNSAFE: Final = re.compile(r"[^a-zA-Z0-9\-_.]")
 COUNTERS: Final = ("message_count",)
+# Sums over all channels, which the two have no short expression for.
+UNLINKED: Final = ("taken", "deferred")
 
 Link = tuple[str, str]
 
@@ -38,7 +40,9 @@ class Graphs:
 
     def links(self, name: str, key: Key) -> list[Link]:
         """Return name and URL of each link. name: of the series, as in the history. key: as there."""
-        found = []
+        found: list[Link] = []
+        if name in UNLINKED or (name == "in_flight" and not key):
+            return found
         if self._has_graphite:
             query = {"target": self.target(name, key), "from": f"-{SPAN_H}hours", "width": 800, "height": 450}
             found.append(("Graphite", f"{self._graphite}/render?{urlencode(query)}"))

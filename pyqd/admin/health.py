@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyqd.admin.durability import DurabilityState, full_in_s
 
 if TYPE_CHECKING:
-    from pyqd.admin.poller import Snapshot
-    from pyqd.admin.site import Site
+    from pyqd.admin.poller import ClusterPoller, Snapshot
     from pyqd.admin.stats import ChannelStats
 
 # A channel without clients and with this many messages is most likely forgotten.
@@ -49,16 +48,16 @@ def mark(text: str) -> str:
     return text
 
 
-def findings_of(site: Site) -> list[Finding]:
-    """Return the findings, the worst first."""
-    snapshot = site.poller.snapshot
+def findings_of(poller: ClusterPoller) -> list[Finding]:
+    """Return the findings by the newest poll, the worst first."""
+    snapshot = poller.snapshot
     found = [
         *unreachable(snapshot),
-        *registrations(site, snapshot),
-        *without_token(site, snapshot),
+        *registrations(poller, snapshot),
+        *without_token(poller, snapshot),
         *versions(snapshot),
-        *durability(site, snapshot),
-        *channels(site, snapshot),
+        *durability(poller, snapshot),
+        *channels(poller, snapshot),
         *topics_without_channels(snapshot),
     ]
     return sorted(found, key=lambda finding: (finding.level, -finding.weight))
@@ -74,9 +73,9 @@ def of_node(node: str, level: str, text: str, remedy: str, **values: str) -> Fin
     return Finding(level, text, remedy, {"node": node, **values}, node=node)
 
 
-def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
+def registrations(poller: ClusterPoller, snapshot: Snapshot) -> list[Finding]:
     """Return the brokers that not every lookup daemon knows."""
-    expected = len(site.cluster.lookupds)
+    expected = len(poller.cluster.lookupds)
     text = mark("%(node)s is known to %(count)s of %(expected)s lookup daemons.")
     remedy = mark(
         "Give the broker each lookup daemon with --lookupd-tcp-address, and a --broadcast-address of its own."
@@ -89,11 +88,11 @@ def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
     ]
 
 
-def without_token(site: Site, snapshot: Snapshot) -> list[Finding]:
+def without_token(poller: ClusterPoller, snapshot: Snapshot) -> list[Finding]:
     """Return the brokers that are asked without the token."""
     text = mark("%(node)s is asked without the token: %(reason)s.")
     remedy = mark("Name the broker with --trusted-broker if it is yours, and give it HTTPS if pyqadmin has TLS flags.")
-    found = [(node.http_address, site.poller.cluster.upstream.withheld(node.http_address)) for node in snapshot.nodes]
+    found = [(node.http_address, poller.cluster.upstream.withheld(node.http_address)) for node in snapshot.nodes]
     return [of_node(address, WARN, text, remedy, reason=reason) for address, reason in found if reason]
 
 
@@ -103,12 +102,12 @@ def versions(snapshot: Snapshot) -> list[Finding]:
     return [of_node(node.http_address, WARN, text, remedy, version=node.version) for node in nodes]
 
 
-def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
+def durability(poller: ClusterPoller, snapshot: Snapshot) -> list[Finding]:
     """Return the brokers whose disk fails, was damaged, or is full soon."""
     found = []
     for state in snapshot.durability.values():
         if state.is_known:
-            left_s = full_in_s(site.poller.history.values("disk_free", (state.node,)), state.room_bytes)
+            left_s = full_in_s(poller.history.values("disk_free", (state.node,)), state.room_bytes)
             found += failures_of(state, left_s)
     return found
 
@@ -140,14 +139,14 @@ def failures_of(state: DurabilityState, left_s: float | None) -> list[Finding]:
     return found
 
 
-def channels(site: Site, snapshot: Snapshot) -> list[Finding]:
+def channels(poller: ClusterPoller, snapshot: Snapshot) -> list[Finding]:
     """Return the channels that nobody reads, that are paused with messages, or that grow."""
     found = []
     for topic in snapshot.topics.values():
         for channel in topic.channels:
             # Of a thousand topics, few have enough messages to be looked at.
             is_deep = channel.sums["depth"] >= GROWTH_MIN
-            depths = site.poller.history.values("depth", (topic.topic, channel.channel)) if is_deep else ()
+            depths = poller.history.values("depth", (topic.topic, channel.channel)) if is_deep else ()
             found += findings_of_channel(channel, depths)
     return found
 

@@ -69,8 +69,9 @@ class History:
 
         incomplete: topics that get no values, and neither do their channels and the cluster.
 
-        counters: messages so far by broker and key, for the series `rate`, and `node_rate` of each broker. Rates are
-        those of the brokers, added: the sum of counters would jump by all messages of a broker that has missed a poll.
+        counters: messages so far by broker and key, for the series `rate`, `node_rate` of each broker, and `taken` from
+        all channels. Rates are those of the brokers, added: the sum of counters would jump by all messages of a broker
+        that has missed a poll.
         """
         before = self.slot
         self._bridged = before if now_s - before * STEP_S <= bridged_s + STEP_S else None
@@ -81,8 +82,10 @@ class History:
                 self._put(name, key, value)
         self.node_rates = {node: self._rates_of(node, now_s, counts) for node, counts in counters.items()}
         sums: dict[Key, float] = {}
+        taken: list[float] = []
         for node, rates in self.node_rates.items():
             whole = 0.0
+            taken += [rate for key, rate in rates.items() if len(key) == 2]
             for key, rate in rates.items():
                 sums[key] = sums.get(key, 0.0) + rate
                 if len(key) == 1:
@@ -92,6 +95,8 @@ class History:
                 sums[()] = sums.get((), 0.0) + whole
         for key, rate in sums.items():
             self._put("rate", key, rate)
+        if sums:
+            self._put("taken", (), sum(taken))
         self.rates = sums
         self._counts = {node: (now_s, counts) for node, counts in counters.items()}
         # A ring that got no value for this long belongs to a deleted topic or channel.

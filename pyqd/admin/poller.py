@@ -166,6 +166,7 @@ class ClusterPoller:
     def _record(self, snapshot: Snapshot) -> None:
         depth: dict[Key, int] = {}
         in_flight: dict[Key, int] = {}
+        deferred: dict[Key, int] = {}
         for topic in snapshot.topics.values():
             key = (topic.topic,)
             depth[key] = topic.waiting
@@ -175,6 +176,8 @@ class ClusterPoller:
                 in_flight[place] = channel.sums["in_flight_count"]
         if snapshot.topics:
             depth[()] = sum(value for key, value in depth.items() if len(key) == 1)
+            in_flight[()] = sum(in_flight.values())
+            deferred[()] = sum(topic.channel_sum("deferred_count") for topic in snapshot.topics.values())
         disk_free: dict[Key, int] = {}
         for state in snapshot.durability.values():
             if state.disk_free_bytes is not None:
@@ -182,6 +185,7 @@ class ClusterPoller:
         gauges: dict[str, Mapping[Key, int]] = {
             "depth": depth,
             "in_flight": in_flight,
+            "deferred": deferred,
             "disk_free": disk_free,
             "node_depth": depth_of_nodes(snapshot),
             "node_memory": {

@@ -20,6 +20,7 @@ from werkzeug.exceptions import Forbidden
 from pyqd.admin.access.policy import Policy, basic_credentials
 from pyqd.admin.access.roles import User, UserRole
 from pyqd.admin.cluster import Cluster
+from pyqd.admin.health import Finding, findings_of
 from pyqd.admin.notifications import Caller, Notifier
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.poller import ClusterPoller
@@ -70,6 +71,7 @@ class Site:
         )
         self.poller = ClusterPoller(polled)
         self.is_closing = False
+        self._findings: tuple[int, list[Finding]] = (0, [])
         self.notifier = Notifier(options.notification_http_endpoint, options.http_client_request_timeout_ns / SECOND_NS)
 
     def close(self) -> None:
@@ -114,6 +116,18 @@ class Site:
     def sees_all(self) -> bool:
         """Return whether the user of the current request may see all topics, and so the sums over them."""
         return "*" in self.user.topics
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong by the newest poll, as far as the user of the current request may see it.
+
+        Each page tells the number: the findings are the same until the next poll.
+        """
+        number, found = self._findings
+        if number != self.poller.snapshot.number:
+            number = self.poller.snapshot.number
+            found = findings_of(self.poller)
+            self._findings = (number, found)
+        return [each for each in found if not each.topic or self.may(UserRole.VIEW, each.topic)]
 
     def is_broker(self, address: str) -> bool:
         """Return whether a broker of the cluster has an HTTP address.

@@ -292,3 +292,12 @@ def topology_order(client: Mapping[str, Any]) -> tuple[object, ...]:
     same_region = region == client.get("node_topology_region", "")
     same_zone = same_region and zone == client.get("node_topology_zone", "")
     return (client["node"], not same_zone, not same_region, region, zone)
+
+
+def publisher_row(found: Mapping[str, Any], node: str, region: str, zone: str) -> Json:
+    """Return one client that has published, as `client_row`, with its counts of messages by topic.
+
+    A broker tells the count of one topic.
+    """
+    published = {str(each["topic"]): int(each["count"]) for each in found.get("pub_counts") or ()}
+    return {**client_row(found, node, region, zone), "published": published}

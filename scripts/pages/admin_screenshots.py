@@ -89,7 +89,8 @@ def tell(address: str) -> None:
 def take(directory: Path, base: str, node: str) -> None:
     """Save the pictures. node: HTTP address of the broker."""
     pages: dict[str, tuple[str, dict[str, Any]]] = {
-        "admin-streams": ("/", {"color_scheme": "light"}),
+        "admin-overview": ("/", {"color_scheme": "light"}),
+        "admin-streams": ("/topics", {"color_scheme": "light"}),
         "admin-channel": ("/topics/orders/email", {"color_scheme": "light"}),
         "admin-topic-dark": ("/topics/orders", {"color_scheme": "dark"}),
         "admin-messages": ("/topics/orders/email/messages?state=deferred&body=json", {"color_scheme": "light"}),

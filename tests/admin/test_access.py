@@ -215,7 +215,7 @@ class TestRoles:
         assert all(name.startswith("orders") for name in topics)
         assert browser.admin.ask("GET", f"/api/topics/secret_{topic}", headers=headers).status == 403
         browser.log_in("otto")
-        for path in ("/", "/lookup", "/health", f"/nodes/{world.addresses()[0]}"):
+        for path in ("/", "/topics", "/connections", "/lookup", "/health", f"/nodes/{world.addresses()[0]}"):
             assert browser.get(path).status == 200
             assert "secret_" not in browser.page, path
 

@@ -11,6 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
+from pyqd import __version__
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
@@ -95,6 +96,8 @@ def node_of(world: World) -> str:
 
 PAGES = (
     "/",
+    "/topics",
+    "/connections",
     f"/topics/{TOPIC}",
     f"/topics/{TOPIC}/email",
     f"/topics/{TOPIC}/email/messages",
@@ -235,6 +238,8 @@ def test_brokers_that_stop_answering_are_told_without_a_reload(
     with http_stub(answer) as stub:
         address = stub.address
         visit = Visit(chromium, start_admin("pyqadmin", f"--nsqd-http-address={address}"))
+        expect(visit.open("/health").locator(".note.good")).to_have_count(1, timeout=POLLED_WITHIN_MS)
+        expect(visit.page.locator("#findings")).to_be_hidden()
         page = visit.open("/topics/t")
         expect(page.locator("h1")).to_have_text("t")
         is_silent.set()
@@ -307,7 +312,7 @@ def test_topics_are_filtered_by_url(visit: Callable[..., Visit], world: World) -
     for name in names:
         world.brokers[0].http("POST", "/topic/create", topic=name)
     world.brokers[0].http("POST", "/topic/pause", topic=names[7])
-    page = visit().open("/?q=sieved_&size=25")
+    page = visit().open("/topics?q=sieved_&size=25")
     expect(page.locator("tbody tr")).to_have_count(25, timeout=WAIT_MS)
     page.get_by_role("link", name="Paused 1").click()
     page.wait_for_url("**show=paused**")
@@ -321,6 +326,62 @@ def test_topics_are_filtered_by_url(visit: Callable[..., Visit], world: World) -
     expect(page.locator("tbody tr")).to_have_count(25)
     for name in names:
         world.brokers[0].http("POST", "/topic/delete", topic=name)
+
+
+def test_the_overview_has_the_cluster_at_a_glance(visit: Callable[..., Visit], world: World) -> None:
+    names = [f"glance_{number}" for number in range(2)]
+    for name in names:
+        world.publish(name, {0: 3, 1: 4}, channel="c")
+    world.brokers[0].http("POST", "/channel/pause", topic=names[0], channel="c")
+    at = visit()
+    expect(at.open("/health").locator(".findings")).to_contain_text(f"{names[0]}/c is paused", timeout=POLLED_WITHIN_MS)
+    page = at.open("/")
+    # Rates need a second poll.
+    expect(page.locator(".tiles dd").first).not_to_have_text("0", timeout=POLLED_WITHIN_MS)
+    titles, values = (page.locator(f".tiles {each}").all_text_contents() for each in ("dt", "dd"))
+    tiles = dict(zip(titles, values, strict=True))
+    depth = sum(
+        topic["depth"] + sum(channel["depth"] for channel in topic["channels"])
+        for broker in world.brokers
+        for topic in broker.topics().values()
+    )
+    assert 0 < int(tiles["Depth"].replace(",", "")) <= depth
+    assert (tiles["Brokers"], page.locator(".chart").count()) == ("2", 6)
+    # As the page of health has it, and marked in the list of topics.
+    warnings = int(page.locator("#findings").text_content() or "0")
+    assert warnings >= 2
+    assert tiles["Health"].startswith(f"{warnings} warning")
+    page.goto(page.url + "topics?q=glance_")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator("tbody th").first).to_contain_text("c paused")
+    expect(page.locator("tfoot td").first).to_have_text("14")
+    for name in names:
+        for broker in world.brokers:
+            broker.http("POST", "/topic/delete", topic=name)
+
+
+def test_the_number_of_warnings_follows_without_a_reload(visit: Callable[..., Visit], world: World) -> None:
+    page = visit().open("/")
+    before = int(page.locator("#findings").text_content() or "0")
+    world.publish("unread", {0: 1}, channel="nobody")
+    expect(page.locator("#findings")).to_have_text(str(before + 1), timeout=POLLED_WITHIN_MS)
+    world.brokers[0].http("POST", "/topic/delete", topic="unread")
+
+
+@pytest.mark.usefixtures("pyqd_only")
+def test_connections_of_all_brokers_and_their_versions_are_listed(visit: Callable[..., Visit], world: World) -> None:
+    with Client(world.brokers[1].tcp_address) as publisher:
+        publisher.identify(client_id="writer", hostname="writer", user_agent="tests/2")
+        publisher.pub(TOPIC, b"x")
+        page = visit().open("/connections")
+        rows = page.locator("tbody tr")
+        expect(rows.filter(has_text="reader")).to_contain_text(f"{TOPIC}/email")
+        expect(rows.filter(has_text="writer")).to_contain_text(TOPIC)
+        expect(rows.filter(has_text="writer")).to_contain_text("tests/2")
+        page.goto(page.url + "?show=consumers")
+        expect(rows.filter(has_text="writer")).to_have_count(0)
+    page = visit().open("/nodes")
+    expect(page.locator("tbody tr").first).to_contain_text(f"pyqd {__version__} (NSQ 1.3.0)", timeout=POLLED_WITHIN_MS)
 
 
 def test_theme_and_language_are_kept(visit: Callable[..., Visit]) -> None:

@@ -116,7 +116,7 @@ def brokers() -> Iterator[list[FarBroker]]:
 @pytest.fixture(scope="module")
 def admin(brokers: list[FarBroker], start_admin: Callable[..., Admin]) -> Admin:
     started = start_admin("pyqadmin", *(f"--nsqd-http-address={each.address}" for each in brokers))
-    wait_until(lambda: b"topic_0000" in started.ask("GET", "/").body, "the first poll")
+    wait_until(lambda: b"topic_0000" in started.ask("GET", "/topics").body, "the first poll")
     return started
 
 
@@ -130,7 +130,7 @@ def resident_kb(admin: Admin) -> int:
 
 def test_topics_are_paged_sorted_and_charted(chromium: Browser, admin: Admin) -> None:
     visit = Visit(chromium, admin)
-    page = visit.open("/?sort=-depth")
+    page = visit.open("/topics?sort=-depth")
     expect(page.locator("tbody tr")).to_have_count(50)
     expect(page.locator("tbody th").first).to_have_text("topic_0999")
     expect(page.locator("tbody svg.spark")).to_have_count(50, timeout=WAIT_MS)
@@ -170,7 +170,7 @@ def test_the_charts_of_a_topic_and_the_nodes_are_shown(chromium: Browser, admin:
 
 
 def test_a_page_stays_small_and_polls_ask_all_brokers_equally(admin: Admin, brokers: list[FarBroker]) -> None:
-    assert len(admin.ask("GET", "/?size=50").body) < PAGE_BYTES_MAX
+    assert len(admin.ask("GET", "/topics?size=50").body) < PAGE_BYTES_MAX
     counts = [each.poll_count for each in brokers]
     pairs = list(zip(brokers, counts, strict=True))
     wait_until(

@@ -32,6 +32,7 @@ STATS = {
     "topics": [
         {"topic_name": "t", "depth": 0, "backend_depth": 0, "message_count": 1, "paused": False, "channels": [CHANNEL]}
     ],
+    "producers": [{"remote_address": "127.0.0.1:1", "pub_counts": [{"topic": "t", "count": 1}]}],
 }
 # Answers by path; a broker's are these, all but one of them.
 GOOD: dict[str, Any] = {
@@ -56,6 +57,9 @@ GOOD: dict[str, Any] = {
 ROW = {"id": "0" * 16, "state": "ready", "timestamp": 1, "attempts": 0, "size": 1, "body": "eA=="}
 ODD_VALUES: tuple[Any, ...] = (None, "x", -1, 1 << 70, 1e400, [], [1], {}, {"a": 1}, [{"topic": 1}], [{}], True)
 PAGES = (
+    "/",
+    "/topics",
+    "/connections",
     "/durability",
     "/health",
     "/topics/t",
@@ -112,7 +116,7 @@ def changed(path: str) -> Iterator[Any]:
 
 
 PATHS_OF = {
-    "/durability": ("/durability", "/health"),
+    "/durability": ("/", "/durability", "/health"),
     "/channel/limits": ("/topics/t/c/limits", "/topics/t/c/dead-letters"),
     "/topic/retention": ("/topics/t/-/settings",),
     "/topic/quota": ("/topics/t/-/settings",),

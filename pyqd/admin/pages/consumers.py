@@ -8,6 +8,7 @@ from typing import Any, Final
 from flask import Blueprint, render_template
 
 from pyqd.admin.access.roles import UserRole
+from pyqd.admin.health import mark
 from pyqd.admin.pages.forms import blueprint
 from pyqd.admin.pages.tables import PageColumn, table_of
 from pyqd.admin.site import Site
@@ -31,6 +32,20 @@ CLIENT_COLUMNS: Final = (CLIENT, PageColumn("node", "Node", topology_order), *NU
 CLIENT_COLUMNS_OF_NODE: Final = (
     CLIENT,
     PageColumn("channel", "Channel", lambda row: (row["topic"], row["channel"])),
+    *NUMBERS,
+)
+# Of all brokers; rows have a topic and a channel, and the topics that the client publishes to.
+CONNECTION_COLUMNS: Final = (
+    CLIENT,
+    PageColumn("node", "Node", topology_order),
+    PageColumn("channel", "Consumes", lambda row: (row["topic"], row["channel"])),
+    PageColumn(
+        "publishes",
+        "Publishes to",
+        lambda row: sorted(row["published"]),
+        help=mark("a broker names one of the topics that a client publishes to"),
+    ),
+    PageColumn("published", "Published", lambda row: sum(row["published"].values()), is_number=True, has_sum=True),
     *NUMBERS,
 )
 COLUMNS = (

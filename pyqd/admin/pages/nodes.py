@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from flask import request
 
 from pyqd.admin.access.roles import UserRole
-from pyqd.admin.cluster import ClusterNode
+from pyqd.admin.cluster import ClusterNode, Stats
 from pyqd.admin.health import mark
-from pyqd.admin.pages.consumers import CLIENT_COLUMNS_OF_NODE, client_text
+from pyqd.admin.pages.consumers import CLIENT_COLUMNS_OF_NODE, CONNECTION_COLUMNS, client_text
 from pyqd.admin.pages.tables import Filter, PageColumn, PageTable, sorted_by, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ProcessStats, TopicStats
+from pyqd.admin.upstream import Collected
 
 COLUMNS: Final = (
     PageColumn("hostname", "Host", lambda row: row.hostname),
@@ -53,6 +54,10 @@ TOPIC_COLUMNS: Final = (
     PageColumn("clients", "Clients", lambda row: row.channel_sum("client_count"), is_number=True, has_sum=True),
 )
 CLIENTS: Final = "clients"
+CONNECTION_FILTERS: Final = (
+    Filter("consumers", "Consumers", lambda row: bool(row["channel"])),
+    Filter("publishers", "Publishers", lambda row: bool(row["published"])),
+)
 
 
 class NodeViews:
@@ -93,6 +98,14 @@ class NodeViews:
             has_charts=self.site.sees_all(),
         )
 
+    def connections(self) -> str:
+        """Show the clients of all brokers: those that consume, and those that publish."""
+        nodes = self.site.cluster.nodes()
+        stats = self.site.cluster.stats(nodes.value, clients=True) if nodes.value else Collected(Stats([]), [])
+        rows = connections_of(stats.value, lambda topic: self.site.may(UserRole.VIEW, topic))
+        table = table_of(rows, CONNECTION_COLUMNS, text_of=client_text, sort="client", filters=CONNECTION_FILTERS)
+        return self.show("connections.html", table=table, failures=nodes.failures + stats.failures)
+
     def _topics(self, node: str, topics: Sequence[TopicStats]) -> PageTable:
         rates = self.site.poller.history.node_rates.get(node, {})
         columns = sorted_by(TOPIC_COLUMNS, "rate", lambda row: rates.get((row.topic,), 0.0))
@@ -110,6 +123,22 @@ def filters_of(lookupds: Sequence[str]) -> list[Filter]:
             Filter("partly", "Not in every lookup daemon", lambda row: len(row.remote_addresses or ()) != count)
         )
     return found
+
+
+def connections_of(stats: Stats, may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
+    """Return a row for each connection. A client that consumes and publishes has one; may_see: tells of each topic."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for topic in stats.topics:
+        for channel in topic.channels if may_see(topic.topic) else ():
+            for client in channel.clients:
+                names = {"topic": topic.topic, "channel": channel.channel, "published": {}}
+                rows[client["node"], client["remote_address"]] = {**client, **names}
+    for client in stats.publishers:
+        published = {name: count for name, count in client["published"].items() if may_see(name)}
+        if published:
+            unread = {**client, "topic": "", "channel": ""}
+            rows.setdefault((client["node"], client["remote_address"]), unread)["published"] = published
+    return list(rows.values())
 
 
 def clients_of(topics: Sequence[TopicStats]) -> PageTable:

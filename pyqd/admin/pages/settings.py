@@ -37,8 +37,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         "waiting_for": OPTIONAL_TEXT,
         "dead_letter_topic": OPTIONAL_TEXT,
     },
-    "/topic/retention": {"bytes": OPTIONAL_NUMBER, "time": (str,), "own_bytes": ANY, "own_time": ANY},
-    "/topic/quota": {"bytes": OPTIONAL_NUMBER, "used": NUMBER, "own_bytes": ANY, "refused": ANY},
+    "/topic/retention": {
+        "bytes": OPTIONAL_NUMBER,
+        "time": (str,),
+        "own_bytes": OPTIONAL_NUMBER,
+        "own_time": OPTIONAL_TEXT,
+    },
+    "/topic/quota": {"bytes": OPTIONAL_NUMBER, "used": NUMBER, "own_bytes": OPTIONAL_NUMBER, "refused": ANY},
     "/topic/trace": {"traced": (bool,), "rate": NUMBER, "body_bytes": OPTIONAL_NUMBER, "own": ANY},
 }
 

@@ -1,4 +1,4 @@
-"""The pages of nsqadmin and their URLs: streams, topic, channel, nodes, node, lookup, counter; and health."""
+"""The pages of nsqadmin and their URLs: streams, topic, channel, nodes, node, lookup, counter; overview, and health."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from flask import Blueprint, Response, render_template
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.cluster import ClusterNode, Stats
 from pyqd.admin.durability import full_in_s
-from pyqd.admin.health import Finding, findings_of
+from pyqd.admin.health import Finding
 from pyqd.admin.pages.consumers import CLIENT_COLUMNS, client_text
 from pyqd.admin.pages.nodes import TOPIC_DEFERRED, TOPIC_DEPTH, TOPIC_IN_FLIGHT, NodeViews
 from pyqd.admin.pages.tables import Filter, PageColumn, sorted_by, table_of
+from pyqd.admin.poller import depth_of_nodes
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ChannelStats, TopicStats
 from pyqd.admin.upstream import Collected, UpstreamError
@@ -33,6 +34,7 @@ def pages(site: Site) -> Blueprint:
         ("/topics/<topic>/<channel>", "channel", views.channel),
         ("/nodes", "nodes", nodes.nodes),
         ("/nodes/<node>", "node", nodes.node),
+        ("/connections", "connections", nodes.connections),
         ("/lookup", "lookup", views.lookup),
         ("/counter", "counter", views.counter),
         ("/health", "health", views.health),
@@ -118,7 +120,38 @@ class Views:
         )
         return self.show("streams.html", table=table)
 
-    home = streams
+    def home(self) -> str:
+        """Show the cluster at a glance: rates, depths, disks, health, brokers, and charts of the last hour."""
+        poller = self.site.poller
+        snapshot, rates = poller.snapshot, poller.history.rates
+        topics = [topic for topic in snapshot.topics.values() if self.site.may(UserRole.VIEW, topic.topic)]
+        channels = [channel for topic in topics for channel in topic.channels]
+        disks = [state for state in snapshot.durability.values() if state.disk_free_bytes is not None]
+        return self.show(
+            "overview.html",
+            topics=topics,
+            channels=channels,
+            rate_in=sum(rates.get((topic.topic,), 0.0) for topic in topics),
+            rate_out=sum(rates.get((channel.topic, channel.channel), 0.0) for channel in channels),
+            depth=sum(topic.waiting for topic in topics),
+            sums={
+                name: sum(channel.sums[name] for channel in channels)
+                for name in ("in_flight_count", "deferred_count", "client_count")
+            },
+            disk=min(disks, key=lambda state: state.disk_free_bytes or 0, default=None),
+            findings=self._findings(),
+            node_rates={
+                node: sum(rate for key, rate in found.items() if len(key) == 1)
+                for node, found in poller.history.node_rates.items()
+            },
+            node_depths={node: depth for (node,), depth in depth_of_nodes(snapshot).items()},
+            # The numbers of brokers, and the charts, are of all topics.
+            sees_all=self.site.sees_all(),
+        )
+
+    def _findings(self) -> list[Finding]:
+        findings = self.site.findings()
+        return findings if self.site.sees_all() else [without_reason(each) for each in findings]
 
     def topic(self, topic: str) -> str | tuple[str, int]:
         self.site.require(UserRole.VIEW, topic)
@@ -186,11 +219,7 @@ class Views:
         )
 
     def health(self) -> str:
-        findings = [
-            each for each in findings_of(self.site) if not each.topic or self.site.may(UserRole.VIEW, each.topic)
-        ]
-        if not self.site.sees_all():
-            findings = [without_reason(each) for each in findings]
+        findings = self._findings()
         return self.show("health.html", findings=findings[:FINDINGS_MAX], more=max(0, len(findings) - FINDINGS_MAX))
 
     def durability(self) -> str:

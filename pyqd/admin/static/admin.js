@@ -3,6 +3,7 @@
 
 const live = document.getElementById("live");
 const age = document.getElementById("age");
+const findings = document.getElementById("findings");
 const confirmation = document.getElementById("confirm");
 let isLoading = false;
 
@@ -39,6 +40,11 @@ async function update() {
     const isPage = answer.ok || answer.status === 404 || answer.status === 502;
     const html = isPage && answer.headers.has("X-Fragment") ? await answer.text() : "";
     if (html && !isBusy()) replaceLive(html);
+    const count = answer.headers.get("X-Findings");
+    if (findings && count !== null) {
+      findings.textContent = count;
+      findings.hidden = count === "0";
+    }
   } catch {
     age.textContent = age.dataset.stale;
   } finally {
