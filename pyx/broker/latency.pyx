@@ -16,7 +16,7 @@ from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 
 @cython.final
 cdef class LatencyBuffer:
-    """Latencies that no histogram has yet. window: LatencyWindow, which has the histograms; its half ends at move_ns."""
+    """Latencies that no histogram has yet. window: LatencyWindow, with the histograms; its half ends at move_ns."""
 
     def __init__(self, window, int64_t move_ns):
         self.window = window

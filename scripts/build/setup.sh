@@ -194,7 +194,7 @@ install_compiler() {
 # which stays incremental. A build isolated from .venv would fetch setuptools and Cython each time.
 install_packages() {
     say "installing the packages that pyqd needs (10 s, more on a slow network)"
-    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e scripts/build/client -e '.[examples,admin,trace]'
+    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e scripts/build/client -e '.[server,examples,admin,trace]'
 }
 
 install_test_packages() {
