@@ -139,10 +139,11 @@ api-docs: $(TOOLS) ## API reference of the Python client, from its docstrings: b
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/build/wheels.py $(ARGS)
 
-dist: $(TOOLS) ## sdist and wheel in dist/
+dist: $(TOOLS) ## sdist, wheel and the client's wheel in dist/
 	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to build/dist.log'
 	@mkdir -p build
-	@$(BIN)/python -m build --no-isolation >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@{ $(BIN)/python -m build --no-isolation && $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir=dist \
+		scripts/build/client; } >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
 	@ls -sh dist/*
 
 check: lint types test ## all that must hold before a commit

@@ -1,5 +1,6 @@
 """Tests of pyqd.diskqueue.files."""
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -265,7 +266,7 @@ class NoRoom:
         return getattr(self.libc, name)
 
     def fallocate(self, fd, mode, start, length):
-        ffi.errno = errno.ENOSPC
+        ctypes.set_errno(errno.ENOSPC)
         return -1
 
 
