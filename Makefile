@@ -106,9 +106,10 @@ cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/anothe
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench stalls $(ARGS)
 
-lint: build $(TOOLS) ## ruff, cython-lint, and whether the pages that are made from the code are current
+lint: build $(TOOLS) ## ruff, cython-lint, links of the manual, and whether pages made from the code are current
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
+	$(BIN)/python -m pytest -q tests/meta/test_links.py
 	$(BIN)/python -m scripts.pages --check
 
 pages: build $(TOOLS) ## write the pages, man pages, pictures and catalogues made from the code; ARGS=--screenshots

@@ -106,7 +106,7 @@ install_missing() {
     [[ ${#missing[@]} -eq 0 ]] || explain_missing
 }
 
-# One section of docs/how-to.md publishes from PHP; its test is skipped without PHP.
+# A page of docs/how-to publishes from PHP; its test is skipped without PHP.
 install_php() {
     command -v php >/dev/null && return
     if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
