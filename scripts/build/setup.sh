@@ -206,7 +206,7 @@ install_test_packages() {
 
 # ruff lays out signatures.
 install_site_packages() {
-    say "installing the packages that make the web site of the manual (10 s, 60 MB)"
+    say "installing the packages that make the web site of the manual (half a minute, 170 MB)"
     pip_install 'mkdocs>=1.6,<2' 'mkdocs-material>=9.6,<10' 'mkdocstrings>=1.0,<2' 'mkdocstrings-python>=2.0,<3' 'ruff>=0.6'
 }
 
