@@ -136,7 +136,7 @@ map: ## every module with the first line of its docstring, and its tests
 # Its pages are links in the layout of the repository, so that links from page to page hold in both.
 site: $(SITE_TOOLS) ## web site of the manual, with search and the reference of the Python client: build/site/index.html
 	@rm -rf build/pages && mkdir -p build/pages
-	@ln -s $(addprefix "$(CURDIR)"/,README.md CHANGELOG.md docs bench scripts/site/reference scripts/site/site.css) build/pages/
+	@ln -s $(addprefix "$(CURDIR)"/,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs bench scripts/site/reference scripts/site/site.css) build/pages/
 	@echo 'site: reading the manual and the docstrings (20 s)'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file scripts/site/mkdocs.yml
 	@echo 'site: build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
@@ -144,10 +144,11 @@ site: $(SITE_TOOLS) ## web site of the manual, with search and the reference of 
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/build/wheels.py $(ARGS)
 
-dist: $(TOOLS) ## sdist and wheel in dist/
+dist: $(TOOLS) ## sdist, wheel and the client's wheel in dist/
 	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to build/dist.log'
 	@mkdir -p build
-	@$(BIN)/python -m build --no-isolation >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@{ $(BIN)/python -m build --no-isolation && $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir=dist \
+		scripts/build/client; } >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
 	@ls -sh dist/*
 
 check: lint types test ## all that must hold before a commit

@@ -196,12 +196,12 @@ install_compiler() {
 # which stays incremental. A build isolated from .venv would fetch setuptools and Cython each time.
 install_packages() {
     say "installing the packages that pyqd needs (10 s, more on a slow network)"
-    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e '.[examples,admin,trace]'
+    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e scripts/build/client -e '.[examples,admin,trace]'
 }
 
 install_test_packages() {
     say "installing what tests, benchmarks and checks need: Spark, Java, clients of NSQ (a minute, 500 MB)"
-    PYQD_SKIP_EXT=1 pip_install --no-build-isolation -e '.[dev,spark-java]'
+    PYQD_SKIP_EXT=1 pip_install --no-build-isolation -e scripts/build/client -e '.[dev,spark-java]'
 }
 
 # ruff lays out signatures.

@@ -154,4 +154,4 @@ def test_the_image_is_built_from_existing_files_and_has_all_that_the_wheel_needs
     kept = [line.removeprefix("!") for line in ignore if line.startswith("!")]
     assert ignore[0] == "**"
     assert all((ROOT / name).exists() for name in kept)
-    assert {"pyproject.toml", "setup.py", "README.md", "pyx", "pyqd"} <= set(kept)
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "pyx", "pyqd", "scripts/build/client"} <= set(kept)

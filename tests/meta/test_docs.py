@@ -53,6 +53,7 @@ def make_targets() -> frozenset[str]:
 SUBCOMMANDS = {
     "pyqd": (("up",), ("drain",), ("restart",)),
     "pyqadmin": (("user", "add"),),
+    "pyqctl": (("peek",),),
     "pyq_trace": (("ship",), ("show",), ("find",), ("stats",)),
 }
 
