@@ -143,7 +143,7 @@ class StatusRoutes:
                 "damage": broker.damage.as_dict(),
                 "damaged_topics": damaged[:TOPICS_NAMED_MAX],
                 "set_aside": [each._asdict() for each in broker.set_aside[:TOPICS_NAMED_MAX]],
-                "refusing_topics": sorted(broker.short_of_room)[:TOPICS_NAMED_MAX],
+                "refusing_topics": list(broker.short_of_room)[:TOPICS_NAMED_MAX],
                 "disk_free_bytes": self.free_bytes(),
                 "disk_free_min_bytes": broker.reserve.floor_bytes,
             }

@@ -1,6 +1,5 @@
 """Tests of pyqd.diskqueue.files."""
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -266,7 +265,7 @@ class NoRoom:
         return getattr(self.libc, name)
 
     def fallocate(self, fd, mode, start, length):
-        ctypes.set_errno(errno.ENOSPC)
+        ffi.errno = errno.ENOSPC
         return -1
 
 

@@ -1,6 +1,5 @@
 """Files that are damaged, missing, foreign or of a later format, under a whole broker and under the daemon."""
 
-import ctypes
 import errno
 import os
 import struct
@@ -364,10 +363,13 @@ def test_a_version_in_one_file_concerns_no_other_channel_and_is_reported(tmp_pat
 def test_a_disk_that_cannot_reserve_blocks_is_named(tmp_path, monkeypatch):
     class NoReserve:
         def fallocate(self, *_arguments: Any) -> int:
-            ctypes.set_errno(errno.EOPNOTSUPP)
             return -1
 
+    class Failed:
+        errno = errno.EOPNOTSUPP
+
     monkeypatch.setattr(files, "_libc", NoReserve())
+    monkeypatch.setattr(files, "_ffi", Failed())
     with pytest.raises(StorageError, match="cannot reserve blocks"):
         files.Files().new_mapped(str(tmp_path / "file"), 4096, False)
     assert os.listdir(tmp_path) == []
