@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pyqd import __version__
 from pyqd.api.rights import OPEN, STATUS
 from pyqd.api.stats_text import stats_text
 from pyqd.broker.broker import Broker
@@ -32,7 +33,7 @@ from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.memory import memory_stats
-from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.nsq_compat import NSQ_VERSION, PYQD_VERSION
 
 DAMAGE_HEADER = "X-Pyqd-Damage"
 TOPICS_PER_SLICE = 256
@@ -85,6 +86,7 @@ class StatusRoutes:
                 "max_deflate_level": options.max_deflate_level,
                 "topology_zone": options.topology_zone,
                 "topology_region": options.topology_region,
+                PYQD_VERSION: __version__,
             }
         )
 

@@ -51,6 +51,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "Info": record(
         version=STRING,
+        pyqd_version=STRING,
         broadcast_address=STRING,
         hostname=STRING,
         http_port=INTEGER,
@@ -69,6 +70,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "trace",
         "memory",
         version=STRING,
+        pyqd_version=STRING,
         health=STRING,
         start_time=INTEGER,
         damage=ref("Damage"),

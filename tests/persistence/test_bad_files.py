@@ -414,5 +414,6 @@ def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
         state = daemon.http("GET", "/durability").json()
         assert (state["last_stop"], state["damage"]["records_lost"]) == ("power_failure", 1)
         assert state["damaged_topics"] == [{"topic": "t", **damage}]
+        assert f"damage in 2 places, 1 message lost, {len(state['set_aside'])} file" in daemon.log_text()
     finally:
         daemon.stop()
