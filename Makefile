@@ -15,13 +15,12 @@ BIN := $(VENV)/bin
 COMPILER := $(VENV)/.compiler
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+SITE_TOOLS := $(VENV)/.site-tools
 BUILT := build/release.built
 BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
 SPARK_CLASSES := build/spark/classes.made
 TESTS_COMPILED := build/tests.compiled
-# Modules with an interface for users.
-API_MODULES := pyqd.client pyqd.client.aio pyqd.client.codecs pyqd.client.http pyqd.testing
 DATA ?= data
 
 PYX := $(wildcard pyx/*/*.pyx)
@@ -46,7 +45,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint pages fmt types cov annotate map api-docs wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint pages fmt types cov annotate map site wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,9 +105,10 @@ cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/anothe
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench stalls $(ARGS)
 
-lint: build $(TOOLS) ## ruff, cython-lint, and whether the pages that are made from the code are current
+lint: build $(TOOLS) ## ruff, cython-lint, links of the manual, and whether pages made from the code are current
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
+	$(BIN)/python -m pytest -q tests/meta/test_links.py
 	$(BIN)/python -m scripts.pages --check
 
 pages: build $(TOOLS) ## write the pages, man pages, pictures and catalogues made from the code; ARGS=--screenshots
@@ -133,16 +133,22 @@ annotate: $(COMPILER) ## where the compiled code still talks to Python: Cython's
 map: ## every module with the first line of its docstring, and its tests
 	@$(PYTHON) scripts/pages/module_map.py
 
-api-docs: $(TOOLS) ## API reference of the Python client, from its docstrings: build/api-docs/index.html
-	$(BIN)/python -m pdoc --no-show-source --output-directory build/api-docs $(API_MODULES)
+# Its pages are links in the layout of the repository, so that links from page to page hold in both.
+site: $(SITE_TOOLS) ## web site of the manual, with search and the reference of the Python client: build/site/index.html
+	@rm -rf build/pages && mkdir -p build/pages
+	@ln -s $(addprefix "$(CURDIR)"/,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs bench scripts/site/reference scripts/site/site.css) build/pages/
+	@echo 'site: reading the manual and the docstrings (20 s)'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file scripts/site/mkdocs.yml
+	@echo 'site: build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/build/wheels.py $(ARGS)
 
-dist: $(TOOLS) ## sdist and wheel in dist/
+dist: $(TOOLS) ## sdist, wheel and the client's wheel in dist/
 	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to build/dist.log'
 	@mkdir -p build
-	@$(BIN)/python -m build --no-isolation >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@{ $(BIN)/python -m build --no-isolation && $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir=dist \
+		scripts/build/client; } >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
 	@ls -sh dist/*
 
 check: lint types test ## all that must hold before a commit
@@ -162,6 +168,10 @@ $(READY): $(COMPILER)
 
 $(TOOLS): $(READY)
 	@scripts/build/setup.sh --for-tests
+	@touch $@
+
+$(SITE_TOOLS): scripts/build/setup.sh
+	@scripts/build/setup.sh --for-site
 	@touch $@
 
 $(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)

@@ -112,10 +112,10 @@ class DebugRoutes:
         rate = min(number(query, "rate", RATE_DEFAULT, 1, digits_max=9), RATE_MAX)
         try:
             recorded = self.profiler.record(seconds, rate)
+            # Drawing takes some ten milliseconds, more after a long profile: too long for the loop.
+            shown = gevent.get_hub().threadpool.apply(draw if kind == FORMAT_SVG else fold, (recorded,))
         except ProfileError as error:
             return text(f"{error}\n", error.status)
-        # Drawing takes some ten milliseconds, more after a long profile: too long for the loop.
-        shown = gevent.get_hub().threadpool.apply(draw if kind == FORMAT_SVG else fold, (recorded,))
         return Response(200, shown.encode(), SVG, NO_SNIFFING) if kind == FORMAT_SVG else text(shown)
 
     def heap(self, request: Request) -> Response:

@@ -1,10 +1,12 @@
-"""GET /ping, /info, /stats, /metrics and /durability.
+"""GET /ping, /info, /stats, /metrics, /durability and /openapi.json.
 
 Source: docs/nsq/http-api.md, "/ping and /info", "GET /stats"; docs/http.md.
 """
 
+import functools
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pyqd import __version__
@@ -55,6 +57,7 @@ class StatusRoutes:
             Route("GET", "/stats", self.stats, right=STATUS),
             Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right=STATUS),
             Route("GET", "/durability", self.durability, logged=False, right=STATUS),
+            Route("GET", "/openapi.json", lambda _request: Response(200, openapi(), JSON), right=STATUS),
         ]
 
     def ping(self, _request: Request) -> Response:
@@ -153,6 +156,12 @@ class StatusRoutes:
             return self.broker.files.free_bytes(self.broker.root)
         except StorageError:
             return None
+
+
+@functools.cache
+def openapi() -> bytes:
+    """Return the description of all routes, which `make pages` writes."""
+    return Path(__file__).parents[1].joinpath("openapi.json").read_bytes()
 
 
 def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyqd.client import errors
 from pyqd.client.connecting import BrokerPool
@@ -27,13 +27,15 @@ from pyqd.client.engine.engine import Engine
 from pyqd.client.engine.loop_driver import AsyncioDriver
 from pyqd.client.errors import *  # noqa: F403 - its __all__ is the list
 from pyqd.client.errors import ClientError, ClosedError, SettingError
-from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
 from pyqd.client.outgoing import Delay, Outgoing, Time, published_id, published_ids
 from pyqd.client.producer import ProducerBase
 from pyqd.client.publishing import Publication
 from pyqd.client.settings import Settings
 from pyqd.client.stop_signals import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from pyqd.client.http import ChannelResult
 
 # The names of pyqd.client.
 __all__ = ["Consumer", "Message", "Outgoing", "Producer", "Requeue", "RetryPolicy", "Settings"]

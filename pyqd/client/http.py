@@ -32,6 +32,7 @@ from pyqd.client.errors import (
     TooBigError,
 )
 from pyqd.client.refusals import REFUSED, sentence_for
+from pyqd.client.settings import unix_address
 from pyqd.primitives.addresses import HostNameError
 from pyqd.primitives.backoff import NO_JITTER, Backoff
 from pyqd.primitives.http_client import ANSWER_BYTES_MAX, AnswerTooLongError, HttpClientConnection
@@ -66,7 +67,7 @@ def parse_http_address(text: str, tls: bool = False) -> HttpAddress:
     scheme means HTTPS. The port is 4151 or 4152 if none is given.
     """
     if text.startswith("/"):
-        return HttpAddress("localhost", 0, False, text)
+        return HttpAddress("localhost", 0, False, unix_address(text).path)
     scheme, _, rest = text.rpartition("://")
     scheme = scheme.lower()
     try:

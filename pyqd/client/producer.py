@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import BrokerPool, Connector, Lookup
@@ -19,8 +19,6 @@ from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import BufferFullError, ClosedError
 from pyqd.client.faces import OneFace
-from pyqd.client.http import ChannelResult
-from pyqd.client.http_group import HttpGroup
 from pyqd.client.outgoing import (
     Delay,
     Time,
@@ -35,6 +33,10 @@ from pyqd.client.outgoing import (
 from pyqd.client.publish_future import PublishFuture
 from pyqd.client.publishing import DONE, Publication, Publishing
 from pyqd.client.settings import check_names, check_range, check_timeout, make_settings, parse_targets
+
+if TYPE_CHECKING:
+    from pyqd.client.http import ChannelResult
+    from pyqd.client.http_group import HttpGroup
 
 # Bytes that a pending publication takes beside its body.
 OVERHEAD_BYTES = 200
@@ -138,6 +140,8 @@ class ProducerBase(OneFace):
 
     def _http(self) -> HttpGroup:
         """Return the HTTP API of the brokers, by a connection per call: such calls are rare."""
+        from pyqd.client.http_group import HttpGroup
+
         return HttpGroup(self._targets, self.settings, self.timeout)
 
     def stats(self) -> dict[str, Any]:

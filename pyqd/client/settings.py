@@ -292,7 +292,7 @@ def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str]
 def parse_address(text: str) -> Address:
     """Return a broker's address; its port is 4150 if none is given. Raises: SettingError."""
     if text.startswith(("/", "./", "../")):
-        return UnixAddress(text)
+        return unix_address(text)
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if ":" not in host or is_ip_address(host):
         _check_host(host, text)
@@ -305,6 +305,14 @@ def parse_address(text: str) -> Address:
         raise SettingError(f"address {text!r}: expected host:port, such as 127.0.0.1:4150")
     _check_host(address.host, text)
     return address
+
+
+def unix_address(path: str) -> UnixAddress:
+    """Return the address of a unix socket. Raises: SettingError on a system without them."""
+    try:
+        return UnixAddress(path)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
 
 
 def _check_host(host: str, text: str) -> None:
@@ -340,7 +348,7 @@ def _parse_url(text: str) -> BrokerTargets:
         settings["auth_secret"] = unquote(secret.rpartition(":")[2])
     brokers = [parse_address(host) for host in netloc.split(",") if host]
     if not netloc and parts.path.strip("/"):
-        brokers = [UnixAddress(unquote(parts.path))]
+        brokers = [unix_address(unquote(parts.path))]
     elif parts.path.strip("/"):
         raise SettingError(f"{shown!r}: a URL with a host has no path")
     daemons: list[str] = []

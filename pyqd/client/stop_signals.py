@@ -98,8 +98,10 @@ class StopSignals:
 
 
 STOP_SIGNALS: Final = StopSignals()
-os.register_at_fork(
-    before=STOP_SIGNALS.before_fork,
-    after_in_parent=STOP_SIGNALS.after_fork,
-    after_in_child=STOP_SIGNALS.after_fork_in_child,
-)
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=STOP_SIGNALS.before_fork,
+        after_in_parent=STOP_SIGNALS.after_fork,
+        after_in_child=STOP_SIGNALS.after_fork_in_child,
+    )

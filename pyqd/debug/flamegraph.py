@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import pyqd.hot
+from pyqd.debug.profiler import ProfileError
 
 Stack = tuple[str, ...]
 
@@ -150,9 +151,14 @@ def layout(stacks: Counter[Stack]) -> list[Frame]:
 
 
 def draw(raw: str) -> str:
-    """Return the flame graph as an SVG image. A click zooms into a frame, Ctrl-F searches for names."""
-    # Imported here because the daemon needs Jinja2 for pictures only.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    """Return the flame graph as an SVG image. A click zooms into a frame, Ctrl-F searches for names.
+
+    Raises: ProfileError 501 without Jinja2, which nothing else in the daemon needs.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ModuleNotFoundError:
+        raise ProfileError(501, "pictures need Jinja2: pip install 'pyqd[profile]'; format=raw needs none") from None
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),

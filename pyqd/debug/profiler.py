@@ -57,7 +57,7 @@ def find_program(path: str) -> str:
     """Return the path of py-spy. Raises: ProfileError 501."""
     found = shutil.which(PROGRAM, path=path)
     if found is None:
-        raise ProfileError(501, f"{PROGRAM} is not installed: pip install {PROGRAM}")
+        raise ProfileError(501, f"{PROGRAM} is not installed: pip install 'pyqd[profile]'")
     return found
 
 

@@ -87,6 +87,8 @@ class TlsServer:
         try:
             if settings.certificate_path or settings.key_path:
                 self._context = server_context(settings)
+        except ModuleNotFoundError as error:
+            raise TlsConfigError("TLS needs the package pyOpenSSL: pip install 'pyqd[tls]'") from error
         except TlsConfigError as error:
             raise TlsConfigError(f"failed to build TLS config - {error}") from error
         if self._context is None and settings.required:

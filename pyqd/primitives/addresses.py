@@ -32,10 +32,17 @@ class TcpAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """The path of a unix socket. mode: of its file; None: as the process makes files."""
+    """The path of a unix socket. mode: of its file; None: as the process makes files.
+
+    Raises: ValueError on a system without unix sockets.
+    """
 
     path: str
     mode: int | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not hasattr(socket, "AF_UNIX"):
+            raise ValueError(f"address {self.path}: Python has no unix sockets on this system; write host:port")
 
     def __str__(self) -> str:
         return self.path
@@ -75,6 +82,15 @@ def require_host(text: str) -> None:
 
 
 Address = TcpAddress | UnixAddress
+
+
+def reaches_itself(connection: socket.socket) -> bool:
+    """Return True if a connection has reached its own socket. Raises: OSError.
+
+    If no process listens on a port from the range for clients, the system may give that very port to the connecting
+    socket. It then receives its own bytes, and keeps the port from the broker that is to start.
+    """
+    return bool(connection.getsockname() == connection.getpeername())
 
 
 def split_address(text: str) -> Address:

@@ -19,7 +19,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
-from pyqd.primitives.addresses import check_host
+from pyqd.primitives.addresses import check_host, reaches_itself
 from pyqd.primitives.nsq_compat import https_port_in
 
 # A connection that was idle for longer is not reused: the other side may be closing it.
@@ -234,15 +234,6 @@ def read_body(answer: http.client.HTTPResponse, bytes_max: int) -> bytes:
     if len(data) <= bytes_max and answer.length:
         raise http.client.IncompleteRead(data, answer.length)
     return data
-
-
-def reaches_itself(connection: socket.socket) -> bool:
-    """Return True if a connection has reached its own socket. Raises: OSError.
-
-    If no process listens on a port from the range for clients, the system may give that very port to the connecting
-    socket. It then receives its own bytes, and keeps the port from the broker that is to start.
-    """
-    return bool(connection.getsockname() == connection.getpeername())
 
 
 def refuse_own(connection: socket.socket) -> None:

@@ -6,6 +6,7 @@ Source: docs/nsq/tcp-protocol.md, "Authorisation".
 """
 
 import http.client
+import importlib.util
 import json
 import random
 from collections.abc import Mapping
@@ -35,7 +36,10 @@ class AuthError(Exception):
 
 
 class AuthServers:
-    """Auth servers given by the flags. Raises: StartupError if --auth-http-request-method is invalid."""
+    """Auth servers given by the flags.
+
+    Raises: StartupError if --auth-http-request-method is invalid, or a package is missing.
+    """
 
     def __init__(self, options: Options) -> None:
         self.addresses = options.auth_http_address
@@ -46,6 +50,9 @@ class AuthServers:
         self._context: gevent.ssl.SSLContext | None = None
         if options.auth_http_request_method not in METHODS:
             raise StartupError(f"failed to instantiate {PROGRAM} - --auth-http-request-method must be post or get")
+        # The patterns in answers are RE2's, which loads with the first answer.
+        if self.enabled and importlib.util.find_spec("re2") is None:
+            raise StartupError("--auth-http-address needs the package google-re2: pip install 'pyqd[re2]'")
 
     @property
     def enabled(self) -> bool:

@@ -9,6 +9,7 @@ The daemon reports that it serves through NOTIFY_SOCKET, as to systemd, so nothi
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -48,6 +49,7 @@ HIDDEN_VARIABLES = (
     "LISTEN_FDNAMES",
     "LISTEN_PID",
 )
+NO_DAEMON = "only pyqd-client is installed: `pip install pyqd`, on Linux, or use pyqd.testing.MemoryBroker"
 
 
 class BrokerError(AssertionError):
@@ -58,10 +60,12 @@ class BrokerProcess:
     """One pyqd daemon with its data directory. Not started by the constructor; a context manager starts and stops it.
 
     directory: holds the data directory and the log. flags: further flags of the daemon. Everything stays the same over
-    a restart: ports, data, flags.
+    a restart: ports, data, flags. Raises: BrokerError if the daemon is not installed.
     """
 
     def __init__(self, directory: str | os.PathLike[str], flags: Sequence[str] = ()) -> None:
+        if importlib.util.find_spec("pyqd.apps") is None:
+            raise BrokerError(NO_DAEMON)
         self.directory = Path(directory)
         self.flags = tuple(flags)
         self.data_path = self.directory / "data"

@@ -13,8 +13,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-import re2
-
 from pyqd.client.errors import ClientError, LookupFailedError, ProtocolError
 from pyqd.client.http import HttpClient, Reply
 from pyqd.primitives.durations import SECOND_NS
@@ -117,6 +115,10 @@ class TopicPattern:
     """Regular expression in Go's syntax that a topic's name contains. Raises: Fatal."""
 
     def __init__(self, text: str) -> None:
+        try:
+            import re2
+        except ModuleNotFoundError:
+            raise Fatal("--topic-pattern needs a package: pip install 'pyqd[re2]'") from None
         options = re2.Options()
         options.log_errors = False
         try:

@@ -1,8 +1,8 @@
 """End-to-end latencies of one channel, stored at each FIN and passed on in batches.
 
-A sketch of quantiles comes from a library and costs a Python call. So a FIN stores a number here, and the sketches get
-the numbers when the buffer is full, when half of the window is over, and when statistics are read. Without percentiles
-a channel has no buffer, and its FINs pay one branch.
+The histograms of the window are Python objects. So a FIN stores a number here, and the histograms get the numbers when
+the buffer is full, when half of the window is over, and when statistics are read. Without percentiles a channel has no
+buffer, and its FINs pay one branch.
 
 Invariant: the buffered values belong to the half of the window that ends at `move_ns`.
 
@@ -16,7 +16,7 @@ from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 
 @cython.final
 cdef class LatencyBuffer:
-    """Latencies that no sketch has yet. window: LatencyWindow, which keeps the sketches; its half ends at move_ns."""
+    """Latencies that no histogram has yet. window: LatencyWindow, with the histograms; its half ends at move_ns."""
 
     def __init__(self, window, int64_t move_ns):
         self.window = window

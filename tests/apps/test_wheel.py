@@ -81,12 +81,12 @@ def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it
 ) -> None:
     python, log, dist = Path(sys.executable), tmp_path / "log", machine.home / "dist"
     sdist = wheels.build_sdist(python, log, dist)
-    wheels.run(log, "tar", "-xf", sdist, "-C", tmp_path)
-    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    source = wheels.unpack(sdist, tmp_path / "unpacked")
     paths = [path.relative_to(REPOSITORY) for path in own_files()]
     assert [path for path in paths if path.parts[0][0] != "." and not (source / path).exists()] == []
     if not take_compiled(source):
         monkeypatch.setenv("PYQD_CFLAGS", "-O0 -g0 -w")
+    wheels.build_client(python, source, log, dist)
     wheels.build_wheel(python, source, log, dist)
 
     link_dependencies(tmp_path / "dependencies")
@@ -111,7 +111,7 @@ def packed(directory: Path, *names: str) -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         shown = [str(path) for path in wheels.data_files()]
         manuals = [f"pyqd-1.data/{path}" for path in wheels.manuals()]
-        for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *shown, *manuals, *names]:
+        for name in ["pyqd/", "pyqd/hot/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *shown, *manuals, *names]:
             archive.writestr(name, b"")
     return wheel
 
@@ -125,6 +125,8 @@ def packed(directory: Path, *names: str) -> Path:
         "bench/cost.py",
         "tests/test_heap.py",
         "pyqd/tests/test_heap.py",
+        "pyqd/__init__.py",
+        "pyqd/client/core/flow.py",
         "setup.py",
         "pyqd-1.data/data/share/man/man1/other.1",
         "pyqd-1.data/scripts/other",

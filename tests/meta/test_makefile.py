@@ -44,6 +44,13 @@ def test_a_target_that_needs_the_packages_of_tests_installs_them_first(clone: Pa
     assert commands.index("scripts/build/setup.sh") < commands.index("scripts/build/setup.sh --for-tests")
 
 
+def test_the_web_site_needs_no_more_than_its_own_packages(clone: Path) -> None:
+    commands = would_do(clone, "site")
+    assert [line for line in commands if "setup.sh" in line or "setup.py" in line] == [
+        "scripts/build/setup.sh --for-site"
+    ]
+
+
 def test_the_build_announces_its_long_steps_with_their_durations(clone: Path) -> None:
     count = len(list((clone / "pyx").rglob("*.pyx")))
     (line,) = [line for line in would_do(clone, "build") if f"build: compiling {count} modules (" in line]
@@ -52,9 +59,9 @@ def test_the_build_announces_its_long_steps_with_their_durations(clone: Path) ->
 
 def test_a_first_start_prints_stages_and_no_commands() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("run", "$(READY)", "$(TOOLS)", "$(BUILT)", "$(BENCH_BUILT)", "dist"):
+    for target in ("run", "$(READY)", "$(TOOLS)", "$(BUILT)", "$(BENCH_BUILT)", "dist", "site"):
         _, _, recipe = makefile.partition(f"\n{target}:")
-        lines = recipe.partition("\n\n")[0].splitlines()[1:]
+        lines = recipe.partition("\n\n")[0].replace("\\\n", "").splitlines()[1:]
         assert lines, target
         assert [line for line in lines if not line.startswith("\t@")] == [], target
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from tests.meta.repository import project
 from tests.testing.conftest import PytestRun
 
 # Each test is a run of pytest with daemons of its own.
@@ -125,8 +124,3 @@ def test_the_fixtures_describe_themselves(run_pytest: PytestRun) -> None:
     done = run_pytest("", "--fixtures")
     assert re.search(r"pyqd_broker -- .*\n    A daemon of this test's own", done.stdout), done.stdout
     assert "A daemon that all tests of the session share." in done.stdout
-
-
-def test_pytest_finds_the_plugin_of_an_installed_pyqd() -> None:
-    assert project()["project"]["entry-points"]["pytest11"] == {"pyqd": "pyqd.testing.plugin"}
-    pytest.importorskip("pyqd.testing.plugin")

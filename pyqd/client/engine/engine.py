@@ -425,5 +425,7 @@ def _close_all() -> None:
             owner._at_exit()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_close_all)

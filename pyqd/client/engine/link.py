@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pyqd.client.core.connection import ConnectionCore, Event
 from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
-from pyqd.primitives.addresses import Address
-from pyqd.primitives.http_client import reaches_itself
+from pyqd.primitives.addresses import Address, TcpAddress, reaches_itself
 
 if TYPE_CHECKING:
     from pyqd.client.engine.engine import Engine
@@ -194,7 +193,7 @@ class Link:
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
             self._socket.setblocking(False)
-            if family != socket.AF_UNIX:
+            if isinstance(self.address, TcpAddress):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._local is not None:
                     # A port that is given must be free again at once for the next connection.
@@ -241,7 +240,7 @@ class Link:
         assert self._socket is not None
         number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         with contextlib.suppress(OSError):
-            if number == 0 and self._socket.family != socket.AF_UNIX and reaches_itself(self._socket):
+            if number == 0 and isinstance(self.address, TcpAddress) and reaches_itself(self._socket):
                 number = errno.ECONNREFUSED
         if number:
             self._connect_failed(ConnectionError(number, os.strerror(number)))

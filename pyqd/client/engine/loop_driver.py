@@ -1,4 +1,7 @@
-"""Event loop of an asyncio program as the driver of an engine, and tasks that wait for a condition."""
+"""Event loop of an asyncio program as the driver of an engine, and tasks that wait for a condition.
+
+On a system whose selector has no descriptor, the stand-in drives, and the loop gets results from its thread.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ class AsyncioDriver:
         self._thread = 0
         self._is_scheduled = False
         self._is_detached = False
-        self._descriptor = -1
+        # Readable if the engine has work; None if the stand-in drives, on a system whose selector has none.
+        self._descriptor: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Time of _timer; infinite without one.
         self._timer_s = float("inf")
@@ -39,9 +43,10 @@ class AsyncioDriver:
             except RuntimeError:
                 raise SettingError(NO_LOOP) from None
             self._thread = threading.get_ident()
-            self._engine.let_loop_drive(self._schedule)
             self._descriptor = self._engine.poller.fileno()
-            self._loop.add_reader(self._descriptor, self._run_ready, True)
+            if self._descriptor is not None:
+                self._engine.let_loop_drive(self._schedule)
+                self._loop.add_reader(self._descriptor, self._run_ready, True)
         loop = self._loop
         if threading.get_ident() != self._thread or loop.is_closed():
             raise SettingError("a producer or consumer belongs to the event loop in which it was first used")
@@ -52,7 +57,7 @@ class AsyncioDriver:
         if self._is_detached:
             return
         self._is_detached = True
-        if self._loop is not None and not self._loop.is_closed():
+        if self._descriptor is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._descriptor)
         if self._timer is not None:
             self._timer.cancel()

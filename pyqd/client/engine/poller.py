@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from pyqd.client.engine.link import Link
@@ -59,10 +60,10 @@ class SocketPoller:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_write.send(b"w")
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable if select() would not sleep; not with gevent's selectors."""
-        descriptor: int = self._selector.fileno()
-        return descriptor
+    def fileno(self) -> int | None:
+        """Return the descriptor that is readable if select() would not sleep; None on Windows and with gevent."""
+        fileno: Callable[[], int] | None = getattr(self._selector, "fileno", None)
+        return None if fileno is None else fileno()
 
     def release(self) -> None:
         """Close the descriptors. May be repeated."""

@@ -159,7 +159,10 @@ class ContextFile:
     def _changed(self) -> Iterator[TOMLDocument]:
         """Give the file's content to a block, and write the content as the block leaves it. Raises: SettingError."""
         # Takes longer to load than a reading command runs.
-        import tomlkit
+        try:
+            import tomlkit
+        except ModuleNotFoundError:
+            raise SettingError("contexts are changed with the package tomlkit: pip install 'pyqd[contexts]'") from None
 
         self.read()
         try:
