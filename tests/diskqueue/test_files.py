@@ -101,10 +101,16 @@ def test_a_sync_writes_a_range_out(files, tmp_path):
     mapping = files.new_mapped(str(tmp_path / "new"), 8192, True)
     files.sync(mapping, 4096, 4096)
     files.sync(mapping, 0, 0)
+    files.sync_directory(str(tmp_path))
+
+
+def test_a_sync_that_the_kernel_refuses_is_an_error_of_storage(files, tmp_path, monkeypatch):
+    mapping = files.new_mapped(str(tmp_path / "new"), 8192, True)
+    # The kernel refuses ranges that do not begin with a page.
+    monkeypatch.setattr(files_module, "_whole_pages", lambda mapping, start, length: (mapping.address + start, length))
     with pytest.raises(StorageError) as caught:
         files.sync(mapping, 1, 10)
     assert (caught.value.operation, caught.value.errno) == ("sync", errno.EINVAL)
-    files.sync_directory(str(tmp_path))
 
 
 def test_a_small_file_is_replaced_whole(files, tmp_path):
