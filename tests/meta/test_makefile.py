@@ -72,8 +72,7 @@ def test_a_first_start_prints_stages_and_no_commands() -> None:
 def test_every_extra_is_installed_for_the_tests() -> None:
     extras = project()["project"]["optional-dependencies"]
     setup = (ROOT / "scripts" / "build" / "setup.sh").read_text()
-    named = ",".join(
-        re.findall(r"(?:pyqd|\.)\[([a-z0-9,-]+)\]", " ".join([setup, *extras["dev"], *extras["spark-java"], *extras["server"]]))
-    )
+    places = [setup, *extras["dev"], *extras["spark-java"], *extras["server"]]
+    named = ",".join(re.findall(r"(?:pyqd|\.)\[([a-z0-9,-]+)\]", " ".join(places)))
     # The packages of `testing` are the tests' own.
     assert set(extras) == {*named.split(","), "testing"}
