@@ -15,13 +15,12 @@ BIN := $(VENV)/bin
 COMPILER := $(VENV)/.compiler
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+SITE_TOOLS := $(VENV)/.site-tools
 BUILT := build/release.built
 BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
 SPARK_CLASSES := build/spark/classes.made
 TESTS_COMPILED := build/tests.compiled
-# Modules with an interface for users.
-API_MODULES := pyqd.client pyqd.client.aio pyqd.client.codecs pyqd.client.http pyqd.testing
 DATA ?= data
 
 PYX := $(wildcard pyx/*/*.pyx)
@@ -49,7 +48,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint pages fmt types cov annotate map api-docs wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate explore bench flame cpu-cost stalls lint pages fmt types cov annotate map site wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,9 +108,11 @@ cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/anothe
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench stalls $(ARGS)
 
-lint: $(READY) $(BUILT) $(VENV)/.with-lint ## ruff, cython-lint, and whether the pages that are made from the code are current
+lint: $(READY) $(BUILT) $(VENV)/.with-lint ## ruff, cython-lint, links of the manual, and whether pages made from the code are current
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
+	@# Without the settings and fixtures of the tests, whose packages are many.
+	$(BIN)/python -m pytest -q -c /dev/null --rootdir=. --noconftest --import-mode=importlib tests/meta/test_links.py
 	$(BIN)/python -m scripts.pages --check
 
 pages: build $(TOOLS) ## write the pages, man pages, pictures and catalogues made from the code; ARGS=--screenshots
@@ -136,8 +137,13 @@ annotate: $(COMPILER) ## where the compiled code still talks to Python: Cython's
 map: ## every module with the first line of its docstring, and its tests
 	@$(PYTHON) scripts/pages/module_map.py
 
-api-docs: $(READY) $(BUILT) $(VENV)/.with-api-docs ## API reference of the Python client, from its docstrings: build/api-docs/index.html
-	$(BIN)/python -m pdoc --no-show-source --output-directory build/api-docs $(API_MODULES)
+# Its pages are links in the layout of the repository, so that links from page to page hold in both.
+site: $(SITE_TOOLS) ## web site of the manual, with search and the reference of the Python client: build/site/index.html
+	@rm -rf build/pages && mkdir -p build/pages
+	@ln -s $(addprefix "$(CURDIR)"/,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs bench scripts/site/reference scripts/site/site.css) build/pages/
+	@echo 'site: reading the manual and the docstrings (20 s)'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file scripts/site/mkdocs.yml
+	@echo 'site: build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
 wheels: $(VENV)/.with-dist ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/build/wheels.py $(ARGS)
@@ -171,6 +177,10 @@ $(TOOLS): $(READY)
 # For targets that need one extra of pyproject.toml, and not Spark, Java, browsers and databases.
 $(VENV)/.with-%: $(COMPILER)
 	@scripts/build/setup.sh --with $*
+	@touch $@
+
+$(SITE_TOOLS): scripts/build/setup.sh
+	@scripts/build/setup.sh --for-site
 	@touch $@
 
 $(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)

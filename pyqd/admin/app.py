@@ -18,7 +18,6 @@ from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
 
-from pyqd import __version__
 from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.roles import UserRole
 from pyqd.admin.access.routes import access, guard, local_path
@@ -36,6 +35,7 @@ from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site, address_here, secret_in
 from pyqd.primitives.addresses import is_ip_address
 from pyqd.primitives.errors import StartupError
+from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd.primitives.quantities import format_size, format_span
 from pyqd.primitives.timestamps import format_timestamp
 
@@ -200,7 +200,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
         timestamp=lambda time_ns: format_timestamp(time_ns) if time_ns else "",
         date_time=date_time,
         has_stories=bool(site.options.trace_database),
-        version=__version__,
+        version=VERSIONS,
     )
     app.jinja_env.globals["m"] = app.jinja_env.get_template("macros.html").module
     app.context_processor(

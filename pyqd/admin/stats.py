@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.nsq_compat import PYQD_VERSION
 
 # Sums over brokers, by the names in GET /stats.
 TOPIC_SUMS: Final = (
@@ -243,17 +244,19 @@ class TopicStats(PlaceStats):
 class ProcessStats:
     """The process of one broker, as GET /stats tells it. started_s: seconds since 1970, 0 if it does not tell.
 
-    memory: numbers by their names in the answer.
+    memory: numbers by their names in the answer. pyqd_version: empty for an nsqd.
     """
 
     health: str = ""
     started_s: int = 0
     memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    pyqd_version: str = ""
 
     @classmethod
     def of_broker(cls, found: Mapping[str, Any]) -> ProcessStats:
         memory = {name: int(value) for name, value in (found.get("memory") or {}).items()}
-        return cls(str(found.get("health") or ""), int(found.get("start_time") or 0), memory)
+        pyqd_version = str(found.get(PYQD_VERSION) or "")
+        return cls(str(found.get("health") or ""), int(found.get("start_time") or 0), memory, pyqd_version)
 
     @property
     def in_use_bytes(self) -> int | None:

@@ -1,11 +1,12 @@
 """/stats as a page of text for people. Source: docs/nsq/http-api.md, "Text format"."""
 
 import datetime
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyqd.broker.stats import StatsDict
+from pyqd.config.options import PROGRAM
+from pyqd.config.settings import version_line
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, format_duration
 
@@ -29,7 +30,7 @@ def stats_text(
     started = datetime.datetime.fromtimestamp(head["start_time"]).astimezone()
     timestamp = started.isoformat(timespec="seconds").replace("+00:00", "Z")
     lines = [
-        f"nsqd v{head['version']} (built w/python{platform.python_version()})\n",
+        f"{version_line(PROGRAM)}\n",
         f"start_time {timestamp}\n",
         f"uptime {format_duration(uptime_ns)}\n",
         f"\nHealth: {head['health']}\n",

@@ -1,12 +1,15 @@
-"""GET /ping, /info, /stats, /metrics and /durability.
+"""GET /ping, /info, /stats, /metrics, /durability and /openapi.json.
 
 Source: docs/nsq/http-api.md, "/ping and /info", "GET /stats"; docs/http.md.
 """
 
+import functools
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+from pyqd import __version__
 from pyqd.api.rights import OPEN, STATUS
 from pyqd.api.stats_text import stats_text
 from pyqd.broker.broker import Broker
@@ -30,7 +33,7 @@ from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.memory import memory_stats
-from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.nsq_compat import NSQ_VERSION, PYQD_VERSION
 
 DAMAGE_HEADER = "X-Pyqd-Damage"
 TOPICS_PER_SLICE = 256
@@ -54,6 +57,7 @@ class StatusRoutes:
             Route("GET", "/stats", self.stats, right=STATUS),
             Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right=STATUS),
             Route("GET", "/durability", self.durability, logged=False, right=STATUS),
+            Route("GET", "/openapi.json", lambda _request: Response(200, openapi(), JSON), right=STATUS),
         ]
 
     def ping(self, _request: Request) -> Response:
@@ -82,6 +86,7 @@ class StatusRoutes:
                 "max_deflate_level": options.max_deflate_level,
                 "topology_zone": options.topology_zone,
                 "topology_region": options.topology_region,
+                PYQD_VERSION: __version__,
             }
         )
 
@@ -140,7 +145,7 @@ class StatusRoutes:
                 "damage": broker.damage.as_dict(),
                 "damaged_topics": damaged[:TOPICS_NAMED_MAX],
                 "set_aside": [each._asdict() for each in broker.set_aside[:TOPICS_NAMED_MAX]],
-                "refusing_topics": sorted(broker.short_of_room)[:TOPICS_NAMED_MAX],
+                "refusing_topics": list(broker.short_of_room)[:TOPICS_NAMED_MAX],
                 "disk_free_bytes": self.free_bytes(),
                 "disk_free_min_bytes": broker.reserve.floor_bytes,
             }
@@ -151,6 +156,12 @@ class StatusRoutes:
             return self.broker.files.free_bytes(self.broker.root)
         except StorageError:
             return None
+
+
+@functools.cache
+def openapi() -> bytes:
+    """Return the description of all routes, which `make pages` writes."""
+    return Path(__file__).parents[1].joinpath("openapi.json").read_bytes()
 
 
 def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:

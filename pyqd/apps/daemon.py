@@ -28,6 +28,7 @@ from pyqd.apps.stop_watchdog import StopWatchdog
 from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
+from pyqd.broker.unclean_stop import recovery_text
 from pyqd.config.live_options import LiveOptions
 from pyqd.config.options import DAEMON, PROGRAM, TLS_REQUIRED, Options
 from pyqd.debug.profiler import Profiler
@@ -262,8 +263,11 @@ class Daemon:
         FullCollections.stop_automatic()
         import_on_start(self.broker.files, self.broker.root, self.options)
         # A channel that runs in the middle of its own load would find half a change.
+        begun_ns = time.monotonic_ns()
         with loading(), self.loop_driver.held():
             self.broker.load()
+        if (recovery := recovery_text(self.broker, time.monotonic_ns() - begun_ns)) is not None:
+            logger.info("recovery: %s", recovery)
         take = self.inherited.take
         for listener in self.listeners().values():
             listener.removes_file = not self.inherited.from_systemd

@@ -21,18 +21,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+
+import click
 
 from pyqd.config.options import parse_args
 from pyqd.primitives.addresses import TcpAddress, split_address
 from pyqd.primitives.backoff import NO_JITTER, Backoff
 from pyqd.primitives.http_client import fetch
 from pyqd.primitives.loglines import LogLevel, configure
+from pyqd.tools.trace.frame import size, span
+from pyqd.trace import TRACES
 
 PROG: Final = "pyqd up"
-TRACES: Final = "trace.db"
 LOOPBACK: Final = "127.0.0.1"
 BROKER: Final = "pyqd"
 SHIPPER: Final = ("pyqd.tools.pyq_trace", "ship")
@@ -41,6 +44,9 @@ STOP_WAIT_S: Final = 30.0
 ANSWER_WAIT_S: Final = 5.0
 POLL_S: Final = 0.05
 TRACED_BODY_BYTES: Final = 200
+# Without a limit, 100 messages a second take 7 GB a day.
+TRACES_KEPT: Final = "1d"
+TRACES_KEPT_BYTES: Final = "1GiB"
 # A crash is followed by a start after this long, twice as long each time, until the program has run for a while.
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 30.0
@@ -216,8 +222,27 @@ def parser() -> argparse.ArgumentParser:
         ("admin-port", 4171, "the web admin"),
     ):
         whole.add_argument(f"--{name}", type=int, default=port, help=f"port of {what} (default: {port})")
+    for name, default, check, what in (
+        ("keep", TRACES_KEPT, span, "duration"),
+        ("keep-bytes", TRACES_KEPT_BYTES, size, "size"),
+    ):
+        text = f"{what} of the traces that DATA_PATH/{TRACES} keeps (default: {default})"
+        whole.add_argument(f"--trace-{name}", default=default, type=checked(check), metavar=what.upper(), help=text)
     whole.add_argument("--no-trace", action="store_true", help="do not trace messages into DATA_PATH/trace.db")
     return whole
+
+
+def checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a type of argparse: a text that pyq_trace takes for an option of its own."""
+
+    def text_of(text: str) -> str:
+        try:
+            check(text)
+        except click.BadParameter as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+        return text
+
+    return text_of
 
 
 def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Companion]:
@@ -261,9 +286,14 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
     ]
     if database and ping is not None:
         # The shipper makes the tables that the web admin reads.
-        programs.append(
-            Companion("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
-        )
+        shipper = [
+            *(*python, *SHIPPER),
+            f"--nsqd-http-address={ping[0]}:{ping[1]}",
+            f"--to={database}",
+            f"--keep={given.trace_keep}",
+            f"--keep-bytes={given.trace_keep_bytes}",
+        ]
+        programs.append(Companion("pyq_trace", shipper))
     return [*programs, Companion("pyqadmin", admin, (LOOPBACK, given.admin_port))]
 
 
@@ -284,7 +314,13 @@ def make_private(database: Path) -> None:
 
 def welcome(given: argparse.Namespace, has_traces: bool) -> str:
     admin = f"http://{LOOPBACK}:{given.admin_port}"
-    story = f"Its life is at {admin}/messages then.\n" if has_traces else ""
+    story = ""
+    if has_traces:
+        story = f"""Its life is at {admin}/messages then, and in `pyqctl trace ID`.
+Traces go to {given.data_path}/{TRACES}, which keeps {given.trace_keep} or {given.trace_keep_bytes}, whichever is less.
+--trace-keep and --trace-keep-bytes change this; --no-trace records none.
+
+"""
     return f"""
 pyqd is up:
   broker         {LOOPBACK}:{given.tcp_port} (TCP), http://{LOOPBACK}:{given.http_port}

@@ -6,9 +6,11 @@ import json
 import logging
 import os
 import uuid
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
+
+from sortedcontainers import SortedList, SortedSet
 
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
@@ -145,9 +147,9 @@ class Broker:
         self.scheduler = scheduler or Scheduler()
         self.topics: dict[str, Topic] = {}
         # The keys of `topics` in order: sorting 100,000 names for each listing would hold the loop for 100 ms.
-        self.topic_names: list[str] = []
+        self.topic_names = SortedList()
         self.failed_write: tuple[str, int] | None = None
-        self.short_of_room: set[str] = set()
+        self.short_of_room = SortedSet()
         self.failed_sync: str | None = None
         self.write_failure_count = 0
         self.sync_failure_count = 0
@@ -519,20 +521,12 @@ class Broker:
         if self.refuses_publishes:
             topic.refuse_publishes()
         self.topics[topic.name] = topic
-        insort(self.topic_names, topic.name)
-
-    def forget_name(self, name: str) -> None:
-        """Remove the name of a topic from those in order."""
-        del self.topic_names[bisect_left(self.topic_names, name)]
+        self.topic_names.add(topic.name)
 
     def topics_by_name(self) -> Iterator[Topic]:
         """Yield the topics in the order of their names. Topics may be created and deleted between two steps."""
         last = ""
-        while True:
-            start = bisect_right(self.topic_names, last)
-            names = self.topic_names[start : start + NAMES_PER_SLICE]
-            if not names:
-                return
+        while names := list(islice(self.topic_names.irange(last, inclusive=(False, True)), NAMES_PER_SLICE)):
             for name in names:
                 topic = self.topics.get(name)
                 if topic is not None:
@@ -571,7 +565,7 @@ class Broker:
             moved = self.discard(directory)
             note_moved(topic.logs(), directory, moved)
         del self.topics[name]
-        self.forget_name(name)
+        self.topic_names.remove(name)
         self.deleted_end += topic.log.end
         topic.trace_deleted()
         if self.observer is not None:
@@ -610,7 +604,7 @@ class Broker:
         except StorageError as error:
             return str(error)
         while self.short_of_room:
-            name = min(self.short_of_room)
+            name = self.short_of_room[0]
             topic = self.topics.get(name)
             if topic is None:
                 self.short_of_room.remove(name)

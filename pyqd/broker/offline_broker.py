@@ -143,7 +143,7 @@ class OfflineBroker(Broker):
         """Drop a topic, with all that its load has changed in memory."""
         topic = self.topics.pop(name, None)
         if topic is not None:
-            self.forget_name(name)
+            self.topic_names.remove(name)
             topic.abandon()
             # The former one refers to the topic, of which it has been asked for a run.
             self.scheduler = Scheduler()

@@ -40,7 +40,7 @@ class OwningBroker(Protocol):
     syncs: ReliableSync
     placeholders: Placeholders
     reserve: DiskReserve
-    short_of_room: set[str]
+    short_of_room: Any
     set_aside: list[SetAside]
     power_failed: bool
     names_durable: bool

@@ -11,6 +11,7 @@ Source: docs/nsq/http-api.md, "GET /stats".
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from pyqd import __version__
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_settings import NO_LIMITS, limits_to_dict
@@ -19,7 +20,7 @@ from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
 from pyqd.hot.broker.latency import LatencyBuffer
-from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.nsq_compat import NSQ_VERSION, PYQD_VERSION
 
 StatsDict = dict[str, Any]
 
@@ -184,5 +185,10 @@ def shown_producers(
 
 def head_stats(broker: Broker, start_time_s: int) -> StatsDict:
     """Return the fields before the topics."""
-    head = {"version": NSQ_VERSION, "health": broker.health(), "start_time": start_time_s}
+    head = {
+        "version": NSQ_VERSION,
+        "health": broker.health(),
+        "start_time": start_time_s,
+        PYQD_VERSION: __version__,
+    }
     return with_damage(head, broker.damage)

@@ -68,9 +68,14 @@ class DeadLetterTopic(NamedTuple):
     receivers: list[str]
 
 
-def find_dead_letter_topic(broker: BrokerCalls, topic: str, channel: str) -> DeadLetterTopic | None:
-    """Return the dead-letter topic of a channel; None if it has none. Raises: ClientError."""
-    target = read_limits(broker, topic, channel)["dead_letter_topic"]
+def find_dead_letter_topic(
+    broker: BrokerCalls, topic: str, channel: str, target: str | None = None
+) -> DeadLetterTopic | None:
+    """Return the dead-letter topic of a channel; None if it has none. Raises: ClientError.
+
+    target: the topic of a client's own retry policy, in place of the one that the broker knows.
+    """
+    target = target or read_limits(broker, topic, channel)["dead_letter_topic"]
     if target is None:
         return None
     stats = broker.get("/stats", format="json", include_clients="false", include_mem="false")

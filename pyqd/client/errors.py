@@ -89,10 +89,13 @@ class CodecError(ClientError, ValueError):
 
 
 class RefusedError(ClientError):
-    """The broker's error. code: such as E_BAD_TOPIC. text: the code and the broker's reason. broker: its address."""
+    """The broker's error. code: such as E_BAD_TOPIC. text: the code and the broker's reason. broker: its address.
 
-    def __init__(self, text: str, broker: str = "", doing: str = "") -> None:
-        super().__init__(": ".join(part for part in (broker, doing, text) if part))
+    shown: the whole error as a sentence, for a text that is a bare code.
+    """
+
+    def __init__(self, text: str, broker: str = "", doing: str = "", shown: str = "") -> None:
+        super().__init__(": ".join(part for part in ((broker, shown) if shown else (broker, doing, text)) if part))
         self.text = text
         self.broker = broker
         self.code = text.split(" ", 1)[0]

@@ -31,6 +31,7 @@ from pyqd.client.errors import (
     TlsError,
     TooBigError,
 )
+from pyqd.client.refusals import REFUSED, sentence_for
 from pyqd.client.settings import unix_address
 from pyqd.primitives.addresses import HostNameError
 from pyqd.primitives.backoff import NO_JITTER, Backoff
@@ -247,13 +248,14 @@ class HttpClient:
             )
         if reply.status == 400 and b"HTTP request to an HTTPS server" in reply.body:
             return TlsError(f"{self.address}: {asked} {code}: a port that speaks TLS; is it tls=true?")
+        sentence = REFUSED if reply.status in (401, 403) and code not in QUOTA_CODES else sentence_for(code, query)
+        shown = "" if sentence is None else f"{sentence} ({path}: {reply.status} {code})"
         if code in QUOTA_CODES:
-            return QuotaError(code, self.address, asked)
+            return QuotaError(code, self.address, asked, shown)
         if reply.status in (401, 403):
-            hint = "is the token right, and has it the right to do this?"
-            return AuthenticationError(f"{code} ({hint})", self.address, asked)
+            return AuthenticationError(code, self.address, asked, shown)
         kind = {404: NotFoundError, 413: TooBigError}.get(reply.status, RefusedError)
-        return kind(code, self.address, asked)
+        return kind(code, self.address, asked, shown)
 
 
 class ChannelResult(NamedTuple):

@@ -12,6 +12,7 @@ from pyqd import __version__
 from pyqd.config.configfile import ConfigFile, read_config, unknown_keys, values_of
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import Flag, parse_or_exit
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 T = TypeVar("T")
 
@@ -97,5 +98,5 @@ class Program(Generic[T]):
 
 
 def version_line(program: str) -> str:
-    """Return the line that --version prints, in the form of NSQ's programs."""
-    return f"{program} v{__version__} (built w/python{platform.python_version()})"
+    """Return the line that --version prints, in the form of NSQ's programs, with the release of NSQ that it speaks."""
+    return f"{program} v{__version__} (NSQ v{NSQ_VERSION}, built w/python{platform.python_version()})"

@@ -8,7 +8,6 @@ Sources: the documentation of py-spy; prctl(2), PR_SET_PTRACER.
 """
 
 import contextlib
-import ctypes
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ import time
 from typing import Any, Final
 
 import gevent
+from cffi import FFI
 
 from pyqd.primitives.errors import reason_of
 
@@ -35,8 +35,9 @@ NATIVE: Final = ("--native",) if platform.machine() == "x86_64" else ()
 PR_SET_PTRACER: Final = 0x59616D61
 SIGNS_OF_NO_PERMISSION: Final = ("permission denied", "operation not permitted", "eperm")
 
-_libc: Any = ctypes.CDLL(None)
-_libc.prctl.argtypes = (ctypes.c_int, *4 * (ctypes.c_ulong,))
+_ffi = FFI()
+_ffi.cdef("int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);")
+_libc: Any = _ffi.dlopen(None)
 
 
 class ProfileError(Exception):

@@ -2,13 +2,12 @@
 
 Everything the disk queue asks of the system goes through one `Files` object, so that a test can give one that runs out
 of space, tears or forgets. The calls the standard library lacks, or makes while holding the interpreter's lock, go
-through ctypes, which releases it: they run in threads.
+through cffi, which releases it: they run in threads.
 
 Sources: mmap(2), madvise(2), msync(2), syncfs(2), fallocate(2).
 """
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -16,6 +15,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+
+from cffi import FFI
 
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.loadahead import LoadAhead
@@ -46,23 +47,28 @@ MS_SYNC = 4
 # Not among the constants of Python 3.11.
 EHWPOISON = 133
 
-_POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
-_libc: Any = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _POINTER
-_libc.mmap.argtypes = (_POINTER, _SIZE, _INT, _INT, _INT, _OFFSET)
-_libc.madvise.argtypes = _libc.msync.argtypes = (_POINTER, _SIZE, _INT)
-_libc.syncfs.argtypes = (_INT,)
-_libc.fallocate.argtypes = (_INT, _INT, _OFFSET, _OFFSET)
-_libc.sync_file_range.argtypes = (_INT, _OFFSET, _OFFSET, ctypes.c_uint)
-_MAP_FAILED = _POINTER(-1).value
+_ffi = FFI()
+_ffi.cdef(
+    """
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
+    int madvise(void *address, size_t length, int advice);
+    int msync(void *address, size_t length, int flags);
+    int syncfs(int fd);
+    int fallocate(int fd, int mode, long offset, long length);
+    int sync_file_range(int fd, long offset, long length, unsigned int flags);
+    """
+)
+_libc: Any = _ffi.dlopen(None)
+_MAP_FAILED = 2 ** (8 * _ffi.sizeof("size_t")) - 1
 
 
 def map_memory(size_bytes: int) -> Mapping:
     """Return a mapping of anonymous memory, zeros. Raises: StorageError."""
-    address = _libc.mmap(None, size_bytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    if address == _MAP_FAILED:
+    address = _libc.mmap(_ffi.NULL, size_bytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    number = int(_ffi.cast("uintptr_t", address))
+    if number == _MAP_FAILED:
         raise storage_error("map", "memory", refused())
-    return Mapping(address, size_bytes)
+    return Mapping(number, size_bytes)
 
 
 @contextlib.contextmanager
@@ -76,8 +82,7 @@ def reporting(operation: str, path: str) -> Iterator[None]:
 
 def refused() -> OSError:
     """Return the error of a call into the C library that has just failed."""
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
+    return OSError(_ffi.errno, os.strerror(_ffi.errno))
 
 
 @contextlib.contextmanager
@@ -112,7 +117,7 @@ def _reserve(fd: int, size_bytes: int, path: str) -> None:
     copies on writing may lack the space for later stores.
     """
     while _libc.fallocate(fd, 0, 0, size_bytes) != 0:
-        failed = ctypes.get_errno()
+        failed = _ffi.errno
         if failed == errno.EINTR:
             continue
         reason = os.strerror(failed)
@@ -162,15 +167,15 @@ def _write_whole(fd: int, content: memoryview, path: str) -> None:
         os.fsync(fd)
 
 
-def _whole_pages(mapping: Mapping, start_bytes: int, length_bytes: int) -> tuple[int, int]:
+def _whole_pages(mapping: Mapping, start_bytes: int, length_bytes: int) -> tuple[Any, int]:
     """Return the address of the kernel's page with a start, and the length from there."""
     before_bytes = start_bytes % KERNEL_PAGE_BYTES
-    return mapping.address + start_bytes - before_bytes, length_bytes + before_bytes
+    return _ffi.cast("void *", mapping.address + start_bytes - before_bytes), length_bytes + before_bytes
 
 
 def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
     if _libc.madvise(*_whole_pages(mapping, start_bytes, length_bytes), MADV_POPULATE_WRITE) != 0:
-        failed = ctypes.get_errno()
+        failed = _ffi.errno
         if failed in (errno.EFAULT, EHWPOISON):
             raise storage_error("read", mapping.path or "memory", OSError(errno.EIO, os.strerror(errno.EIO)))
         # Kernels before 5.14 do not know the advice. Pages that are read are there as well, if not writable yet.

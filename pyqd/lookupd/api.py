@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from pyqd import __version__
 from pyqd.http.messages import JSON, HttpError, Request, Response, Route, json_response, text_response, to_json
 from pyqd.http.query import UrlQuery
 from pyqd.lookupd.registry import RegisteredName, Registry
 from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.names import is_valid_name_str
-from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.nsq_compat import NSQ_VERSION, PYQD_VERSION
 from pyqd.primitives.timestamps import wall_ahead_ns
 
 OPEN: Final = "open"
@@ -51,8 +52,8 @@ class LookupRoutes:
         return text_response("OK")
 
     def info(self, _request: Request) -> Response:
-        """Return the version of nsqlookupd that is spoken."""
-        return json_response({"version": NSQ_VERSION})
+        """Return the version of nsqlookupd that is spoken, and pyqd's own."""
+        return json_response({"version": NSQ_VERSION, PYQD_VERSION: __version__})
 
     def topics(self, _request: Request) -> Response:
         return json_response({"topics": self.registry.topics()})

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pyqd.lookupd.registry import Peer, RegisteredBroker, Registry
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.errors import ClientError
+from pyqd.primitives.errors import CommandError
 from pyqd.primitives.goquote import go_quote, go_quote_str
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.primitives.peer_json import json_text
@@ -89,7 +89,7 @@ class LookupSession:
             finally:
                 self._log_new()
             self._unread = data[at:]
-        except ClientError as error:
+        except CommandError as error:
             cause = f" - {error.__cause__}" if error.__cause__ is not None else ""
             logger.error("[%s] - %s%s", self.remote, error, cause)
             answers.append(framed(error.frame()))
@@ -113,14 +113,14 @@ class LookupSession:
                 return 0
             if not data.startswith(MAGIC):
                 cause = ValueError(f"magic {go_quote(data[: len(MAGIC)]).decode()}")
-                raise ClientError("E_BAD_PROTOCOL") from cause
+                raise CommandError("E_BAD_PROTOCOL") from cause
             self._has_magic = True
             at = len(MAGIC)
         while True:
             end = data.find(b"\n", at, at + LINE_BYTES_MAX + 1)
             if end < 0:
                 if len(data) - at > LINE_BYTES_MAX:
-                    raise ClientError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
+                    raise CommandError("E_INVALID", f"line of more than {LINE_BYTES_MAX} bytes")
                 return at
             line = data[at:end]
             if line.lstrip().startswith(b"IDENTIFY"):
@@ -138,7 +138,7 @@ class LookupSession:
         words = words_of(line)
         command = self._commands.get(words[0])
         if command is None:
-            raise ClientError("E_INVALID", f"invalid command {words[0]}")
+            raise CommandError("E_INVALID", f"invalid command {words[0]}")
         return command(words)
 
     def _ping(self, _words: list[str]) -> bytes:
@@ -152,12 +152,12 @@ class LookupSession:
     def _identify(self, data: bytes, at: int, answers: list[bytes]) -> int:
         """Run IDENTIFY. at: of the size, behind the line. Returns: the end of the body; -1 if it has not come yet."""
         if self.producer is not None:
-            raise ClientError("E_INVALID", "cannot IDENTIFY again")
+            raise CommandError("E_INVALID", "cannot IDENTIFY again")
         if len(data) < at + _SIZE.size:
             return -1
         (size,) = _SIZE.unpack_from(data, at)
         if not 0 <= size <= BODY_BYTES_MAX:
-            raise ClientError("E_BAD_BODY", f"IDENTIFY invalid body size {size}, 0 to {BODY_BYTES_MAX} are allowed")
+            raise CommandError("E_BAD_BODY", f"IDENTIFY invalid body size {size}, 0 to {BODY_BYTES_MAX} are allowed")
         at += _SIZE.size
         if len(data) < at + size:
             return -1
@@ -179,15 +179,15 @@ class LookupSession:
     def _names(self, words: list[str]) -> tuple[RegisteredBroker, str, str]:
         """Return the producer, the topic and the channel, which may be empty, of REGISTER or UNREGISTER."""
         if self.producer is None:
-            raise ClientError("E_INVALID", "client must IDENTIFY")
+            raise CommandError("E_INVALID", "client must IDENTIFY")
         if len(words) == 1:
-            raise ClientError("E_INVALID", f"{words[0]} insufficient number of params")
+            raise CommandError("E_INVALID", f"{words[0]} insufficient number of params")
         topic = words[1]
         channel = words[2] if len(words) > 2 else ""
         if not is_valid_name(topic):
-            raise ClientError("E_BAD_TOPIC", f"{words[0]} topic name '{topic}' is not valid")
+            raise CommandError("E_BAD_TOPIC", f"{words[0]} topic name '{topic}' is not valid")
         if channel and not is_valid_name(channel):
-            raise ClientError("E_BAD_CHANNEL", f"{words[0]} channel name '{channel}' is not valid")
+            raise CommandError("E_BAD_CHANNEL", f"{words[0]} channel name '{channel}' is not valid")
         return self.producer, topic, channel
 
     def _register(self, words: list[str]) -> bytes:
@@ -230,7 +230,7 @@ def words_of(line: bytes) -> list[str]:
 
 
 def parse_peer(body: bytes, remote: str) -> Peer:
-    """Return the identity of a broker from the body of its IDENTIFY. Raises: ClientError.
+    """Return the identity of a broker from the body of its IDENTIFY. Raises: CommandError.
 
     Keys match in any case, as in Go's decoder; of several the last one counts, and null leaves a field as it is.
     """
@@ -257,8 +257,8 @@ def parse_peer(body: bytes, remote: str) -> Peer:
                 values[name] = value
     except (ValueError, RecursionError) as error:
         logger.info("[%s] - IDENTIFY: %s", remote, error)
-        raise ClientError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+        raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
     peer = Peer(remote_address=remote, **values)
     if not (peer.broadcast_address and peer.tcp_port and peer.http_port and peer.version):
-        raise ClientError("E_BAD_BODY", "IDENTIFY missing fields")
+        raise CommandError("E_BAD_BODY", "IDENTIFY missing fields")
     return peer

@@ -20,10 +20,11 @@ Source: docs/nsq/lookupd.md.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+
+from sortedcontainers import SortedDict
 
 from pyqd.http.messages import to_json
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
@@ -156,11 +157,9 @@ class Registry:
         self._free_producers: list[int] = []
         self._places: list[RegisteredName | None] = []
         self._free_places: list[int] = []
-        self._topics: dict[str, RegisteredName] = {}
-        # Its keys in order: sorting 100,000 names for each listing would hold the loop for 100 ms.
-        self._topic_names: list[str] = []
+        self._topics = SortedDict()
         # By topic, then by name. They may outlive the topic's own registration, and come before it.
-        self._channels_of: dict[str, dict[str, RegisteredName]] = {}
+        self._channels_of = SortedDict()
         # Topic and number of a producer to the timestamp of its tombstone.
         self._tombstones: dict[tuple[str, int], int] = {}
         self._answers: dict[str, tuple[int, bytes]] = {}
@@ -252,10 +251,9 @@ class Registry:
 
     def create_topic(self, topic: str) -> RegisteredName:
         """Create a topic without producers, if it is missing."""
-        place = self._topics.get(topic)
+        place: RegisteredName | None = self._topics.get(topic)
         if place is None:
             place = self._topics[topic] = self._new_place(topic, "")
-            insort(self._topic_names, topic)
             self._changed(topic)
         return place
 
@@ -298,7 +296,7 @@ class Registry:
 
     def topics(self) -> list[str]:
         """Return the names of all topics, in order."""
-        return list(self._topic_names)
+        return list(self._topics)
 
     def channels(self, topic: str) -> list[str]:
         """Return the names of the channels of a topic in order; `*`: of all topics, a name once for each topic."""
@@ -412,7 +410,7 @@ class Registry:
 
     def _new_channel(self, topic: str, channel: str) -> RegisteredName:
         place = self._new_place(topic, channel)
-        self._channels_of.setdefault(topic, {})[channel] = place
+        self._channels_of.setdefault(topic, SortedDict())[channel] = place
         self._changed(topic)
         return place
 
@@ -439,7 +437,6 @@ class Registry:
                 del self._channels_of[place.topic]
         else:
             del self._topics[place.topic]
-            del self._topic_names[bisect_left(self._topic_names, place.topic)]
         self._places[place.number] = None
         heapq.heappush(self._free_places, place.number)
         self._changed(place.topic)

@@ -17,7 +17,7 @@ from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener
 from pyqd.net.slice_queue import READ_EVENT, WRITE_EVENT
 from pyqd.primitives.addresses import Address
-from pyqd.primitives.errors import ClientError
+from pyqd.primitives.errors import CommandError
 
 RECEIVED_BYTES_MAX: Final = 64 * 1024
 # A broker that vanished without closing is found after KEEPALIVE_S + KEEPALIVE_COUNT * KEEPALIVE_EVERY_S.
@@ -116,7 +116,7 @@ class LookupServer:
         reason = self.admission.admit(remote)
         if reason:
             logger.warning("TCP: refused %s - %s", remote, reason)
-            self.admission.turn_away(accepted, framed(ClientError("E_INVALID", reason).frame()))
+            self.admission.turn_away(accepted, framed(CommandError("E_INVALID", reason).frame()))
             return
         logger.info("TCP: new client(%s)", remote)
         if accepted.family != socket.AF_UNIX:

@@ -1,6 +1,6 @@
 """The kinds of errors; each is translated into an answer in one place only.
 
-ClientError      a client's mistake; becomes an error frame, and mostly a close, in the connection.
+CommandError      a client's mistake; becomes an error frame, and mostly a close, in the connection.
 StorageError     a failed file operation: raised by the code that touches files, sets the health of the daemon.
 CorruptionError  invalid bytes in a file; counted and set aside, never silently reset.
 LaterFormatError a file written by a later pyqd: nothing is touched.
@@ -20,12 +20,12 @@ NON_FATAL_CODES: Final = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAI
 _DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class ClientError(Exception):
-    """A client's mistake, with nsqd's code and text.
+class CommandError(Exception):
+    """A command that is refused, with nsqd's code and text.
 
     code: one of nsqd's codes, for example E_BAD_TOPIC. text: bytes, because it may echo raw bytes of the client; a str
     is encoded as UTF-8. May be empty. fatal: whether the connection closes after the frame; by default it follows from
-    the code. The cause, if any, is only logged: raise ClientError(...) from cause.
+    the code. The cause, if any, is only logged: raise CommandError(...) from cause.
     """
 
     def __init__(self, code: str, text: bytes | str = b"", *, fatal: bool | None = None) -> None:

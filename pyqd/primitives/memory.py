@@ -4,7 +4,6 @@ Sources: mallinfo(3), malloc_trim(3), proc(5), the documentation of Python's gc 
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -12,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
+
+from cffi import FFI
 
 STATM: Final = "/proc/self/statm"
 PAUSES_KEPT: Final = 256
@@ -22,7 +23,17 @@ BLOCKS_PER_OWNER: Final = 36
 UNEXPLAINED_BLOCKS_MAX: Final = 1_000_000
 YOUNG: Final = 1
 
-_libc: Any = ctypes.CDLL(None)
+_ffi = FFI()
+_ffi.cdef(
+    """
+    struct mallinfo2 {
+        size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+    };
+    struct mallinfo2 mallinfo2(void);
+    int malloc_trim(size_t pad);
+    """
+)
+_libc: Any = _ffi.dlopen(None)
 
 _pauses_us: deque[int] = deque(maxlen=PAUSES_KEPT)
 _started_ns = 0
@@ -114,20 +125,12 @@ def resident_bytes() -> int:
     return (resident - shared) * os.sysconf("SC_PAGESIZE")
 
 
-class _Mallinfo(ctypes.Structure):
-    """Result of mallinfo2(3)."""
-
-    _fields_ = (("others", 8 * ctypes.c_size_t), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
-
-
 def idle_bytes() -> int:
     """Return the free memory that the C library keeps; 0 if the library does not report it."""
     try:
-        mallinfo2 = _libc.mallinfo2
+        return int(_libc.mallinfo2().fordblks)
     except AttributeError:
         return 0
-    mallinfo2.restype = _Mallinfo
-    return int(mallinfo2().fordblks)
 
 
 def memory_stats() -> dict[str, int]:
@@ -156,7 +159,7 @@ def release_free_memory() -> None:
     """
     gc.collect(YOUNG)
     try:
-        _libc.malloc_trim(ctypes.c_size_t(0))
+        _libc.malloc_trim(0)
     except AttributeError:
         # A C library other than glibc returns memory by itself.
         return

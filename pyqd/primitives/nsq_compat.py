@@ -4,10 +4,15 @@ import json
 from http import HTTPStatus
 from typing import Any, Final
 
+from pyqd import __version__
 from pyqd.primitives.addresses import PORT_MAX
 
 # The nsqd release whose protocol and HTTP API pyqd speaks; clients and admin pages choose features by it.
 NSQ_VERSION: Final = "1.3.0"
+# Both versions, for people.
+VERSIONS: Final = f"v{__version__} (NSQ v{NSQ_VERSION})"
+# Field of pyqd's own version in JSON, beside NSQ's field `version`, which has the release that pyqd speaks.
+PYQD_VERSION: Final = "pyqd_version"
 
 # In the responses of nsqd's and nsqlookupd's HTTP APIs.
 API_VERSION_HEADER: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyqd.net.admission import ip_of
 from pyqd.net.tls import common_name_of
-from pyqd.primitives.errors import ClientError
+from pyqd.primitives.errors import CommandError
 from pyqd.primitives.goquote import go_quote
 from pyqd.tcp.authd import AuthError, AuthServers
 from pyqd.tcp.permissions import PUBLISH, SUBSCRIBE, Permissions
@@ -34,15 +34,15 @@ class Authorizer:
         self._permissions: Permissions | None = None
 
     def auth(self, secret: bytes) -> bytes:
-        """AUTH. Returns: the answer. Raises: ClientError. Switches: yes."""
+        """AUTH. Returns: the answer. Raises: CommandError. Switches: yes."""
         if self._permissions is not None and self._permissions.authorizations:
-            raise ClientError("E_INVALID", "AUTH already set")
+            raise CommandError("E_INVALID", "AUTH already set")
         if not self.needed:
-            raise ClientError("E_AUTH_DISABLED", "AUTH disabled")
+            raise CommandError("E_AUTH_DISABLED", "AUTH disabled")
         self._secret = secret
         permissions = self._ask()
         if not permissions.authorizations:
-            raise ClientError("E_UNAUTHORIZED", "AUTH no authorizations found")
+            raise CommandError("E_UNAUTHORIZED", "AUTH no authorizations found")
         answer = {
             "identity": permissions.identity,
             "identity_url": permissions.identity_url,
@@ -51,21 +51,21 @@ class Authorizer:
         return json.dumps(answer, separators=(",", ":")).encode()
 
     def renew(self, command: bytes) -> None:
-        """Ask again if the permissions have expired. Raises: ClientError. Switches: yes."""
+        """Ask again if the permissions have expired. Raises: CommandError. Switches: yes."""
         permissions = self._permissions
         if permissions is None:
-            raise ClientError("E_AUTH_FIRST", b"AUTH required before " + command)
+            raise CommandError("E_AUTH_FIRST", b"AUTH required before " + command)
         if permissions.expired():
             self._ask()
 
     def require_subscribe(self, topic: bytes, channel: bytes) -> None:
-        """Check a SUB. Raises: ClientError. Switches: if the permissions have expired."""
+        """Check a SUB. Raises: CommandError. Switches: if the permissions have expired."""
         if self.needed:
             self.renew(b"SUB")
             self._require(b"SUB", SUBSCRIBE, topic, channel)
 
     def publish_until(self, command: bytes, topic: bytes) -> int:
-        """Return the end, monotonic ns, of the permission to publish to a topic; 0: renew it. Raises: ClientError."""
+        """Return the end, monotonic ns, of the permission to publish to a topic; 0: renew it. Raises: CommandError."""
         permissions = self._permissions
         if permissions is None or permissions.expired():
             return 0
@@ -88,10 +88,10 @@ class Authorizer:
         permissions = self._permissions
         if permissions is None or not permissions.allows(permission, topic.decode("ascii"), channel.decode("ascii")):
             names = go_quote(topic) + b" " + go_quote(channel)
-            raise ClientError("E_UNAUTHORIZED", b"AUTH failed for " + command + b" on " + names)
+            raise CommandError("E_UNAUTHORIZED", b"AUTH failed for " + command + b" on " + names)
 
     def _ask(self) -> Permissions:
-        """Query the auth servers. Raises: ClientError, whose text does not give the client the reason."""
+        """Query the auth servers. Raises: CommandError, whose text does not give the client the reason."""
         try:
             permissions = self._servers.ask(
                 self._secret,
@@ -101,6 +101,6 @@ class Authorizer:
             )
         except AuthError as error:
             logger.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)
-            raise ClientError("E_AUTH_FAILED", "AUTH failed") from None
+            raise CommandError("E_AUTH_FAILED", "AUTH failed") from None
         self._permissions = permissions
         return permissions

@@ -28,7 +28,7 @@ from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
 from pyqd.net.greenlets import start_raw
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
+from pyqd.primitives.errors import CommandError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
 from pyqd.primitives.timestamps import wall_ahead_ns
@@ -118,7 +118,7 @@ class Connection:
         self.output.start_heartbeats(negotiate.HEARTBEAT_NS_DEFAULT)
 
     def command(self, name: bytes, params: list[bytes], body: bytes | None) -> None:
-        """Execute a command that comes once per client. Raises: ClientError. Switches: possibly."""
+        """Execute a command that comes once per client. Raises: CommandError. Switches: possibly."""
         if name == b"IDENTIFY" and body is not None:
             self.identify(body)
         elif name == b"SUB":
@@ -128,7 +128,7 @@ class Connection:
         elif name == b"AUTH" and body is not None:
             self.auth(body)
         else:
-            raise ClientError("E_INVALID", b"invalid command " + name)
+            raise CommandError("E_INVALID", b"invalid command " + name)
 
     def identify(self, body: bytes) -> None:
         """IDENTIFY. Source: docs/nsq/tcp-protocol.md, "IDENTIFY". Switches: if many come at once; for an upgrade."""
@@ -170,22 +170,22 @@ class Connection:
             self.respond(answer)
 
     def renew_permissions(self, command: bytes) -> None:
-        """Ask for the expired permissions of the client again. Raises: ClientError. Switches: yes."""
+        """Ask for the expired permissions of the client again. Raises: CommandError. Switches: yes."""
         self.authorizer.renew(command)
 
     def subscribe(self, params: list[bytes]) -> None:
         """SUB. Source: docs/nsq/tcp-protocol.md, "SUB". Switches: if the permissions of the client have expired."""
         if self.ioloop.state != STATE_INIT:
-            raise ClientError("E_INVALID", "cannot SUB in current state")
+            raise CommandError("E_INVALID", "cannot SUB in current state")
         if self.output.heartbeat_ns <= 0:
-            raise ClientError("E_INVALID", "cannot SUB with heartbeats disabled")
+            raise CommandError("E_INVALID", "cannot SUB with heartbeats disabled")
         if len(params) < 2:
-            raise ClientError("E_INVALID", "SUB insufficient number of parameters")
+            raise CommandError("E_INVALID", "SUB insufficient number of parameters")
         topic_name, channel_name = params
         if not is_valid_name(topic_name):
-            raise ClientError("E_BAD_TOPIC", b"SUB topic name " + go_quote(topic_name) + b" is not valid")
+            raise CommandError("E_BAD_TOPIC", b"SUB topic name " + go_quote(topic_name) + b" is not valid")
         if not is_valid_name(channel_name):
-            raise ClientError("E_BAD_CHANNEL", b"SUB channel name " + go_quote(channel_name) + b" is not valid")
+            raise CommandError("E_BAD_CHANNEL", b"SUB channel name " + go_quote(channel_name) + b" is not valid")
         self.authorizer.require_subscribe(topic_name, channel_name)
         if self.gone:
             return
@@ -196,18 +196,18 @@ class Connection:
         self.respond(b"OK")
 
     def open_channel(self, topic_name: str, channel_name: str) -> Channel:
-        """Return the channel, created if it is missing. Raises: ClientError, also if it has enough consumers."""
+        """Return the channel, created if it is missing. Raises: CommandError, also if it has enough consumers."""
         if self.server.broker.draining:
-            raise ClientError("E_SUB_FAILED", "SUB failed exiting")
+            raise CommandError("E_SUB_FAILED", "SUB failed exiting")
         try:
             channel = self.server.broker.topic(topic_name).channel(channel_name)
         except StorageError as error:
-            raise ClientError("E_SUB_FAILED", f"SUB failed {error}") from error
+            raise CommandError("E_SUB_FAILED", f"SUB failed {error}") from error
         except LimitReached as error:
-            raise ClientError(f"E_{error.code}", str(error)) from None
+            raise CommandError(f"E_{error.code}", str(error)) from None
         limit = self.server.options.max_channel_consumers
         if limit != 0 and len(channel.consumers) >= limit:
-            raise ClientError(
+            raise CommandError(
                 "E_SUB_FAILED", f"SUB failed consumers for {topic_name}:{channel_name} exceeds limit of {limit}"
             )
         return channel
@@ -216,7 +216,7 @@ class Connection:
         """CLS: deliver nothing more; the client can finish its messages in flight."""
         # A drain stops deliveries as well; the client does not know that, and may still send its CLS.
         if self.ioloop.state == STATE_INIT or self.closes:
-            raise ClientError("E_INVALID", "cannot CLS in current state")
+            raise CommandError("E_INVALID", "cannot CLS in current state")
         self.closes = True
         self.stop_deliveries()
         self.respond(b"CLOSE_WAIT")
@@ -228,18 +228,18 @@ class Connection:
             self.ioloop.state = STATE_CLOSING
 
     def find_topic(self, name: bytes, command: bytes) -> Topic:
-        """Return the topic for a publish, created if it is missing. Raises: StorageError, ClientError."""
+        """Return the topic for a publish, created if it is missing. Raises: StorageError, CommandError."""
         if self.server.broker.is_refused(name.decode("ascii")):
             publish = command.decode("ascii")
-            raise ClientError(f"E_{publish}_FAILED", f"{publish} failed exiting")
+            raise CommandError(f"E_{publish}_FAILED", f"{publish} failed exiting")
         self.server.note_producer(self)
         try:
             return self.server.broker.topic_named(name)
         except LimitReached as error:
-            raise ClientError(f"E_{error.code}", str(error)) from None
+            raise CommandError(f"E_{error.code}", str(error)) from None
 
     def permission_until(self, command: bytes, topic: bytes) -> int:
-        """Return the end, monotonic ns, of the permission to publish to the topic; 0: unknown. Raises: ClientError."""
+        """Return the end, monotonic ns, of the permission to publish to the topic; 0: unknown. Raises: CommandError."""
         return self.authorizer.publish_until(command, topic)
 
     def wait_for_turn(self) -> None:
@@ -265,7 +265,7 @@ class Connection:
         """Wait until the topics' logs are on stable storage. Raises: StorageError. Switches: yes."""
         self.server.durability.wait(topics)
 
-    def log_refusal(self, error: ClientError) -> None:
+    def log_refusal(self, error: CommandError) -> None:
         cause = f" - {reason_of(error.__cause__)}" if error.__cause__ is not None else ""
         logger.error("[%s] - %s%s", self.remote_address, error, cause)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from pyqd.config.options import TOPOLOGY_AWARE_CONSUMPTION, Options
 from pyqd.hot.broker.consumer import ELSEWHERE, IN_REGION, IN_ZONE
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
-from pyqd.primitives.errors import ClientError
+from pyqd.primitives.errors import CommandError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 from pyqd.primitives.peer_json import json_text
 from pyqd.tcp.permissions import JsonMembers
@@ -73,10 +73,10 @@ def _typed(key: str, value: Any) -> Any:
 def decode_identity(body: bytes) -> ClientIdentity:
     """Decode the JSON body as Go's decoder does: keys in any case, unknown ones ignored, null for absent.
 
-    Raises: ClientError.
+    Raises: CommandError.
     """
     if len(body) > IDENTITY_BYTES_MAX:
-        raise ClientError("E_BAD_BODY", f"IDENTIFY body too big {len(body)} > {IDENTITY_BYTES_MAX}")
+        raise CommandError("E_BAD_BODY", f"IDENTIFY body too big {len(body)} > {IDENTITY_BYTES_MAX}")
     identity = ClientIdentity()
     try:
         decoded = json.loads(json_text(body), object_pairs_hook=JsonMembers, parse_constant=_refuse_constant)
@@ -89,7 +89,7 @@ def decode_identity(body: bytes) -> ClientIdentity:
             if field in _KINDS and value is not None:
                 setattr(identity, field, _typed(field, value))
     except (ValueError, RecursionError) as error:
-        raise ClientError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+        raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     return identity
 
 
@@ -109,7 +109,7 @@ def _granted(
 ) -> int:
     """Return a requested value times its unit, between least and most. 0: the current one. -1: `off`, if there is one.
 
-    Raises: ClientError.
+    Raises: CommandError.
     """
     if value == 0:
         return current
@@ -117,7 +117,7 @@ def _granted(
         return off
     if least <= value * unit <= most:
         return value * unit
-    raise ClientError("E_BAD_BODY", f"IDENTIFY {noun} ({value}) is invalid")
+    raise CommandError("E_BAD_BODY", f"IDENTIFY {noun} ({value}) is invalid")
 
 
 def defaults(options: Options) -> Granted:
@@ -134,7 +134,7 @@ def defaults(options: Options) -> Granted:
 def grant(identity: ClientIdentity, options: Options, current: Granted) -> Granted:
     """Check the requested values in nsqd's order, and return the granted ones; 0 keeps the current value.
 
-    Raises: ClientError.
+    Raises: CommandError.
     """
     heartbeat_ns = _granted(
         "heartbeat interval",
@@ -198,11 +198,11 @@ class Upgrades:
 
 
 def upgrades(identity: ClientIdentity, options: Options, *, tls_enabled: bool, upgraded: bool) -> Upgrades:
-    """Return the requested upgrades that are granted: none on an upgraded connection. Raises: ClientError."""
+    """Return the requested upgrades that are granted: none on an upgraded connection. Raises: CommandError."""
     deflate = options.deflate and identity.deflate
     snappy = options.snappy and identity.snappy
     if deflate and snappy:
-        raise ClientError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+        raise CommandError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
     deflate = deflate and not upgraded
     level = identity.deflate_level if deflate and identity.deflate_level > 0 else DEFLATE_LEVEL_DEFAULT
     return Upgrades(

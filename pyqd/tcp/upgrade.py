@@ -19,7 +19,7 @@ from pyqd.hot.tcp.snappy import Snappy
 from pyqd.net.handshake import HandshakeError, shake_hands
 from pyqd.net.slice_queue import slice_queue_of
 from pyqd.net.tls import TlsServer, session_of
-from pyqd.primitives.errors import ClientError
+from pyqd.primitives.errors import CommandError
 from pyqd.tcp.negotiate import Upgrades
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def upgrade(connection: Connection, upgrades: Upgrades, tls: TlsServer, hub: Any) -> None:
-    """Start the granted upgrades after the queued answer is sent. Raises: ClientError. Switches: yes."""
+    """Start the granted upgrades after the queued answer is sent. Raises: CommandError. Switches: yes."""
     connection.ioloop.drain()
     if connection.gone:
         return
@@ -56,14 +56,14 @@ def upgrade(connection: Connection, upgrades: Upgrades, tls: TlsServer, hub: Any
 
 
 def start_tls(connection: Connection, new_tls: Callable[[], SSL.Connection], hub: Any, early: bytes) -> CodecTransport:
-    """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
+    """Do the TLS handshake; nothing else is sent meanwhile. Raises: CommandError. Switches: yes."""
     connection.output.withhold(True)
     try:
         slice_queue_of(hub).wait()
         secured = new_tls()
         shake_hands(secured, connection.socket, hub, early)
     except HandshakeError as error:
-        raise ClientError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error
+        raise CommandError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error
     finally:
         connection.output.withhold(False)
     connection.ioloop.tls_needed = False

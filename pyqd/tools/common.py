@@ -38,6 +38,7 @@ from pyqd.primitives.goflags import (
 )
 from pyqd.primitives.loglines import CONTROLS, escape_control, local_time
 from pyqd.primitives.machine import raise_descriptor_limit
+from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd.primitives.program_start import STDOUT, begin_program, is_stdout_closed
 from pyqd.tools.client_options import CLIENT_OPTION, ClientOptions
 
@@ -155,7 +156,7 @@ def parse_options(
     given = list(sys.argv[1:] if argv is None else argv)
     parsed = parse_or_exit(tool, flags, given, synopsis, allows_arguments=True)
     if parsed.values.get("version"):
-        print(f"{tool} v{__version__}", flush=True)
+        print(f"{tool} {VERSIONS}", flush=True)
         sys.exit(EXIT_OK)
     if parsed.leftovers:
         on_arguments(options_class, given, parsed.leftovers)

@@ -17,6 +17,12 @@ Needs SQLAlchemy and Alembic (`pip install pyqd[trace]`). docs/trace.md is the u
 
 from __future__ import annotations
 
+from typing import Final
+
+# File of SQLite that holds traces unless a URL names another database, and the variable with the URL.
+TRACES: Final = "trace.db"
+DATABASE_VARIABLE: Final = "PYQD_TRACE_DATABASE"
+
 
 class TraceError(Exception):
     """Any error of pyqd.trace."""

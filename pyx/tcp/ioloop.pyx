@@ -77,7 +77,7 @@ from pyqd.hot.wire.scanner cimport (
 )
 
 from pyqd.hot.net.transport import TransportError
-from pyqd.primitives.errors import ClientError, StorageError
+from pyqd.primitives.errors import CommandError, StorageError
 from pyqd.primitives.goquote import go_quote
 
 cdef enum Pending:
@@ -142,7 +142,7 @@ def set_pass_limit_for_tests(int64_t pass_ns_max):
 
 cdef int require_id(const Text* text) except -1:
     if text.size_bytes != ID_BYTES:
-        raise ClientError("E_INVALID", "invalid message ID")
+        raise CommandError("E_INVALID", "invalid message ID")
     return 0
 
 
@@ -339,7 +339,7 @@ cdef class IoLoop:
             if not isinstance(error, StorageError):
                 raise error
             self.output.drop_withheld()
-            self.refuse(ClientError("E_PUB_FAILED", f"PUB failed {error}"))
+            self.refuse(CommandError("E_PUB_FAILED", f"PUB failed {error}"))
         return self.output.end_withholding()
 
     cdef int run_pending(self) except -1:
@@ -359,7 +359,7 @@ cdef class IoLoop:
                 self.client.renew_permissions(name)
             else:
                 self.client.command(name, params, body)
-        except ClientError as error:
+        except CommandError as error:
             self.refuse(error)
         finally:
             self.output.executing = False
@@ -539,7 +539,7 @@ cdef class IoLoop:
                     break
             if publisher.open_topic is not None:
                 publisher.close_batches()
-        except ClientError as error:
+        except CommandError as error:
             self.refuse_after_batches(error)
         except BaseException:
             publisher.drop_batches()
@@ -640,7 +640,7 @@ cdef class IoLoop:
         if size_bytes < MAGIC_BYTES:
             return 0
         if memcmp(at, MAGIC, MAGIC_BYTES) != 0:
-            raise ClientError("E_BAD_PROTOCOL") from ValueError(f"magic {go_quote(at[:MAGIC_BYTES]).decode()}")
+            raise CommandError("E_BAD_PROTOCOL") from ValueError(f"magic {go_quote(at[:MAGIC_BYTES]).decode()}")
         self.stage = READING
         self.client.begin()
         return MAGIC_BYTES
@@ -654,7 +654,7 @@ cdef class IoLoop:
         if publisher.open_topic is not None and line.command != publisher.open_command:
             publisher.close_batches()
         if self.tls_needed and line.command != COMMAND_IDENTIFY:
-            raise ClientError("E_INVALID", b"cannot " + text_of(&line.name) + b" in current state (TLS required)")
+            raise CommandError("E_INVALID", b"cannot " + text_of(&line.name) + b" in current state (TLS required)")
         if line.command == COMMAND_PUB:
             used = publisher.publish(line, body, size_bytes, False, &commands)
             self.note_more(commands - 1)
@@ -681,7 +681,7 @@ cdef class IoLoop:
         if line.command == COMMAND_FIN:
             self.require_subscribed("FIN")
             if line.param_count < 1:
-                raise ClientError("E_INVALID", "FIN insufficient number of params")
+                raise CommandError("E_INVALID", "FIN insufficient number of params")
             require_id(&line.params[0])
             self.finish_message(line.params[0].at)
         elif line.command == COMMAND_RDY:
@@ -713,9 +713,9 @@ cdef class IoLoop:
         cdef bint has_size = size_bytes >= 4
         name = text_of(&line.name)
         if self.state != CLIENT_INIT:
-            raise ClientError("E_INVALID", b"cannot " + name + b" in current state")
+            raise CommandError("E_INVALID", b"cannot " + name + b" in current state")
         if line.command == COMMAND_AUTH and line.param_count != 0:
-            raise ClientError("E_INVALID", "AUTH invalid number of parameters")
+            raise CommandError("E_INVALID", "AUTH invalid number of parameters")
         size = read_be32(at) if has_size else 0
         if has_size and (size <= 0 or size > self.limits.max_body_bytes):
             raise size_error(line, "E_BAD_BODY", "body", "body", size, self.limits.max_body_bytes)
@@ -758,10 +758,10 @@ cdef class IoLoop:
         cdef int answer = NOT_IN_FLIGHT
         self.require_subscribed("REQ")
         if line.param_count < 2:
-            raise ClientError("E_INVALID", "REQ insufficient number of params")
+            raise CommandError("E_INVALID", "REQ insufficient number of params")
         require_id(&line.params[0])
         if not parse_digits(line.params[1].at, line.params[1].size_bytes, &value):
-            raise ClientError("E_INVALID", b"REQ could not parse timeout " + text_of(&line.params[1]))
+            raise CommandError("E_INVALID", b"REQ could not parse timeout " + text_of(&line.params[1]))
         delay_ns = <int64_t> (<uint64_t> value * <uint64_t> NS_PER_MS)
         if delay_ns < 0 or delay_ns > self.limits.max_req_timeout_ns:
             self.client.log_clamped(value)
@@ -783,7 +783,7 @@ cdef class IoLoop:
         cdef int answer = NOT_IN_FLIGHT
         self.require_subscribed("TOUCH")
         if line.param_count < 1:
-            raise ClientError("E_INVALID", "TOUCH insufficient number of params")
+            raise CommandError("E_INVALID", "TOUCH insufficient number of params")
         require_id(&line.params[0])
         if hex_to_id(line.params[0].at, &guid) == 0:
             answer = self.output.channel.touch(self.output, guid, mono_ns())
@@ -797,24 +797,24 @@ cdef class IoLoop:
         if self.state == CLIENT_CLOSING:
             return 0
         if self.state != CLIENT_SUBSCRIBED:
-            raise ClientError("E_INVALID", "cannot RDY in current state")
+            raise CommandError("E_INVALID", "cannot RDY in current state")
         if line.param_count > 0 and not parse_digits(line.params[0].at, line.params[0].size_bytes, &value):
-            raise ClientError("E_INVALID", b"RDY could not parse count " + text_of(&line.params[0]))
+            raise CommandError("E_INVALID", b"RDY could not parse count " + text_of(&line.params[0]))
         if value < 0 or value > self.limits.max_rdy_count:
-            raise ClientError("E_INVALID", f"RDY count {value} out of range 0-{self.limits.max_rdy_count}")
+            raise CommandError("E_INVALID", f"RDY count {value} out of range 0-{self.limits.max_rdy_count}")
         self.output.rdy = value
         return 0
 
     cdef int require_subscribed(self, name) except -1:
         if self.state != CLIENT_SUBSCRIBED and self.state != CLIENT_CLOSING:
-            raise ClientError("E_INVALID", f"cannot {name} in current state")
+            raise CommandError("E_INVALID", f"cannot {name} in current state")
         assert self.output.channel is not None
         return 0
 
     # Refuse.
 
     cdef int refuse(self, error) except -1:
-        """Queue the error frame for a ClientError, to leave with the pass. A fatal one closes the connection then."""
+        """Queue the error frame for a CommandError, to leave with the pass. A fatal one closes the connection then."""
         data = error.frame()
         self.output.put(FRAME_ERROR, data, <uint32_t> len(data))
         self.client.log_refusal(error)
@@ -830,18 +830,18 @@ cdef class IoLoop:
         if self.publisher.open_topic is not None:
             try:
                 self.publisher.close_batches()
-            except ClientError as failure:
+            except CommandError as failure:
                 error = failure
         return self.refuse(error)
 
     cdef int refuse_for_storage(self, name, message_id, error) except -1:
         """Refuse a FIN or REQ for a StorageError; the message stays in flight, the connection continues."""
         self.client.note_failed_write(error)
-        return self.refuse(ClientError(
+        return self.refuse(CommandError(
             f"E_{name}_FAILED", b"%s %s failed %s" % (name.encode(), message_id, str(error).encode())))
 
     cdef int refuse_answer(self, name, message_id, int answer) except -1:
         """Refuse a FIN, REQ or TOUCH for a message that this client does not have; the connection continues."""
         reason = b"ID not in flight" if answer == NOT_IN_FLIGHT else b"client does not own message"
-        return self.refuse(ClientError(
+        return self.refuse(CommandError(
             f"E_{name}_FAILED", b"%s %s failed %s" % (name.encode(), message_id, reason)))

@@ -50,7 +50,7 @@ from pyqd.hot.wire.scanner cimport (
     text_of,
 )
 
-from pyqd.primitives.errors import ClientError, StorageError
+from pyqd.primitives.errors import CommandError, StorageError
 from pyqd.primitives.goquote import go_quote
 
 cdef enum:
@@ -79,17 +79,17 @@ cdef class ProtocolLimits:
 
 
 cdef object size_error(CommandLine* line, code, noun, short_noun, int64_t size, int64_t limit):
-    """Return the ClientError for a size that is not positive or exceeds its limit."""
+    """Return the CommandError for a size that is not positive or exceeds its limit."""
     name = text_of(&line.name).decode("ascii")
     if size <= 0:
-        return ClientError(code, f"{name} invalid {noun} size {size}")
-    return ClientError(code, f"{name} {short_noun} too big {size} > {limit}")
+        return CommandError(code, f"{name} invalid {noun} size {size}")
+    return CommandError(code, f"{name} {short_noun} too big {size} > {limit}")
 
 
 cdef object truncation_error(CommandLine* line, code, text):
-    """Return the ClientError for a command whose body ends with the stream."""
+    """Return the CommandError for a command whose body ends with the stream."""
     name = text_of(&line.name).decode("ascii")
-    return ClientError(code, f"{name} {text}")
+    return CommandError(code, f"{name} {text}")
 
 
 cdef class Publisher:
@@ -155,7 +155,7 @@ cdef class Publisher:
         return topics
 
     cdef TopicCore topic_for(self, CommandLine* line):
-        """Return the topic of a publish, created if it is missing. Raises: StorageError, ClientError."""
+        """Return the topic of a publish, created if it is missing. Raises: StorageError, CommandError."""
         cdef const Text* name = &line.params[0]
         cdef TopicCore topic
         if (
@@ -183,7 +183,7 @@ cdef class Publisher:
     cdef bint is_permitted(self, CommandLine* line) except -1:
         """Return whether the client may publish to the topic; False: its permissions have to be renewed first.
 
-        Raises: ClientError. Source: docs/nsq/tcp-protocol.md, "Authorisation".
+        Raises: CommandError. Source: docs/nsq/tcp-protocol.md, "Authorisation".
         """
         cdef Text* name = &line.params[0]
         cdef int64_t until_ns
@@ -279,7 +279,7 @@ cdef class Publisher:
     ) except -1:
         """Add a PUB, whose body is complete, and those that repeat its line. Returns, commands: as `publish`.
 
-        Raises: ClientError.
+        Raises: CommandError.
         """
         cdef uint64_t used = 0
         cdef uint64_t body_words = 0
@@ -306,7 +306,7 @@ cdef class Publisher:
         """Add the messages of PUBs or of an MPUB to the open batch of their topic, or to a new one.
 
         gap_bytes: between two messages. Raises: StorageError (the messages are not stored, nor is an open batch that
-        they joined), ClientError (the open batch could not be written).
+        they joined), CommandError (the open batch could not be written).
         """
         cdef bint may_stage
         if self.open_topic is not None and not (topic is self.open_topic and topic.joins(count, body_words)):
@@ -355,7 +355,7 @@ cdef class Publisher:
         return used
 
     cdef int close_batches(self) except -1:
-        """Commit the open PUBs or MPUBs and queue their answers. Raises: ClientError (none of them was stored)."""
+        """Commit the open PUBs or MPUBs and queue their answers. Raises: CommandError (none of them was stored)."""
         cdef TopicCore topic = self.open_topic
         cdef bint are_batches = self.open_command == COMMAND_MPUB
         assert self.open_commands > 0
@@ -420,7 +420,7 @@ cdef class Publisher:
     ) except -1:
         """Queue messages in the intake of their topic; `finish_queued` answers them. dues: owned from here on.
 
-        used: size of the command's body. Returns: the same. Raises: ClientError.
+        used: size of the command's body. Returns: the same. Raises: CommandError.
         """
         cdef MessageBatch batch
         if self.open_topic is not None:
@@ -460,7 +460,7 @@ cdef class Publisher:
         return 0
 
     cdef int finish_queued(self, command) except -1:
-        """Answer the queued messages, which are finished. command: its name. Raises: ClientError."""
+        """Answer the queued messages, which are finished. command: its name. Raises: CommandError."""
         cdef QueuedBatch queued = self.queued
         cdef TopicCore topic = self.queued_topic
         assert queued.finished
@@ -469,7 +469,7 @@ cdef class Publisher:
             self.refuse_write(command, queued.error)
         if not queued.stored:
             name = command.decode("ascii")
-            raise ClientError(f"E_{name}_FAILED", f"{name} failed exiting")
+            raise CommandError(f"E_{name}_FAILED", f"{name} failed exiting")
         return self.accepted(topic, queued.last_id, queued.batch.count, 1, command not in SINGLE_COMMANDS)
 
     cdef int drop_queued(self) except -1:
@@ -523,14 +523,14 @@ cdef class Publisher:
         cdef int64_t limit
         name = text_of(&line.name).decode("ascii")
         if scan == SCAN_BAD_COUNT:
-            raise ClientError("E_BAD_BODY", f"{name} invalid message count {size}")
+            raise CommandError("E_BAD_BODY", f"{name} invalid message count {size}")
         if scan == SCAN_BAD_SIZE:
-            raise ClientError("E_BAD_MESSAGE", f"{name} invalid message({index}) body size {size}")
+            raise CommandError("E_BAD_MESSAGE", f"{name} invalid message({index}) body size {size}")
         if scan == SCAN_TOO_BIG:
-            raise ClientError("E_BAD_MESSAGE", f"{name} message too big {size} > {self.limits.max_msg_bytes}")
+            raise CommandError("E_BAD_MESSAGE", f"{name} message too big {size} > {self.limits.max_msg_bytes}")
         limit = INNER_BODIES_MAX * self.limits.max_body_bytes
         if <int64_t> self.batch.offset > limit:
-            raise ClientError("E_BAD_BODY", f"{name} body too big {self.batch.offset} > {limit}")
+            raise CommandError("E_BAD_BODY", f"{name} body too big {self.batch.offset} > {limit}")
         if self.batch.count == 0:
             return self.need_bytes(line, "E_BAD_BODY", "failed to read message count")
         if size_bytes < self.batch.offset + lead_bytes + 4:
@@ -538,7 +538,7 @@ cdef class Publisher:
         return self.need_bytes(line, "E_BAD_MESSAGE", "failed to read message body")
 
     cdef int64_t need_bytes(self, CommandLine* line, code, text) except -1:
-        """Return NEEDS_BYTES. Raises: ClientError if no more bytes will come."""
+        """Return NEEDS_BYTES. Raises: CommandError if no more bytes will come."""
         if self.eof:
             raise truncation_error(line, code, text)
         return NEEDS_BYTES
@@ -546,44 +546,44 @@ cdef class Publisher:
     cdef int refuse_publish(self, CommandLine* line, name, uint32_t params_needed) except -1:
         """Raise for a publish with too few parameters or a bad topic name."""
         if line.param_count < params_needed:
-            raise ClientError("E_INVALID", f"{name} insufficient number of parameters")
+            raise CommandError("E_INVALID", f"{name} insufficient number of parameters")
         topic = text_of(&line.params[0])
         # nsqd repeats the code in the text for MPUB; clients may rely on it.
         doubled = "E_BAD_TOPIC " if name == "MPUB" else ""
-        raise ClientError(
+        raise CommandError(
             "E_BAD_TOPIC", f"{doubled}{name} topic name ".encode() + go_quote(topic) + b" is not valid")
 
     cdef int refuse_write(self, name, error) except -1:
         """Raise for a publish that could not be stored; the daemon's health shows the error."""
         self.client.note_failed_write(error)
         name = name.decode("ascii")
-        raise ClientError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+        raise CommandError(f"E_{name}_FAILED", f"{name} failed {error}") from error
 
     cdef int64_t parse_due(self, name, text) except -1:
         """Return the due time in Unix ns, 0 if it has passed. text: a delay in ms, or `@` and Unix ms.
 
-        Raises: ClientError if it is no number or out of range. Source: docs/protocol-extensions.md.
+        Raises: CommandError if it is no number or out of range. Source: docs/protocol-extensions.md.
         """
         cdef int64_t value = 0
         cdef int64_t delay_ns
         if text[:1] == b"@":
             digits = text[1:]
             if not parse_digits(digits, <uint32_t> len(digits), &value):
-                raise ClientError("E_INVALID", name.encode() + b" could not parse due time " + text)
+                raise CommandError("E_INVALID", name.encode() + b" could not parse due time " + text)
             if not 0 <= value <= self.latest_due_ms():
-                raise ClientError(
+                raise CommandError(
                     "E_INVALID", f"{name} due time {<uint64_t> value} out of range 0-{self.latest_due_ms()}")
             return value * NS_PER_MS if value * NS_PER_MS > self.wall_now_ns else 0
         if not parse_digits(text, <uint32_t> len(text), &value):
-            raise ClientError("E_INVALID", name.encode() + b" could not parse timeout " + text)
+            raise CommandError("E_INVALID", name.encode() + b" could not parse timeout " + text)
         delay_ns = <int64_t> (<uint64_t> value * <uint64_t> NS_PER_MS)
         if delay_ns < 0 or delay_ns > self.limits.max_defer_ns:
             limit_ms = self.limits.max_defer_ns // NS_PER_MS
-            raise ClientError("E_INVALID", f"{name} timeout {<uint64_t> value} out of range 0-{limit_ms}")
+            raise CommandError("E_INVALID", f"{name} timeout {<uint64_t> value} out of range 0-{limit_ms}")
         return self.wall_now_ns + delay_ns if delay_ns else 0
 
     cdef int read_dues(self, const char* at, bint are_timestamps, int64_t* dues) except -1:
-        """Read the due time or delay before each message of a checked batch. Raises: ClientError."""
+        """Read the due time or delay before each message of a checked batch. Raises: CommandError."""
         cdef int64_t limit_ms = self.latest_due_ms() if are_timestamps else self.limits.max_defer_ns // NS_PER_MS
         cdef int64_t base_ns = 0 if are_timestamps else self.wall_now_ns
         cdef int64_t value, due_ns
@@ -592,7 +592,7 @@ cdef class Publisher:
             value = read_be64(at)
             if not 0 <= value <= limit_ms:
                 noun = "due time" if are_timestamps else "timeout"
-                raise ClientError("E_INVALID", f"DMPUB message({index}) {noun} {value} out of range 0-{limit_ms}")
+                raise CommandError("E_INVALID", f"DMPUB message({index}) {noun} {value} out of range 0-{limit_ms}")
             due_ns = base_ns + value * NS_PER_MS
             dues[index] = due_ns if due_ns > self.wall_now_ns else 0
             at += DUE_BYTES + 4 + <uint64_t> read_be32(at + DUE_BYTES)

@@ -8,6 +8,7 @@
 # With --with EXTRA it adds the packages of one extra of pyproject.toml, and none of pyqd's own.
 # With --for-tests it adds what tests, benchmarks and checks need beside: packages, and the programs that tests call.
 # Spark among them is a download of 500 MB, which the daemon does without.
+# With --for-site it installs no more than `make site` takes; it needs no compiler.
 #
 # PYTHON names the interpreter (python3); CC the C compiler (the one that Python was built with).
 set -euo pipefail
@@ -78,6 +79,7 @@ find_missing() {
         # Unquoted on purpose: no package, no argument.
         # shellcheck disable=SC2046
         have_venv || lacks "the venv and ensurepip modules of $PYTHON" $(debian_package venv)
+        [[ $for_site == no ]] || return 0
         have_compiler ||
             lacks "a C compiler with the C library's headers ('$(compiler)' does not do; CC names another)" build-essential
         # shellcheck disable=SC2046
@@ -107,7 +109,7 @@ install_missing() {
     [[ ${#missing[@]} -eq 0 ]] || explain_missing
 }
 
-# One section of docs/how-to.md publishes from PHP; its test is skipped without PHP.
+# A page of docs/how-to publishes from PHP; its test is skipped without PHP.
 install_php() {
     command -v php >/dev/null && return
     if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
@@ -226,8 +228,15 @@ install_test_packages() {
     PYQD_SKIP_EXT=1 pip_install --no-build-isolation -e scripts/build/client -e '.[dev,spark-java]'
 }
 
-for_tests=no
+# ruff lays out signatures.
+install_site_packages() {
+    say "installing the packages that make the web site of the manual (half a minute, 170 MB)"
+    pip_install 'mkdocs>=1.6,<2' 'mkdocs-material>=9.6,<10' 'mkdocstrings>=1.0,<2' 'mkdocstrings-python>=2.0,<3' 'ruff>=0.6'
+}
+
+for_tests=no for_site=no
 [[ ${1:-} != --for-tests ]] || for_tests=yes
+[[ ${1:-} != --for-site ]] || for_site=yes
 if [[ $for_tests == yes ]]; then
     install_missing
     install_php
@@ -236,6 +245,10 @@ if [[ $for_tests == yes ]]; then
     install_test_packages
 elif [[ ${1:-} == --with ]]; then
     install_extra "$2"
+elif [[ $for_site == yes ]]; then
+    install_missing
+    make_venv
+    install_site_packages
 elif [[ ${1:-} == --to-compile ]]; then
     install_missing
     make_venv

@@ -136,6 +136,7 @@ def check_daemon():
                 client.sendall(b"  V2PUB smoke\n" + struct.pack(">i", 3) + b"tcp")
                 assert read_frame(stream) == (0, b"OK")
             assert request(ports[1], "POST", "/mpub?topic=smoke", b"one\ntwo\n") == b"OK"
+            assert "/mpub" in json.loads(request(ports[1], "GET", "/openapi.json"))["paths"]
         with daemon(directory, *ports):
             assert consume(ports[0], "smoke", 3) == [b"tcp", b"one", b"two"]
             assert b"pyqd_healthy 1" in request(ports[1], "GET", "/metrics")

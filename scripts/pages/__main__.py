@@ -1,7 +1,7 @@
 """Write the pages, pictures and catalogues that are made from the code, or check them: `make pages`.
 
-make pages                        docs/flags.md, tables in docs/metrics.md and docs/tools, man pages, pictures of
-                                  pyqctl, catalogues of the web admin's texts
+make pages                        docs/flags.md, tables in docs/metrics.md and docs/tools, pyqd/openapi.json, man
+                                  pages, pictures of pyqctl, catalogues of the web admin's texts
 make pages ARGS=--check           write nothing; exit with 1 if a file would change
 make pages ARGS=--screenshots     pictures of the web admin too: three minutes, in Chromium
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyqd.primitives.command_line import CommandParser
-from scripts.pages import flags, metrics, tools, translations
+from scripts.pages import flags, metrics, openapi, tools, translations
 from tests.tools.ctl import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def files() -> Iterator[tuple[Path, str]]:
     """Yield each file with the text that it is to have."""
-    for generator in (flags, metrics, tools, translations):
+    for generator in (flags, metrics, openapi, tools, translations):
         yield from generator.files()
     for name in pictures.PICTURES:
         yield pictures.path_of(name), pictures.picture(name)

@@ -11,7 +11,7 @@ from tests.support.routes import routes_of as daemons_routes_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("http.md", "space.md")
-REQUEST = re.compile(r"\b(GET|POST|PUT|HEAD) (/[a-z0-9_/]*(?:\\?<\w+\\?>)?)")
+REQUEST = re.compile(r"\b(GET|POST|PUT|HEAD) (/[a-z0-9_/]*(?:\.json)?(?:\\?<\w+\\?>)?)")
 PARAMETER = re.compile(r":\w+$|\\?<\w+\\?>$")
 
 

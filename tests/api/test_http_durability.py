@@ -38,6 +38,12 @@ def test_ephemeral_messages_do_not_count(app: HttpApp) -> None:
     assert app.get("/durability").json()["unsynced_messages"] == before["unsynced_messages"]
 
 
+def recovery_of(daemon: Daemon) -> list[str]:
+    """Return what the log tells of recoveries, oldest first, without their durations."""
+    lines = [line for line in daemon.log_text().splitlines() if " INFO: recovery: " in line]
+    return [line.split(" INFO: recovery: ")[1].rsplit("; in ", 1)[0] for line in lines]
+
+
 def test_a_sync_covers_the_messages_and_a_start_tells_the_last_stop(tmp_path: Path) -> None:
     daemon = Daemon(pyqd(), tmp_path / "data", ("-sync-timeout=50ms",))
     try:
@@ -58,5 +64,10 @@ def test_a_sync_covers_the_messages_and_a_start_tells_the_last_stop(tmp_path: Pa
         node.write_text(json.dumps({**json.loads(node.read_text()), "boot": "another"}))
         daemon.start()
         assert state_of(daemon)["last_stop"] == "power_failure"
+        found = "recovered 1 topic, 0 channels, 1 message to deliver and 0 deferred; no damage found"
+        assert recovery_of(daemon) == [
+            f"the last run was killed; {found}",
+            f"the last run ended with the machine: a power failure or a reset; {found}",
+        ]
     finally:
         daemon.kill()

@@ -31,6 +31,7 @@ RIGHT_OF = {
         "GET /stats",
         "GET /metrics",
         "GET /durability",
+        "GET /openapi.json",
         "GET /topic/retention",
         "GET /topic/quota",
         "GET /topic/trace",

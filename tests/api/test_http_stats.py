@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyqd import __version__
 from tests.support.nsqadmin import Admin
 from tests.support.server import Daemon
 from tests.support.two_servers import Connect
@@ -119,13 +120,19 @@ def test_info_shows_ports_limits_and_topology(narrow_server: Daemon) -> None:
         ("max_deflate_level", 3),
         ("topology_zone", "z1"),
         ("topology_region", "r1"),
+        *([("pyqd_version", __version__)] if narrow_server.implementation.name == "pyqd" else []),
     ]
+
+
+def nsqds_keys(found: dict[str, Any]) -> list[str]:
+    """Return the keys of /stats without pyqd's own."""
+    return [key for key in found if key != "pyqd_version"]
 
 
 def test_everything_has_its_key_in_nsqds_order(server: Daemon, connect: Connect, topic: str) -> None:
     work(server, connect, topic)
     found = stats(server, topic=topic)
-    assert list(found) == ["version", "health", "start_time", "topics", "memory", "producers"]
+    assert nsqds_keys(found) == ["version", "health", "start_time", "topics", "memory", "producers"]
     (shown,) = found["topics"]
     assert list(shown) == TOPIC_KEYS
     audit, email = shown.pop("channels")
@@ -202,7 +209,7 @@ def test_filters_choose_topics_and_channels(server: Daemon, connect: Connect, to
 def test_clients_and_memory_can_be_left_out(server: Daemon, connect: Connect, topic: str, off: str) -> None:
     work(server, connect, topic)
     found = stats(server, topic=topic, include_clients=off, include_mem=off)
-    assert list(found) == ["version", "health", "start_time", "topics", "producers"]
+    assert nsqds_keys(found) == ["version", "health", "start_time", "topics", "producers"]
     assert found["producers"] is None
     assert [(channel["clients"], channel["client_count"]) for channel in found["topics"][0]["channels"]] == [
         (None, 0),
@@ -236,7 +243,8 @@ def test_text_is_for_people(server: Daemon, connect: Connect, topic: str) -> Non
     reply = server.http("GET", f"/stats?topic={topic}&format=JSON")
     assert (reply.status, reply.headers["content-type"]) == (200, TEXT)
     text = reply.body.decode()
-    assert re.match(r"nsqd v1\.3\.0 \(built w/\S+\)\nstart_time \S+\nuptime \S+s\n\nHealth: OK\n\nMemory:\n", text)
+    program = r"(nsqd v1\.3\.0 \(|pyqd v\S+ \(NSQ v1\.3\.0, )built w/\S+\)"
+    assert re.match(rf"{program}\nstart_time \S+\nuptime \S+s\n\nHealth: OK\n\nMemory:\n", text)
     assert re.search(r"\n   heap_objects             \t\d+\n", text)
     topic_line = f"\n\nTopics:\n   [{topic:<15}] depth: 0     be-depth: 0     msgs: 6        e2e%: \n"
     assert topic_line in text

@@ -9,7 +9,7 @@ from tests.api.http_app import PRODUCER
 
 def test_stats_of_nothing_has_empty_topics(app: HttpApp) -> None:
     stats = app.get("/stats?format=json").json()
-    assert list(stats) == ["version", "health", "start_time", "topics", "memory", "producers"]
+    assert list(stats) == ["version", "health", "start_time", "pyqd_version", "topics", "memory", "producers"]
     assert (stats["version"], stats["health"], stats["topics"]) == ("1.3.0", "OK", [])
     assert stats["memory"]["heap_in_use_bytes"] > 1_000_000
 

@@ -31,7 +31,7 @@ def test_an_unchanged_line_of_the_sample_admits_no_login(line: str, tmp_path: Pa
 
 
 def test_no_page_has_the_digest_of_a_token() -> None:
-    for page in (REPOSITORY / "docs").glob("*.md"):
+    for page in (REPOSITORY / "docs").rglob("*.md"):
         assert re.findall(DIGEST + r"[0-9a-fA-F]{8,}", page.read_text()) == [], page.name
 
 

@@ -64,17 +64,20 @@ class Up:
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
 
-    def children(self) -> dict[str, int]:
-        """Return the process ids by module."""
+    def commands(self) -> dict[int, str]:
+        """Return the command lines of the programs, by process id."""
         found = {}
         for status in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 if int(status.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
                     words = (status.parent / "cmdline").read_bytes().split(b"\0")
-                    module = re.search(r"pyqd\.apps\.(\w+)", b" ".join(words).decode())
-                    if module:
-                        found[module[1]] = int(status.parent.name)
+                    found[int(status.parent.name)] = b" ".join(words).decode()
         return found
+
+    def children(self) -> dict[str, int]:
+        """Return the process ids by module."""
+        modules = {pid: re.search(r"pyqd\.apps\.(\w+)", command) for pid, command in self.commands().items()}
+        return {module[1]: pid for pid, module in modules.items() if module}
 
 
 @pytest.fixture
@@ -121,6 +124,10 @@ class TestGroup:
             return b"<strong>published</strong>" in up.ask("admin-port", "GET", f"/messages/{message_id}")[2]
 
         wait_until(is_told, "the story of the message", UP_WAIT_S)
+        address = f"127.0.0.1:{up.ports['http-port']}"
+        command = [sys.executable, "-m", "pyqd.tools.pyqctl", "trace", "-a", address, "--table", message_id]
+        shown = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=UP_WAIT_S, check=True).stdout
+        assert f"message {message_id} of topic greetings" in shown
 
     def test_it_is_told_who_has_changed_what(self, up: Up) -> None:
         assert f"http://127.0.0.1:{up.ports['admin-port']}/messages" in up.text()
@@ -174,6 +181,18 @@ def test_another_daemon_at_a_port_ends_the_group(tmp_path: Path) -> None:
         assert group.process.wait(UP_WAIT_S) == 1
     assert f"pyqd cannot start: another process answers at http://127.0.0.1:{port} already" in group.text()
     assert "pyqd is up" not in group.text()
+
+
+def test_traces_are_limited_by_default_and_the_start_says_so(up: Up) -> None:
+    (shipper,) = [command for command in up.commands().values() if "pyq_trace ship" in command]
+    assert "--keep=1d --keep-bytes=1GiB" in shipper
+    assert "keeps 1d or 1GiB, whichever is less" in up.text()
+
+
+def test_a_limit_of_traces_that_is_none_is_refused(tmp_path: Path) -> None:
+    group = Up(tmp_path, "--trace-keep=soon")
+    assert group.process.wait(UP_WAIT_S) == 2
+    assert "'soon' is no duration such as" in group.text()
 
 
 def test_the_traces_of_an_earlier_run_become_private(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pyqd import __version__
 from pyqd.api import stats_text, status
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -79,6 +80,7 @@ def test_a_broker_without_topics_has_an_empty_list(broker: Broker) -> None:
         ("version", "1.3.0"),
         ("health", "OK"),
         ("start_time", 1795177302),
+        ("pyqd_version", __version__),
         ("topics", []),
         ("producers", None),
     ]

@@ -144,7 +144,7 @@ def test_an_unknown_topic_and_an_unknown_message_are_not_found(broker, client):
     assert raised.value.code == "TOPIC_NOT_FOUND"
     assert raised.value.broker == address_of(broker)
     deferred(broker, "known")
-    with pytest.raises(NotFoundError, match=r"/message/cancel\?topic=known&id=0{16}: 404: MESSAGE_NOT_FOUND"):
+    with pytest.raises(NotFoundError, match=r"no message 0{16} waits in topic known: .*\(/message/cancel: 404 "):
         client.cancel("known", "0" * 16)
 
 
@@ -254,7 +254,7 @@ def test_passing_trouble_that_lasts_is_an_error_with_the_last_answer(opened):
 )
 def test_each_refusal_has_its_error_with_the_code(opened, status, code, kind):
     with http_stub(lambda path, query: json_answer({"message": code}, status)) as stub:
-        with pytest.raises(kind, match=rf"/info\?: {status}: {code}") as raised:
+        with pytest.raises(kind, match=rf": \S+ .*\(/info: {status} {code}\)$") as raised:
             opened(stub.address).info()
         assert raised.value.code == code
         assert len(stub.requests) == 1
@@ -323,7 +323,7 @@ class TestToken:
 
     @pytest.mark.parametrize("token", [None, "a-token-of-the-tests-9999", READER])
     def test_another_one_is_refused_with_a_hint_and_never_named(self, opened, guarded, token):
-        with pytest.raises(AuthenticationError, match=r"40[13]: .*is the token right") as raised:
+        with pytest.raises(AuthenticationError, match=r"is the token right.* 40[13] ") as raised:
             opened(address_of(guarded), token=token).cancel("t", "0" * 16)
         assert "a-token" not in str(raised.value)
 

@@ -537,6 +537,22 @@ class TestSignals:
         program.send_signal(signal.SIGINT)
         assert program.end() == (0, ["interrupted"])
 
+    def test_keyboard_interrupt_in_a_loop_gives_all_messages_back_at_once(self, run, publish, broker, topic):
+        publish(b"1", b"2", b"3")
+        program = run("""
+            from contextlib import suppress
+            with suppress(KeyboardInterrupt), Consumer(topic, "c", nsqd=address, max_in_flight=3) as consumer:
+                for message in consumer:
+                    with message:
+                        print("begun", flush=True)
+                        time.sleep(60)
+        """)
+        assert program.stdout.readline() == "begun\n"
+        broker.wait_for_channel(topic, "c", in_flight_count=3)
+        program.send_signal(signal.SIGINT)
+        assert program.end() == (0, [])
+        broker.wait_for_channel(topic, "c", depth=3, in_flight_count=0, requeue_count=3, client_count=0)
+
     def test_keyboard_interrupt_ends_a_publish_and_leaves_the_producer_usable(self, run, scripted):
         # The first message is not answered; the second one brings both answers.
         scripted.answer = lambda publish: b"" if publish.number == 1 else ok(publish) * 2

@@ -243,7 +243,7 @@ def test_version_is_printed_whatever_else_is_out_of_range(capsys: pytest.Capture
     with pytest.raises(SystemExit) as caught:
         parse_args(["--version", "--node-id=3000"])
     assert caught.value.code == 0
-    pattern = rf"pyqd v{re.escape(__version__)} \(built w/python\d+\.\d+\.\d+\S*\)\n"
+    pattern = rf"pyqd v{re.escape(__version__)} \(NSQ v1\.3\.0, built w/python\d+\.\d+\.\d+\S*\)\n"
     assert re.fullmatch(pattern, capsys.readouterr().out)
 
 

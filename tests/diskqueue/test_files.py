@@ -1,6 +1,5 @@
 """Tests of pyqd.diskqueue.files."""
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -107,7 +106,11 @@ def test_a_sync_writes_a_range_out(files, tmp_path):
 def test_a_sync_that_the_kernel_refuses_is_an_error_of_storage(files, tmp_path, monkeypatch):
     mapping = files.new_mapped(str(tmp_path / "new"), 8192, True)
     # The kernel refuses ranges that do not begin with a page.
-    monkeypatch.setattr(files_module, "_whole_pages", lambda mapping, start, length: (mapping.address + start, length))
+    monkeypatch.setattr(
+        files_module,
+        "_whole_pages",
+        lambda mapping, start, length: (ffi.cast("void *", mapping.address + start), length),
+    )
     with pytest.raises(StorageError) as caught:
         files.sync(mapping, 1, 10)
     assert (caught.value.operation, caught.value.errno) == ("sync", errno.EINVAL)
@@ -272,7 +275,7 @@ class NoRoom:
         return getattr(self.libc, name)
 
     def fallocate(self, fd, mode, start, length):
-        ctypes.set_errno(errno.ENOSPC)
+        ffi.errno = errno.ENOSPC
         return -1
 
 
@@ -358,7 +361,7 @@ class Recording:
         self.ranges = []
 
     def madvise(self, address, length, advice):
-        offset = address - self.base
+        offset = int(ffi.cast("uintptr_t", address)) - self.base
         self.ranges.append((offset, length))
         return -1 if offset % (64 << 10) else 0
 

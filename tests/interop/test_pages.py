@@ -1,4 +1,4 @@
-"""Pages of the documentation work: each section is followed unchanged, in an empty home directory."""
+"""Pages of the documentation work: each section, and each how-to, is followed unchanged, in an empty home directory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ from tests.support.reader import Reader
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
 
-PAGES = {
-    name: sections_of(ROOT / "docs" / name)
+DOCS = ROOT / "docs"
+# Change the users and services of the machine; tests/meta/test_contrib.py checks the unit.
+NOT_FOLLOWED = ("README", "systemd")
+# A how-to is one task from its first block to its last.
+HOW_TO = {
+    path.relative_to(DOCS).as_posix(): {"": [block for blocks in sections_of(path).values() for block in blocks]}
+    for path in sorted((DOCS / "how-to").glob("*.md"))
+    if path.stem not in NOT_FOLLOWED
+}
+PAGES = HOW_TO | {
+    name: sections_of(DOCS / name)
     for name in (
-        "how-to.md",
         "http.md",
         "configuration.md",
         "interchange.md",
@@ -38,11 +46,11 @@ PAGES = {
         "migrate-client.md",
     )
 }
-# Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
-NOT_FOLLOWED = ("Run as a systemd service",)
 GO_WAIT_S = 120
 BLOCK_WAIT_S = 120.0
 PROGRAMS = ("curl", "openssl", "php", "go", "tar")
+# Variables that name NSQ's own programs, as in other tests.
+NSQ_PROGRAMS = {"nsqd": "NSQD", "nsqlookupd": "NSQLOOKUPD"}
 
 
 def obstacle(blocks: list[Block]) -> str:
@@ -51,6 +59,9 @@ def obstacle(blocks: list[Block]) -> str:
     for program in PROGRAMS:
         if f"{program} " in text and shutil.which(program) is None:
             return f"{program} is not installed"
+    for program, variable in NSQ_PROGRAMS.items():
+        if re.search(rf"^{program} ", text, re.MULTILINE) and variable not in os.environ:
+            return f"no {program}: {variable} may name one"
     if (
         "php " in text
         and "curl" not in subprocess.run(["php", "-m"], capture_output=True, text=True, check=True).stdout
@@ -91,6 +102,15 @@ def prepare_broker(reader: Reader) -> None:
     reader.start_broker("pyqd --data-path=data")
     (reader.machine.directory / ".curlrc").write_text("fail-with-body\n")
     reader.machine.environment["CURL_HOME"] = str(reader.machine.directory)
+
+
+def prepare_nsq(reader: Reader) -> None:
+    """Put NSQ's programs on the PATH."""
+    programs = reader.machine.directory / "bin"
+    programs.mkdir()
+    for program, variable in NSQ_PROGRAMS.items():
+        (programs / program).symlink_to(Path(os.environ[variable]).resolve())
+    reader.machine.environment["PATH"] += f"{os.pathsep}{programs}"
 
 
 def prepare_nsqd(reader: Reader) -> None:
@@ -135,6 +155,7 @@ def prepare_plugin(reader: Reader) -> None:
 
 
 PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
+    ("how-to/replace-nsqd.md", ""): prepare_nsq,
     ("http.md", "Publishing"): prepare_broker,
     ("http.md", "Single messages"): prepare_broker,
     ("configuration.md", "Checking"): prepare_config,
@@ -155,7 +176,7 @@ def followed() -> list[tuple[str, str]]:
     for page, titles in PAGES.items():
         for title, blocks in titles.items():
             typed = (*SHELLS, "python") if page == "client.md" else SHELLS
-            if title not in NOT_FOLLOWED and any(block.language in typed and not block.saved_as for block in blocks):
+            if any(block.language in typed and not block.saved_as for block in blocks):
                 found.append((page, title))
     return found
 
@@ -173,7 +194,7 @@ def test_a_section_can_be_followed_word_by_word(page: str, title: str, machine: 
     if missing := obstacle(blocks):
         pytest.skip(missing)
     machine.environment |= fetch_modules("\n".join(block.text for block in blocks), tmp_path / "modules")
-    reader = Reader(machine, ROOT / "docs" / page, wait_s=BLOCK_WAIT_S)
+    reader = Reader(machine, DOCS / page, wait_s=BLOCK_WAIT_S)
     PREPARED.get((page, title), lambda reader: None)(reader)
     for block in blocks:
         reader.follow(block)
@@ -183,7 +204,7 @@ def test_a_section_can_be_followed_word_by_word(page: str, title: str, machine: 
 
 
 def test_a_command_that_fails_fails_the_reader(machine: Machine) -> None:
-    reader = Reader(machine, ROOT / "docs" / "page.md", wait_s=BLOCK_WAIT_S)
+    reader = Reader(machine, DOCS / "page.md", wait_s=BLOCK_WAIT_S)
     reader.follow(Block("sh", "x=1\n", 10))
     reader.follow(Block("sh", 'echo "x is $x"\n', 20))
     reader.follow(Block("text", "x is 1\n", 30, promised=True))
@@ -195,7 +216,7 @@ def test_a_command_that_fails_fails_the_reader(machine: Machine) -> None:
 
 
 def test_a_program_that_fails_fails_the_reader(machine: Machine) -> None:
-    reader = Reader(machine, ROOT / "docs" / "page.md", wait_s=BLOCK_WAIT_S)
+    reader = Reader(machine, DOCS / "page.md", wait_s=BLOCK_WAIT_S)
     reader.follow(Block("python", "x = 1\n", 10))
     reader.follow(Block("python", "print(x)\n", 20))
     assert reader.printed == "1\n"
@@ -205,7 +226,7 @@ def test_a_program_that_fails_fails_the_reader(machine: Machine) -> None:
 
 
 def test_a_block_that_does_not_end_fails_the_reader(machine: Machine) -> None:
-    reader = Reader(machine, ROOT / "docs" / "page.md", wait_s=0.1)
+    reader = Reader(machine, DOCS / "page.md", wait_s=0.1)
     with pytest.raises(AssertionError, match=r"page\.md, line 10 takes more than"):
         reader.follow(Block("sh", "sleep 1000\n", 10))
     reader.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -60,8 +61,9 @@ def test_the_first_five_minutes_can_be_followed_word_by_word(reader: Reader) -> 
                 consumer = reader.open_terminal(command, log)
                 reader.run(publish, block)
                 wait_until(partial(holds, log, "hello world"), f"{command} prints the message", WAIT_S)
-                consumer.terminate()
-                consumer.wait(WAIT_S)
+                consumer.send_signal(signal.SIGINT)
+                assert consumer.wait(WAIT_S) == 0, log.read_text()
+                assert "Traceback" not in log.read_text()
                 consumers += 1
             else:
                 reader.run(command, block)

@@ -54,7 +54,7 @@ def test_every_metric_of_the_dashboard_is_in_a_scrape(tmp_path: Path) -> None:
 
 
 def test_every_metric_of_the_how_to_is_in_a_scrape(tmp_path: Path) -> None:
-    named = set(METRIC.findall((ROOT / "docs" / "how-to.md").read_text()))
+    named = set(METRIC.findall((ROOT / "docs" / "how-to" / "prometheus.md").read_text()))
     assert len(named) > 5
     assert named <= sample_names(tmp_path)
 

@@ -13,23 +13,16 @@ import pytest
 
 from pyqd.config.options import DAEMON
 from tests.meta.repository import ROOT, own_files_of, project, relative
+from tests.meta.test_links import FENCE
 
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
-LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
-ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--?([a-z][a-z0-9-]+)")
 SHELL_LANGUAGES = ("sh", "bash", "console", "shell")
 
 
 def documents() -> list[Path]:
-    return [path for path in own_files_of(".md") if path.parent in (ROOT, ROOT / "docs")]
-
-
-def linked_documents() -> list[Path]:
-    """Return all pages, those on NSQ included: they show flags and commands of other programs, but link to ours."""
-    return documents() + [path for path in own_files_of(".md") if path.parent == ROOT / "docs" / "nsq"]
+    """Return the pages whose commands are ours; those on NSQ show flags and commands of other programs."""
+    return [path for path in own_files_of(".md") if path.parent in (ROOT, ROOT / "docs", ROOT / "docs" / "how-to")]
 
 
 def commands(text: str) -> Iterator[str]:
@@ -111,24 +104,6 @@ def test_make_targets_in_the_documentation_exist(path: Path) -> None:
 def test_flags_in_the_documentation_exist(path: Path) -> None:
     unknown = {command: flags for command in commands(path.read_text()) if (flags := unknown_flags(command))}
     assert unknown == {}
-
-
-@pytest.mark.parametrize("path", linked_documents(), ids=relative)
-def test_links_in_the_documentation_lead_somewhere(path: Path) -> None:
-    targets = LINK.findall(FENCE.sub("", path.read_text()))
-    assert [target for target in targets if not (path.parent / target).exists()] == []
-
-
-def anchors(path: Path) -> set[str]:
-    """Return the anchors of a page's headings, made of their words as forges do."""
-    titles = HEADING.findall(FENCE.sub("", path.read_text()))
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("path", linked_documents(), ids=relative)
-def test_links_to_headings_in_the_documentation_lead_to_one(path: Path) -> None:
-    links = [((path.parent / page).resolve() if page else path, to) for page, to in ANCHOR.findall(path.read_text())]
-    assert [(page.name, to) for page, to in links if page.suffix == ".md" and to not in anchors(page)] == []
 
 
 def test_every_make_target_is_in_its_help() -> None:

@@ -46,12 +46,19 @@ def test_a_target_that_needs_the_packages_of_tests_installs_them_first(clone: Pa
 
 @pytest.mark.parametrize(
     ("target", "extra"),
-    [("lint", "lint"), ("fmt", "lint"), ("dist", "dist"), ("wheels", "dist"), ("api-docs", "api-docs")],
+    [("lint", "lint"), ("fmt", "lint"), ("dist", "dist"), ("wheels", "dist")],
 )
 def test_a_target_that_needs_few_packages_installs_these_alone(clone: Path, target: str, extra: str) -> None:
     commands = would_do(clone, target)
     assert f"scripts/build/setup.sh --with {extra}" in commands
     assert [command for command in commands if "--for-tests" in command or "PYQD_BUILD_BENCH" in command] == []
+
+
+def test_the_web_site_needs_no_more_than_its_own_packages(clone: Path) -> None:
+    commands = would_do(clone, "site")
+    assert [line for line in commands if "setup.sh" in line or "setup.py" in line] == [
+        "scripts/build/setup.sh --for-site"
+    ]
 
 
 def test_the_build_announces_its_long_steps_with_their_durations(clone: Path) -> None:
@@ -62,9 +69,9 @@ def test_the_build_announces_its_long_steps_with_their_durations(clone: Path) ->
 
 def test_a_first_start_prints_stages_and_no_commands() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("run", "$(READY)", "$(TOOLS)", "$(BUILT)", "$(BENCH_BUILT)", "dist"):
+    for target in ("run", "$(READY)", "$(TOOLS)", "$(BUILT)", "$(BENCH_BUILT)", "dist", "site"):
         _, _, recipe = makefile.partition(f"\n{target}:")
-        lines = recipe.partition("\n\n")[0].splitlines()[1:]
+        lines = recipe.partition("\n\n")[0].replace("\\\n", "").splitlines()[1:]
         assert lines, target
         assert [line for line in lines if not line.startswith("\t@")] == [], target
 

@@ -1,6 +1,5 @@
 """Files that are damaged, missing, foreign or of a later format, under a whole broker and under the daemon."""
 
-import ctypes
 import errno
 import os
 import struct
@@ -364,10 +363,13 @@ def test_a_version_in_one_file_concerns_no_other_channel_and_is_reported(tmp_pat
 def test_a_disk_that_cannot_reserve_blocks_is_named(tmp_path, monkeypatch):
     class NoReserve:
         def fallocate(self, *_arguments: Any) -> int:
-            ctypes.set_errno(errno.EOPNOTSUPP)
             return -1
 
+    class Failed:
+        errno = errno.EOPNOTSUPP
+
     monkeypatch.setattr(files, "_libc", NoReserve())
+    monkeypatch.setattr(files, "_ffi", Failed())
     with pytest.raises(StorageError, match="cannot reserve blocks"):
         files.Files().new_mapped(str(tmp_path / "file"), 4096, False)
     assert os.listdir(tmp_path) == []
@@ -412,5 +414,6 @@ def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
         state = daemon.http("GET", "/durability").json()
         assert (state["last_stop"], state["damage"]["records_lost"]) == ("power_failure", 1)
         assert state["damaged_topics"] == [{"topic": "t", **damage}]
+        assert f"damage in 2 places, 1 message lost, {len(state['set_aside'])} file" in daemon.log_text()
     finally:
         daemon.stop()

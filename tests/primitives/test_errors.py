@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from pyqd.primitives.errors import (
-    ClientError,
+    CommandError,
     CorruptionError,
     DiskFull,
     StorageError,
@@ -15,28 +15,28 @@ from pyqd.primitives.errors import (
 
 
 def test_a_frame_without_text_is_the_code_alone() -> None:
-    assert ClientError("E_BAD_PROTOCOL").frame() == b"E_BAD_PROTOCOL"
+    assert CommandError("E_BAD_PROTOCOL").frame() == b"E_BAD_PROTOCOL"
 
 
 def test_a_frame_keeps_raw_client_bytes() -> None:
-    error = ClientError("E_INVALID", b"invalid command \xff\x00")
+    error = CommandError("E_INVALID", b"invalid command \xff\x00")
     assert error.frame() == b"E_INVALID invalid command \xff\x00"
     assert str(error) == "E_INVALID invalid command \\xff\x00"
 
 
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
 def test_the_three_failures_of_a_message_are_not_fatal(code: str) -> None:
-    assert not ClientError(code, "FIN x failed").fatal
+    assert not CommandError(code, "FIN x failed").fatal
 
 
 @pytest.mark.parametrize("code", ["E_INVALID", "E_BAD_TOPIC", "E_PUB_FAILED", "E_UNAUTHORIZED"])
 def test_every_other_error_is_fatal(code: str) -> None:
-    assert ClientError(code, "x").fatal
+    assert CommandError(code, "x").fatal
 
 
 def test_the_raiser_may_decide_whether_an_error_is_fatal() -> None:
-    assert not ClientError("E_INVALID", "x", fatal=False).fatal
-    assert ClientError("E_FIN_FAILED", "x", fatal=True).fatal
+    assert not CommandError("E_INVALID", "x", fatal=False).fatal
+    assert CommandError("E_FIN_FAILED", "x", fatal=True).fatal
 
 
 def test_a_storage_error_names_operation_path_and_reason() -> None:

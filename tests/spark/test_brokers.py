@@ -87,7 +87,7 @@ def test_a_broker_that_does_not_answer_is_named():
         (json_answer({"message": "NOT_FOUND"}, 404), BrokerError, "needs pyqd's own daemon"),
         (json_answer({"message": "UNAUTHORIZED"}, 401), BrokerError, "option token"),
         (json_answer({"message": "FORBIDDEN"}, 403), BrokerError, "option token"),
-        (json_answer({"message": "INVALID_TOPIC"}, 400), BrokerError, "400: INVALID_TOPIC"),
+        (json_answer({"message": "INVALID_TOPIC"}, 400), BrokerError, "400 INVALID_TOPIC"),
         ((200, {}, b"<html>"), BrokerError, "no JSON"),
         (json_answer({"format": 2}), BrokerError, "records have format 2, this connector reads 1"),
     ],

@@ -17,6 +17,10 @@ def refuse_restart() -> int:
     raise RestartError("this broker is no process of its own")
 
 
+def restart_state() -> dict[str, object]:
+    return {"pid": 1, "restarting": False, "error": ""}
+
+
 def routes_of(broker: Broker, identity: Identity | None = None, profiler: Profiler | None = None) -> list[Route]:
     return daemon_routes(
         broker,
@@ -25,5 +29,5 @@ def routes_of(broker: Broker, identity: Identity | None = None, profiler: Profil
         metrics=Metrics(broker),
         live=LiveOptions(broker, yield_to_loop),
         debug=DebugRoutes(profiler or Profiler(), tuple),
-        process=ProcessRoutes(broker, Drain(broker, set), refuse_restart, dict),
+        process=ProcessRoutes(broker, Drain(broker, set), refuse_restart, restart_state),
     )

@@ -8,11 +8,11 @@ from typing import Any, Final
 from flask import Blueprint, render_template
 
 from pyqd.admin.access.roles import UserRole
-from pyqd.admin.consumers import Looks
 from pyqd.admin.pages.forms import blueprint
 from pyqd.admin.pages.tables import PageColumn, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import topology_order
+from pyqd.client.compared_consumers import Looks
 
 CLIENT: Final = PageColumn("client", "Client", lambda row: (row["hostname"], row["remote_address"]))
 NUMBERS: Final = (

@@ -63,7 +63,7 @@ cdef class Publisher:
     cdef uint64_t queued_block_bytes
     cdef int64_t* queued_dues            # owned
 
-    # Commands. They return the bytes of the body, or an Incomplete. Raise: ClientError.
+    # Commands. They return the bytes of the body, or an Incomplete. Raise: CommandError.
     cdef int64_t publish(
         self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred, uint32_t* commands) except -1
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1

@@ -253,7 +253,8 @@ def held_messages(read: list[NodeStats], topic: str, channel: str | None, *, of_
 
 
 def not_found(topic: str, channel: str | None) -> NotFoundError:
-    return NotFoundError("TOPIC_NOT_FOUND" if channel is None else "CHANNEL_NOT_FOUND", doing=subject(topic, channel))
+    code = "TOPIC_NOT_FOUND" if channel is None else "CHANNEL_NOT_FOUND"
+    return NotFoundError(code, shown=f"no broker has {subject(topic, channel)} ({code})")
 
 
 def subject(topic: str, channel: str | None) -> str:

@@ -8,9 +8,20 @@ from typing import Final
 
 import click
 
-from pyqd import __version__
+from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd.primitives.program_start import begin_program, is_stdout_closed
-from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, watch
+from pyqd.tools.ctl import (
+    administration,
+    consumers,
+    dead_letters,
+    doctor,
+    drain,
+    listing,
+    messages,
+    settings,
+    setup,
+    watch,
+)
 from pyqd.tools.ctl.exits import FAILED
 from pyqd.tools.ctl.frame import Root
 from pyqd.tools.ctl.output import say
@@ -20,7 +31,7 @@ WIDTH_CHARS: Final = 110
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH_CHARS})
-@click.version_option(__version__, message="%(prog)s v%(version)s")
+@click.version_option(VERSIONS, message="%(prog)s %(version)s")
 def cli() -> None:
     """Operate brokers: pyqd, and nsqd as far as it can.
 
@@ -34,6 +45,7 @@ for command in (
     listing.channels,
     listing.nodes,
     watch.watch,
+    consumers.consumers,
     administration.create,
     administration.pause,
     administration.unpause,

@@ -96,10 +96,7 @@ def versions(facts: Facts, others: Sequence[Facts]) -> Made:
     if not facts.is_pyqd:
         yield finding("version", OK, f"nsqd {nsq_version}")
         return
-    if facts.version is None:
-        yield finding("version", SKIPPED, facts.refused.get("metrics", "not known"))
-        return
-    known = sorted({other.version for other in others if other.version is not None})
+    known = sorted({other.version for other in others if other.is_pyqd})
     text = f"pyqd {facts.version} (NSQ {nsq_version})"
     if len(known) > 1:
         fix = "upgrade one broker after the other, until all have the same: docs/cluster.md: Upgrade a cluster"

@@ -37,10 +37,13 @@ class NodeStats(NamedTuple):
     head: Mapping[str, Any]
 
 
-def read_stats(broker: AskedBroker, topic: str | None = None, channel: str | None = None) -> NodeStats:
-    """Return the counters of a broker, without its clients. Raises: ClientError."""
+def read_stats(
+    broker: AskedBroker, topic: str | None = None, channel: str | None = None, *, clients: bool = False
+) -> NodeStats:
+    """Return the counters of a broker. clients: with those of each channel's clients. Raises: ClientError."""
+    with_clients = "true" if clients else "false"
     stats = broker.get(
-        "/stats", format="json", topic=topic, channel=channel, include_clients="false", include_mem="false"
+        "/stats", format="json", topic=topic, channel=channel, include_clients=with_clients, include_mem="false"
     )
     if "topics" not in stats:
         raise ProtocolError(f"{broker.address}: GET /stats: not the answer of a broker")

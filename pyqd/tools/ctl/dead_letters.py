@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from pyqd.client.core.commands import check_topic
 from pyqd.client.dead_letters import (
     RETURNED,
     find_dead_letter_topic,
@@ -23,6 +24,7 @@ from pyqd.client.dead_letters import (
 from pyqd.client.errors import NotFoundError, SettingError
 from pyqd.primitives.quantities import format_size
 from pyqd.tools.ctl.administration import check_names, topic_argument
+from pyqd.tools.ctl.completion import complete_topics
 from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
@@ -43,6 +45,14 @@ def dead_letters() -> None:
     """Show and return messages that a channel could not handle in its maximum number of attempts."""
 
 
+target_option = click.option(
+    "--dead-letter-topic",
+    metavar="NAME",
+    shell_complete=complete_topics,
+    help="the dead-letter topic of a client's own retry policy, which brokers do not know",
+)
+
+
 @command(
     "GET /channel/limits?topic=&channel= at each broker, which names the dead-letter topic.",
     "GET /stats?format=json&topic= there, and GET /channel/messages?topic=&channel=&state= for each channel of that"
@@ -53,27 +63,58 @@ def dead_letters() -> None:
 @channel_argument
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each list")
 @body_option
+@target_option
 @click.pass_obj
-def list_letters(session: CtlSession, topic: str, channel: str, limit: int, body: str) -> None:
+def list_letters(
+    session: CtlSession, topic: str, channel: str, limit: int, body: str, dead_letter_topic: str | None
+) -> None:
     """List the dead letters of a channel, and those that wait to be published.
 
     The dead letters are those that the channels of the dead-letter topic hold, or the topic itself if it has none.
     """
     check_names(topic, channel)
+    check_target(topic, dead_letter_topic)
+    unknown: dict[str, list[str]] = {}
 
     def call(broker: AskedBroker) -> list[Row]:
         limits = read_limits(broker, topic, channel)
         waiting = read_messages(broker, topic, channel, "dead_letter", limit, body)[0]
         rows = [{**row, "topic": topic, "channel": channel} for row in waiting]
-        target = limits["dead_letter_topic"]
-        if target is not None:
+        target = dead_letter_topic or limits["dead_letter_topic"]
+        if target is None:
+            unknown[broker.address] = similar_topics(broker, topic)
+        else:
             rows += [row for name in holders(broker, target) for row in letters(broker, target, name, limit, body)]
         return rows
 
     found = session.ask_holders(call)
     rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value]
     shown = {"topic": topic, "channel": channel, "messages": rows}
+    for address, names in sorted(unknown.items()):
+        perhaps = f"; perhaps {', '.join(names)}" if names else ""
+        say(f"{address}: {without_target(topic, channel)}{perhaps}")
     session.output.show(shown, lambda: letters_table(rows))
+
+
+def check_target(topic: str, target: str | None) -> None:
+    """Check the option --dead-letter-topic. Raises: SettingError."""
+    if target is not None:
+        check_topic(target)
+        if target == topic:
+            raise SettingError(f"--dead-letter-topic: {topic} is the topic itself")
+
+
+def without_target(topic: str, channel: str) -> str:
+    return (
+        f"channel {channel} of topic {topic} has no dead-letter topic; `pyqctl limits` sets one, and"
+        " --dead-letter-topic names the one of a client's own retry policy"
+    )
+
+
+def similar_topics(broker: AskedBroker, topic: str) -> list[str]:
+    """Return the topics whose names contain that of a topic: a client may have its dead letters there."""
+    names = [entry["topic_name"] for entry in read_stats(broker).topics]
+    return [name for name in names if topic in name and name != topic]
 
 
 def holders(broker: AskedBroker, topic: str) -> list[str | None]:
@@ -112,6 +153,7 @@ def letters(broker: AskedBroker, topic: str, channel: str | None, limit: int, bo
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="messages of each broker"
 )
+@target_option
 @click.option("--shared", is_flag=True, help="also if channels of other topics have this dead-letter topic")
 @yes_option
 @click.pass_obj
@@ -122,6 +164,7 @@ def return_letters(
     ids: tuple[str, ...],
     from_channel: str | None,
     limit: int,
+    dead_letter_topic: str | None,
     shared: bool,
     yes: bool,
 ) -> int:
@@ -133,7 +176,8 @@ def return_letters(
     """
     check_names(topic, channel)
     wanted = frozenset(ids_of(ids)) if ids else None
-    choice = Choice(topic, channel, from_channel, limit, wanted, shared)
+    check_target(topic, dead_letter_topic)
+    choice = Choice(topic, channel, from_channel, limit, wanted, shared, dead_letter_topic)
     batches = session.ask_holders(lambda broker: batch_of(broker, choice))
     for failure in session.failures:
         # Nothing is returned by halves, if the command is not meant for one of the brokers.
@@ -157,7 +201,8 @@ def return_letters(
         session.output.show(shown, lambda: Fitted(COLUMNS, results))
     missing = (wanted or frozenset()) - {row["id"] for row in results}
     if missing:
-        raise NotFoundError("MESSAGE_NOT_FOUND", doing=f"dead letters {', '.join(sorted(missing))}")
+        text = f"no such dead letters wait: {', '.join(sorted(missing))}"
+        raise NotFoundError("MESSAGE_NOT_FOUND", shown=text)
     return OK if all(row["state"] == RETURNED for row in results) else FAILED
 
 
@@ -177,7 +222,10 @@ def letters_table(rows: Sequence[Row]) -> Fitted:
 
 
 class Choice(NamedTuple):
-    """Choice of dead letters to return. wanted: their ids; None for all."""
+    """Choice of dead letters to return. wanted: their ids; None for all.
+
+    target: the dead-letter topic of a client's own policy; None for the one that the broker knows.
+    """
 
     topic: str
     channel: str
@@ -185,6 +233,7 @@ class Choice(NamedTuple):
     limit: int
     wanted: frozenset[str] | None
     shared: bool
+    target: str | None
 
 
 class LetterBatch(NamedTuple):
@@ -198,12 +247,9 @@ class LetterBatch(NamedTuple):
 
 def batch_of(broker: AskedBroker, choice: Choice) -> LetterBatch:
     """Return the dead letters to return from a broker. Raises: ClientError."""
-    holding = find_dead_letter_topic(broker, choice.topic, choice.channel)
+    holding = find_dead_letter_topic(broker, choice.topic, choice.channel, choice.target)
     if holding is None:
-        raise SettingError(
-            f"{broker.address}: channel {choice.channel} of topic {choice.topic} has no dead-letter topic;"
-            " `pyqctl limits` sets one"
-        )
+        raise SettingError(f"{broker.address}: {without_target(choice.topic, choice.channel)}")
     target = holding.target
     if holding.others and not choice.shared and choice.wanted is None:
         raise SettingError(

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqd.client.errors import ClientError
 from pyqd.client.http import Reply
+from pyqd.primitives.nsq_compat import PYQD_VERSION
 from pyqd.tools.ctl.cluster import nodes_of
 from pyqd.tools.ctl.counters import read_stats
 from pyqd.tools.ctl.exits import UnsupportedError
@@ -66,10 +67,14 @@ class Facts:
     topics: frozenset[str] = frozenset()
     # By name, or by name and value of the label for metrics with one label.
     metrics: dict[str, float] = field(default_factory=dict)
-    version: str | None = None
     file_system: FileSystem | None = None
     # Failed questions, each with its reason.
     refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """The broker's own version; empty for an nsqd."""
+        return str(self.info.get(PYQD_VERSION, ""))
 
 
 @dataclass
@@ -99,7 +104,7 @@ def broker_facts(broker: AskedBroker) -> Facts:
         facts.error = error
         return facts
     with noted(facts, "metrics"):
-        facts.metrics, facts.version = parse_metrics(broker.send("GET", "/metrics", {}).body.decode())
+        facts.metrics = parse_metrics(broker.send("GET", "/metrics", {}).body.decode())
     with noted(facts, "file system"):
         facts.file_system = local_file_system(broker, facts)
     return facts
@@ -144,20 +149,17 @@ def offset_of(date: str | None, before_s: float, after_s: float) -> Offset | Non
     return Offset(named_s - after_s, named_s + 1 - before_s)
 
 
-def parse_metrics(text: str) -> tuple[dict[str, float], str | None]:
-    """Return the metrics of the daemon, and its version. A metric with a label has its value behind a colon."""
+def parse_metrics(text: str) -> dict[str, float]:
+    """Return the metrics of the daemon. A metric with a label has its value behind a colon."""
     found: dict[str, float] = {}
-    version: str | None = None
     for line in text.splitlines():
         match = SAMPLE.fullmatch(line)
         if match is None:
             continue
         labels = dict(LABEL.findall(match[2] or ""))
-        if match[1] == "pyqd_build_info":
-            version = labels.get("version")
-        elif len(labels) <= 1:
+        if len(labels) <= 1:
             found[":".join((match[1], *labels.values()))] = float(match[3])
-    return found, version
+    return found
 
 
 def local_file_system(broker: AskedBroker, facts: Facts) -> FileSystem | None:
@@ -165,18 +167,31 @@ def local_file_system(broker: AskedBroker, facts: Facts) -> FileSystem | None:
 
     Raises: ClientError if the broker does not tell its data path.
     """
-    if facts.info.get("hostname") != socket.gethostname():
+    found = local_data_path(broker, facts.info)
+    if found is None:
+        return None
+    process, path = found
+    with contextlib.suppress(OSError, ValueError):
+        status = os.statvfs(f"{process}/root{path}")
+        mount_point, kind = mount_of(path, (process / "mountinfo").read_text())
+        return FileSystem(path, mount_point, kind, status.f_frsize * status.f_blocks)
+    return None
+
+
+def local_data_path(broker: AskedBroker, info: Mapping[str, Any]) -> tuple[Path, str] | None:
+    """Return the directory in /proc of a broker's process, and its absolute data path as that process sees it.
+
+    info: answer of GET /info. None if the broker runs on another machine. Raises: ClientError if the broker does not
+    tell its data path.
+    """
+    if info.get("hostname") != socket.gethostname():
         return None
     process = Path(f"/proc/{broker.get('/restart').get('pid')}")
     path = broker.send("GET", "/config/data_path", {}).body.decode()
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError):
         # Another container may have the same host name, and a process with this id. Its files are seen through /proc.
-        if b"pyqd" not in (process / "cmdline").read_bytes():
-            return None
-        absolute = os.path.normpath(os.path.join(os.readlink(process / "cwd"), path or "."))
-        status = os.statvfs(f"{process}/root{absolute}")
-        mount_point, kind = mount_of(absolute, (process / "mountinfo").read_text())
-        return FileSystem(absolute, mount_point, kind, status.f_frsize * status.f_blocks)
+        if b"pyqd" in (process / "cmdline").read_bytes():
+            return process, os.path.normpath(os.path.join(os.readlink(process / "cwd"), path or "."))
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from pyqd.client.errors import ClientError
+from pyqd.primitives.nsq_compat import PYQD_VERSION
 from pyqd.tools.ctl.cluster import ask
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.counters import (
@@ -116,6 +117,7 @@ def node_row(broker: AskedBroker) -> Row:
         "error": None,
         "kind": "nsqd" if drain is None else "pyqd",
         "nsq_version": info.get("version"),
+        PYQD_VERSION: info.get(PYQD_VERSION),
         "hostname": info.get("hostname"),
         "broadcast_address": info.get("broadcast_address"),
         "tcp_port": info.get("tcp_port"),
@@ -151,6 +153,7 @@ def nodes_table(rows: Sequence[Row], now_s: float | None = None) -> Fitted:
         NODE,
         STATE,
         TableColumn("Kind", "kind", rank=3),
+        TableColumn("Version", PYQD_VERSION, rank=10),
         TableColumn("NSQ", "nsq_version", rank=9),
         TableColumn("Host", "hostname", rank=8),
         TableColumn("Up", "up", is_number=True, rank=5),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -18,14 +20,16 @@ from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.quantities import format_size
 from pyqd.primitives.timestamps import parse_timestamp
 from pyqd.tools.ctl.administration import channel_argument, check_names, require_pyqd, topic_argument
-from pyqd.tools.ctl.cluster import Failure, ask
+from pyqd.tools.ctl.cluster import Answer, Failure, ask
 from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.exits import FAILED, OK, UnsupportedError
+from pyqd.tools.ctl.facts import local_data_path
 from pyqd.tools.ctl.frame import command, duration, yes_option
 from pyqd.tools.ctl.nodes import AskedBroker
 from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import CtlSession
 from pyqd.tools.ctl.table import Fitted, Row, TableColumn, messages_text, number, plain_columns, timestamp
+from pyqd.trace import DATABASE_VARIABLE, TRACES
 
 COUNT_HEADER: Final = "x-nsq-message-count"
 RESULT_COLUMNS: Final = plain_columns(Node="node", ID="id", Channel="channel", Status="status", Was="was")
@@ -319,6 +323,9 @@ def trace(session: CtlSession, message_id: str, arguments: tuple[str, ...]) -> i
 
     It needs brokers that record events, and the database that `pyq_trace ship` makes of them. If no broker records
     events, the command says so and ends with exit code 6. Options of pyq_trace stand behind two dashes.
+
+    Without --from and PYQD_TRACE_DATABASE the database is the one that `pyqd up` makes, trace.db in the data directory
+    of a broker on this machine; if there is none, it is trace.db in the current directory.
     """
     ids_of((message_id,))
     found = ask(session.brokers(), probe)
@@ -331,8 +338,21 @@ def trace(session: CtlSession, message_id: str, arguments: tuple[str, ...]) -> i
             "messages cannot be traced here; `pyqctl peek` shows those that wait, with their attempts"
         )
     form = FORMS[session.flags.get("as_json")]
-    command = [sys.executable, "-m", MODULE, "show", *form, message_id, *arguments]
+    named = os.environ.get(DATABASE_VARIABLE) or any(each.startswith("--from") for each in arguments)
+    database = () if named else database_of(found.answers)
+    command = [sys.executable, "-m", MODULE, "show", *database, *form, message_id, *arguments]
     return subprocess.run(command, check=False).returncode
+
+
+def database_of(answers: Sequence[Answer[AskedBroker, Any]]) -> tuple[str, ...]:
+    """Return the option that names the database beside the data of a broker; none without such a file."""
+    for answer in answers:
+        with contextlib.suppress(ClientError):
+            found = local_data_path(answer.node, answer.node.get("/info"))
+            path = "" if found is None else os.path.join(found[1], TRACES)
+            if os.path.isfile(path):
+                return (f"--from=sqlite:///{path}",)
+    return ()
 
 
 def probe(broker: AskedBroker) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from pyqd import __version__
 from pyqd.client.errors import ClientError
+from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd.tools.ctl.exits import FAILED, INTERRUPTED, USAGE, code_of
 from pyqd.tools.trace import reading
 from pyqd.tools.trace.frame import PROGRAM, say
@@ -54,7 +54,7 @@ def reported(error: Exception) -> int:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH_CHARS})
-@click.version_option(__version__, message="%(prog)s v%(version)s")
+@click.version_option(VERSIONS, message="%(prog)s %(version)s")
 def cli() -> None:
     """Keep and show the life of messages.
 

@@ -16,13 +16,13 @@ from pyqd.primitives.durations import MICROSECOND_NS, parse_duration
 from pyqd.primitives.quantities import DAY_NS, parse_size
 from pyqd.primitives.timestamps import parse_timestamp
 from pyqd.tools.ctl.table import printable
+from pyqd.trace import DATABASE_VARIABLE, TRACES
 
 if TYPE_CHECKING:
     from pyqd.trace.database import Database
 
 PROGRAM: Final = "pyq_trace"
-DATABASE_VARIABLE: Final = "PYQD_TRACE_DATABASE"
-DEFAULT_DATABASE: Final = "sqlite:///trace.db"
+DEFAULT_DATABASE: Final = f"sqlite:///{TRACES}"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _DAYS = re.compile(r"(\d+)d(.*)", re.ASCII)

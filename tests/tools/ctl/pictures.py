@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pyqd import __version__
+from pyqd.client.compared_consumers import Looks
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.ctl import checks
+from pyqd.tools.ctl.consumers import consumer_row, consumers_table
 from pyqd.tools.ctl.counters import NodeStats, Reading, channel_rows, channels_table, topic_rows, topics_table
 from pyqd.tools.ctl.doctor import findings_table
 from pyqd.tools.ctl.facts import Facts, FileSystem, Offset
@@ -129,6 +132,7 @@ def node(name: str, state: str = "ok", **more: Any) -> dict[str, Any]:
         "state": state,
         "kind": "pyqd",
         "nsq_version": "1.3.0",
+        "pyqd_version": __version__,
         "hostname": name.partition(":")[0],
         "start_time": NOW_S - 3 * 86400 - 4 * 3600,
         "topic_count": len(stats.topics),
@@ -182,6 +186,35 @@ def seek() -> RenderableType:
     return seeks_table(rows)
 
 
+def consumers() -> RenderableType:
+    def client(name: str, port: int, finished: int, in_flight: int, **more: int) -> dict[str, Any]:
+        counts = {
+            "finish_count": finished,
+            "requeue_count": 12,
+            "in_flight_count": in_flight,
+            "ready_count": 25,
+            **more,
+        }
+        return {
+            "node": BROKERS[port % 2],
+            "client_id": name,
+            "remote_address": f"10.0.3.{port}:41{port}",
+            "user_agent": f"pyqd-client/{__version__}",
+            "connected": 600 * SECOND_NS,
+            "message_count": finished + counts["requeue_count"] + in_flight,
+            **counts,
+        }
+
+    clients = [
+        client("mailer-1", 11, 150_000, 25),
+        client("mailer-2", 12, 147_000, 25),
+        client("mailer-3", 13, 30_000, 25),
+        client("mailer-4", 14, 141_000, 20, requeue_count=21_000),
+    ]
+    found = sorted(Looks().compare(("orders", "email"), clients, 0.0), key=lambda each: -each.rate)
+    return consumers_table([consumer_row(each) for each in found])
+
+
 def doctor() -> RenderableType:
     sound = Facts(
         BROKERS[0],
@@ -189,7 +222,7 @@ def doctor() -> RenderableType:
         offset=Offset(-0.5, 0.5),
         health="OK",
         is_pyqd=True,
-        info={"version": "1.3.0"},
+        info={"version": "1.3.0", "pyqd_version": __version__},
         stats={"lookup_daemons": [{"address": "lookup-1:4160", "connected": True}]},
         metrics={
             "process_max_fds": 524_288.0,
@@ -199,7 +232,6 @@ def doctor() -> RenderableType:
             "pyqd_disk_free_bytes": 381e9,
             "pyqd_disk_free_min_bytes": float(64 << 20),
         },
-        version=__version__,
         file_system=FileSystem("/var/lib/pyqd", "/var/lib", "xfs", 500 << 30),
     )
     lost = (
@@ -225,6 +257,7 @@ PICTURES: dict[str, tuple[str, Callable[[], RenderableType]]] = {
     "channels": ("pyqctl channels", lambda: channels_table(channel_rows(STATS))),
     "nodes": ("pyqctl nodes", nodes),
     "watch": ("pyqctl watch", watch),
+    "consumers": ("pyqctl consumers orders email", consumers),
     "peek": ("pyqctl peek orders email --state=deferred", peek),
     "seek": ("pyqctl seek orders email --dry-run -- -10m", seek),
     "doctor": ("pyqctl doctor", doctor),

@@ -62,7 +62,7 @@ def files(certificates: Certificates) -> tuple[str, ...]:
 def test_without_a_token_the_broker_refuses(bare: Ctl, guarded: tuple[Daemon, str]) -> None:
     ran = bare("topics", "-a", address_of(guarded[0]))
     assert ran.code == 5
-    assert "UNAUTHORIZED (is the token right" in ran.err
+    assert "is the token right, and has it the right to do this? (GET /stats: 401 UNAUTHORIZED)" in ran.err
 
 
 def test_a_token_has_its_rights_only(bare: Ctl, guarded: tuple[Daemon, str], tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_wrong_use_ends_with_exit_code_2(bare: Ctl, arguments: tuple[str, ...]
 
 
 def test_the_version_is_that_of_the_package(bare: Ctl) -> None:
-    assert bare("--version").out == f"pyqctl v{__version__}\n"
+    assert bare("--version").out == f"pyqctl v{__version__} (NSQ v1.3.0)\n"
 
 
 def test_without_a_broker_on_this_machine_the_error_tells_how_to_name_one(bare: Ctl) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from pyqd.admin.dead_letters import Calls
 from pyqd.admin.upstream import Upstream
+from pyqd.client import Consumer, RetryPolicy
 from pyqd.client.dead_letters import return_dead_letters, select_dead_letters
 from pyqd.client.errors import RefusedError
 from tests.support.nsq import Client
@@ -89,6 +90,28 @@ def test_dead_letters_that_wait_are_listed_too(ctl: Ctl, broker: Daemon, queue: 
 
         wait_until(is_waiting, "the dead letter waits")
     assert listed(ctl, queue) == [(queue, "email", "poison")]
+
+
+def test_the_topic_of_a_clients_own_policy_is_named(ctl: Ctl, broker: Daemon, topic: str) -> None:
+    # The broker has no limits of this channel: a consumer publishes its dead letters by itself.
+    assert ctl("create", topic, "email").code == 0
+    policy = RetryPolicy(max_attempts=1, dead_letter_topic=f"{topic}-failed")
+    with Client(broker.tcp_address) as client:
+        client.pub(topic, b"poison")
+    with Consumer(topic, "email", nsqd=f"127.0.0.1:{broker.tcp_port}", retry=policy, backoff=0) as consumer:
+        (message,) = consumer.fetch()
+        with contextlib.suppress(ValueError), message:
+            raise ValueError
+        wait_until(lambda: consumer.stats()["dead_letters"] == 1, "the dead letter is published")
+    ran = ctl("dead-letters", "list", topic, "email")
+    assert ran.json()["messages"] == []
+    assert f"--dead-letter-topic names the one of a client's own retry policy; perhaps {topic}-failed" in ran.err
+    named = f"--dead-letter-topic={topic}-failed"
+    assert listed(ctl, topic, named) == [(f"{topic}-failed", None, "poison")]
+    assert ctl("dead-letters", "list", topic, "email", f"--dead-letter-topic={topic}").code == 2
+    (result,) = ctl("dead-letters", "return", topic, "email", named, "--yes").json()["results"]
+    assert (result["state"], listed(ctl, topic, named)) == ("returned", [])
+    assert received(broker, topic, "email", 1) == [b"poison"]
 
 
 def test_dead_letters_return_to_their_topic_whole(ctl: Ctl, broker: Daemon, queue: str) -> None:

@@ -151,10 +151,9 @@ SOUND = Facts(
     offset=Offset(-0.9, 0.9),
     health="OK",
     is_pyqd=True,
-    info={"version": "1.3.0", "broadcast_address": "a", "tcp_port": 4150},
+    info={"version": "1.3.0", "pyqd_version": __version__, "broadcast_address": "a", "tcp_port": 4150},
     topics=frozenset({"orders"}),
     metrics=METRICS,
-    version=__version__,
     file_system=FileSystem("/data", "/data", "ext4", 100 << 30),
 )
 
@@ -167,6 +166,10 @@ def bad(facts: Facts, *lookups: LookupFacts, others: tuple[Facts, ...] = ()) -> 
 def with_metrics(**changed: float) -> Facts:
     named = {name.replace("__", ":"): value for name, value in changed.items()}
     return dataclasses.replace(SOUND, metrics={**METRICS, **named})
+
+
+def of_version(version: str) -> Facts:
+    return dataclasses.replace(SOUND, info={**SOUND.info, "pyqd_version": version})
 
 
 def with_file_system(kind: str) -> Facts:
@@ -184,7 +187,7 @@ def test_sound_facts_have_no_findings() -> None:
         (dataclasses.replace(SOUND, is_draining=True), "health", "warning", "draining"),
         (dataclasses.replace(SOUND, offset=Offset(4.2, 5.2)), "clock", "warning", "4 s or more ahead of"),
         (dataclasses.replace(SOUND, offset=Offset(-4001.0, -4000.0)), "clock", "failure", "4000 s or more behind"),
-        (dataclasses.replace(SOUND, version="0.0.1"), "version", "warning", f"pyqctl has {__version__}"),
+        (of_version("0.0.1"), "version", "warning", f"pyqctl has {__version__}"),
         (with_metrics(process_max_fds=20_000), "descriptors", "warning", "20 of 20,000"),
         (with_metrics(process_open_fds=6e5), "descriptors", "warning", "600,000 of 1,000,000"),
         (with_metrics(pyqd_machine_limit_reached__memory=1), "memory", "failure", "reserve"),
@@ -215,7 +218,7 @@ def test_each_trouble_is_found_and_has_a_fix(facts: Facts, check: str, state: st
 
 
 def test_brokers_of_different_versions_are_found() -> None:
-    other = dataclasses.replace(SOUND, address="b:4151", version="0.0.1")
+    other = dataclasses.replace(of_version("0.0.1"), address="b:4151")
     (only,) = bad(SOUND, others=(other,))
     assert (only.check, only.state) == ("version", "warning")
     assert f"the brokers have 0.0.1, {__version__}" in only.finding
@@ -263,8 +266,8 @@ def test_metrics_of_topics_are_left_out() -> None:
         'pyqd_machine_limit_reached{resource="memory"} 1.0\npyqd_build_info{nsq_version="1.3.0",version="9.9"} 1.0\n'
         'pyqd_sync_duration_seconds_bucket{le="+Inf"} 0.0\n'
     )
-    metrics, version = parse_metrics(text)
-    assert (metrics["pyqd_files"], metrics["pyqd_machine_limit_reached:memory"], version) == (5.0, 1.0, "9.9")
+    metrics = parse_metrics(text)
+    assert (metrics["pyqd_files"], metrics["pyqd_machine_limit_reached:memory"]) == (5.0, 1.0)
     assert not any("topic" in name for name in metrics)
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pyqd import __version__
 from tests.support.http_stub import http_stub
 from tests.support.nsq import Client
 from tests.support.server import Daemon, free_port
@@ -93,6 +94,7 @@ def test_a_paused_topic_is_shown_as_paused(both: Ctl, broker: Daemon, second_bro
 def test_nodes_show_health_and_kind(ctl: Ctl, broker: Daemon) -> None:
     (row,) = ctl("nodes").json()["nodes"]
     assert (row["node"], row["state"], row["kind"]) == (address_of(broker), "ok", "pyqd")
+    assert (row["pyqd_version"], row["nsq_version"]) == (__version__, "1.3.0")
     assert row["tcp_port"] == broker.tcp_port
     assert "pyqd" in ctl("nodes", "--table").out
 
