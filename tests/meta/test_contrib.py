@@ -17,7 +17,7 @@ from pyqd.config.options import FLAGS, parse_args
 from pyqd.lookupd.options import LOOKUP_DAEMON
 from pyqd.metrics.prometheus import Metrics
 from tests.meta.repository import ROOT, project
-from tests.support.manifests import manifests
+from tests.support.manifests import document
 
 CONTRIB = ROOT / "scripts" / "contrib"
 METRIC = re.compile(r"\b(?:pyqd|process|python)_[a-z_]+\b")
@@ -171,7 +171,7 @@ def test_the_image_pins_every_package_that_it_installs() -> None:
 
 
 def services() -> dict[str, Any]:
-    [found] = manifests(CONTRIB / "compose.yaml")
+    found = document((CONTRIB / "compose.yaml").read_text())
     named: dict[str, Any] = found["services"]
     return named
 
