@@ -33,6 +33,9 @@ COUNT := $(words $(NOT_BUILT))
 ALL_SECONDS = $(shell expr $(COUNT) '*' 12 / $$(nproc) / 10)
 TO_COMPILE = $(if $(filter $(words $(PYX)),$(COUNT)),$(COUNT) modules ($(ALL_SECONDS) s),what has changed)
 BUILD_LOG := build/compile.log
+DIST_LOG := build/dist.log
+# The client's pyproject.toml.
+CLIENT := scripts/build/client
 
 # Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
 JOBS ?= $(shell expr 3 "*" $$(nproc))
@@ -105,16 +108,17 @@ cpu-cost: build $(TOOLS) ## what a message costs the daemon; BASE=path/to/anothe
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench stalls $(ARGS)
 
-lint: build $(TOOLS) ## ruff, cython-lint, links of the manual, and whether pages made from the code are current
+lint: $(READY) $(BUILT) $(VENV)/.with-lint ## ruff, cython-lint, links of the manual, and whether pages made from the code are current
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
-	$(BIN)/python -m pytest -q tests/meta/test_links.py
+	@# Without the settings and fixtures of the tests, whose packages are many.
+	$(BIN)/python -m pytest -q -c /dev/null --rootdir=. --noconftest --import-mode=importlib tests/meta/test_links.py
 	$(BIN)/python -m scripts.pages --check
 
 pages: build $(TOOLS) ## write the pages, man pages, pictures and catalogues made from the code; ARGS=--screenshots
 	$(BIN)/python -m scripts.pages $(ARGS)
 
-fmt: $(TOOLS) ## format the Python sources
+fmt: $(VENV)/.with-lint ## format the Python sources
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 
@@ -141,14 +145,14 @@ site: $(SITE_TOOLS) ## web site of the manual, with search and the reference of 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file scripts/site/mkdocs.yml
 	@echo 'site: build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
-wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
+wheels: $(VENV)/.with-dist ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/build/wheels.py $(ARGS)
 
-dist: $(TOOLS) ## sdist, wheel and the client's wheel in dist/
-	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to build/dist.log'
+dist: $(VENV)/.with-dist ## sdist, wheel and the client's wheel in dist/
+	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to $(DIST_LOG)'
 	@mkdir -p build
-	@{ $(BIN)/python -m build --no-isolation && $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir=dist \
-		scripts/build/client; } >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@$(BIN)/python -m build --no-isolation >$(DIST_LOG) 2>&1 || { tail -n 40 $(DIST_LOG); exit 1; }
+	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist $(CLIENT) >$(DIST_LOG) || { cat $(DIST_LOG); exit 1; }
 	@ls -sh dist/*
 
 check: lint types test ## all that must hold before a commit
@@ -168,6 +172,11 @@ $(READY): $(COMPILER)
 
 $(TOOLS): $(READY)
 	@scripts/build/setup.sh --for-tests
+	@touch $@
+
+# For targets that need one extra of pyproject.toml, and not Spark, Java, browsers and databases.
+$(VENV)/.with-%: $(COMPILER)
+	@scripts/build/setup.sh --with $*
 	@touch $@
 
 $(SITE_TOOLS): scripts/build/setup.sh

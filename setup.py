@@ -14,13 +14,17 @@ the mode, the versions, the flags) is written to a stamp beside it; when the sta
 because the times of change which Cython and setuptools compare say nothing about flags.
 """
 
+import contextlib
 import gc
 import hashlib
 import os
 import platform
 import re
 import shlex
+import signal
+import sys
 import sysconfig
+import time
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -39,6 +43,9 @@ ANNOTATE = env_flag("PYQD_ANNOTATE")
 WERROR = env_flag("PYQD_WERROR")
 MODE = "debug" if DEBUG else "release"
 CYTHON_DIR = Path("build") / "cython" / ("annotated" if ANNOTATE else MODE)
+
+BAR_WIDTH = 40
+BAR_REFRESH_S = 0.5
 
 # wraparound and cdivision change the meaning of code, so they are the same in both builds. With wraparound off a
 # negative index is a mistake, and boundscheck then reports it.
@@ -163,6 +170,34 @@ def build_identity():
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
+@contextlib.contextmanager
+def progress(count, *directories):
+    """Draw a bar on a terminal meanwhile. count: of modules; each has a C file, then a library, below a directory."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    began_s, parent = time.time(), os.getpid()
+    # A process: threads do not go together with the workers that cythonize forks.
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        while os.getppid() == parent:
+            with contextlib.suppress(OSError):
+                files = [path for directory in directories for path in directory.rglob("*.*")]
+                made = sum(path.suffix in (".c", ".so") and path.stat().st_mtime >= began_s for path in files)
+                part = min(made / (2 * count), 1.0)
+                bar = "#" * int(part * BAR_WIDTH)
+                os.write(2, f"\r  [{bar:{BAR_WIDTH}}] {part:4.0%}, {time.time() - began_s:.0f} s ".encode())
+            time.sleep(BAR_REFRESH_S)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.write(2, b"\r" + b" " * (BAR_WIDTH + 20) + b"\r")
+
+
 class BuildExt(build_ext):
     """Cythonize when extensions are built, and only then: sdist and metadata need no compiler."""
 
@@ -185,8 +220,11 @@ class BuildExt(build_ext):
         if not stamp.exists() or stamp.read_text() != identity:
             self.force = True
             stamp.unlink(missing_ok=True)
-        self.translate()
-        super().run()
+        # A build of few modules is too short for a bar.
+        bar = progress(len(self.extensions), CYTHON_DIR, Path(self.build_lib))
+        with bar if self.force else contextlib.nullcontext():
+            self.translate()
+            super().run()
         drop_orphans(self.build_lib)
         if self.inplace:
             drop_orphans(".")

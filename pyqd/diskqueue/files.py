@@ -24,6 +24,8 @@ from pyqd.hot.diskqueue.mapping import Mapping, map_existing, map_file
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, storage_error
 
 PAGE_BYTES = 4096
+# Pages of the kernel: 16 or 64 KiB on some machines with arm64. Its calls take ranges that begin with one.
+KERNEL_PAGE_BYTES = mmap.PAGESIZE
 STAT_BLOCK_BYTES = 512
 MAKING = ".making"
 NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -165,9 +167,14 @@ def _write_whole(fd: int, content: memoryview, path: str) -> None:
         os.fsync(fd)
 
 
+def _whole_pages(mapping: Mapping, start_bytes: int, length_bytes: int) -> tuple[Any, int]:
+    """Return the address of the kernel's page with a start, and the length from there."""
+    before_bytes = start_bytes % KERNEL_PAGE_BYTES
+    return _ffi.cast("void *", mapping.address + start_bytes - before_bytes), length_bytes + before_bytes
+
+
 def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
-    address = _ffi.cast("void *", mapping.address + start_bytes)
-    if _libc.madvise(address, length_bytes, MADV_POPULATE_WRITE) != 0:
+    if _libc.madvise(*_whole_pages(mapping, start_bytes, length_bytes), MADV_POPULATE_WRITE) != 0:
         failed = _ffi.errno
         if failed in (errno.EFAULT, EHWPOISON):
             raise storage_error("read", mapping.path or "memory", OSError(errno.EIO, os.strerror(errno.EIO)))
@@ -312,10 +319,10 @@ class Files:
         """
         with _pinned(mapping) as found:
             if found:
-                address = _ffi.cast("void *", mapping.address + start_bytes)
+                pages = _whole_pages(mapping, start_bytes, length_bytes)
                 # In one piece also where the mapping is read page by page.
-                _libc.madvise(address, length_bytes, MADV_WILLNEED)
-                _libc.madvise(address, length_bytes, MADV_POPULATE_READ)
+                _libc.madvise(*pages, MADV_WILLNEED)
+                _libc.madvise(*pages, MADV_POPULATE_READ)
 
     def check_reserving(self, directory: str) -> None:
         """Check that the file system can reserve blocks. A full disk is not an error here. Raises: StorageError."""
@@ -353,9 +360,8 @@ class Files:
         """Write a page-aligned range of a mapping to stable storage; blocks, with the interpreter's lock released."""
         if mapping.path is None or length_bytes <= 0:
             return
-        address = _ffi.cast("void *", mapping.address + start_bytes)
         with _pinned(mapping) as found:
-            if found and _libc.msync(address, length_bytes, MS_SYNC) != 0:
+            if found and _libc.msync(*_whole_pages(mapping, start_bytes, length_bytes), MS_SYNC) != 0:
                 raise storage_error("sync", mapping.path, refused())
 
     def write_out(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:

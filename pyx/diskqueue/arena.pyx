@@ -65,7 +65,7 @@ from posix.signal cimport SA_ONSTACK, SA_SIGINFO, sigaction, sigaction_t, sigemp
 from posix.stat cimport fstat, struct_stat
 from posix.unistd cimport close, write
 
-from pyqd.hot.primitives.releases cimport PAGE_BYTES, Release, close_later, run_later, whole_pages
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, Release, close_later, kernel_page_start, run_later, whole_pages
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, ArenaSlots
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
@@ -252,7 +252,7 @@ cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nog
     lock()
     extent = extent_at(<const char*> info.si_addr)
     if extent != NULL and not extent.verified and info.si_code == BUS_ADRERR and not is_store(context):
-        offset = <uint64_t> (<const char*> info.si_addr - extent.base) & ~<uint64_t> (PAGE_BYTES - 1)
+        offset = kernel_page_start(<uint64_t> (<const char*> info.si_addr - extent.base))
         handled = replace_page(extent, offset)
     unlock()
     if not handled:
@@ -267,7 +267,7 @@ cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nog
 cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
     """Map a page of zeros over a page of an extent, under the lock. Returns: whether that succeeded."""
     global lost_count
-    debug_require(offset % PAGE_BYTES == 0)
+    debug_require(offset == kernel_page_start(offset))
     debug_require(not extent.verified)
     if lost_count == LOST_MAX or make_present(extent) != 0:
         return False
@@ -290,7 +290,7 @@ cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexce
     """Return whether a page of these bytes is lost. Cost: O(lost pages of all extents) if this extent has any."""
     cdef uint64_t index
     cdef bint found = False
-    cdef const char* first = extent.base + (start & ~<uint64_t> (PAGE_BYTES - 1))
+    cdef const char* first = extent.base + kernel_page_start(start)
     debug_require(start <= extent.size_bytes)
     if extent.lost_pages == 0:
         return False

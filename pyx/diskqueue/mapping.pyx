@@ -37,7 +37,7 @@ from pyqd.hot.diskqueue.arena cimport (
     extent_unpin,
 )
 
-from pyqd.hot.primitives.releases cimport PAGE_BYTES, close_later, unmap_later
+from pyqd.hot.primitives.releases cimport PAGE_BYTES, close_later, kernel_page_start, unmap_later
 from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.primitives.errors import CorruptionError, storage_error
@@ -327,8 +327,9 @@ cdef class Mapping:
         debug_require(start % PAGE_BYTES == 0)
         debug_require(start <= self.size_bytes)
         debug_require(length <= self.size_bytes - start)
+        cdef uint64_t first = kernel_page_start(start)
         if self.alone:
-            madvise(self.base + start, length, MADV_WILLNEED)
+            madvise(self.base + first, start - first + length, MADV_WILLNEED)
 
     def is_present(self, uint64_t start, uint64_t length):
         """Return whether a page-aligned range is in memory, so that no load of it waits for the disk.
@@ -339,13 +340,15 @@ cdef class Mapping:
         cdef uint64_t end = start + length
         cdef uint64_t piece
         cdef bint present = True
+        cdef uint64_t page_bytes = <uint64_t> unistd.sysconf(unistd._SC_PAGESIZE)
         assert start % PAGE_BYTES == 0 and start <= end <= self.size_bytes, "no range of pages"
         if self.path is None or (self.extent != NULL and extent_pin(self.extent) != 0):
             return True
+        start = kernel_page_start(start)
         while start < end and present:
-            piece = min(end - start, <uint64_t> PAGES_ASKED_AT_ONCE * PAGE_BYTES)
+            piece = min(end - start, PAGES_ASKED_AT_ONCE * page_bytes)
             if mincore(self.base + start, piece, found) == 0:
-                present = memchr(found, 0, (piece + PAGE_BYTES - 1) // PAGE_BYTES) == NULL
+                present = memchr(found, 0, (piece + page_bytes - 1) // page_bytes) == NULL
             start += piece
         if self.extent != NULL:
             extent_unpin(self.extent)

@@ -24,6 +24,20 @@ from posix.uio cimport RWF_DSYNC, iovec, pwritev2
 from posix.unistd cimport read, write
 from pyqd.hot.primitives.debug cimport debug_require
 
+cdef extern from *:
+    """
+    #include <sys/syscall.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+    #ifndef RWF_DSYNC
+    /* musl before 1.2.5 has neither. */
+    #define RWF_DSYNC 2
+    static ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, int flags) {
+        return syscall(SYS_pwritev2, fd, pieces, count, (long) offset, 0L, flags);
+    }
+    #endif
+    """
+
 cdef extern from "pthread.h":
     ctypedef unsigned long pthread_t
 

@@ -85,6 +85,8 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int getpid()
+    long sysconf(int name)
+    const int _SC_PAGESIZE
 
 cdef enum:
     PENDING_MAX = 4096
@@ -221,8 +223,9 @@ cdef void drop_memory(Release* release) noexcept nogil:
     """
     cdef MemoryRelease* dropped = <MemoryRelease*> release
     # Only whole pages: malloc(3) uses the bytes before and after a block.
-    cdef uintptr_t at = (<uintptr_t> dropped.base + PAGE_BYTES - 1) & ~<uintptr_t> (PAGE_BYTES - 1)
-    cdef uintptr_t end = (<uintptr_t> dropped.base + dropped.size_bytes) & ~<uintptr_t> (PAGE_BYTES - 1)
+    cdef uint64_t page_bytes = <uint64_t> sysconf(_SC_PAGESIZE)
+    cdef uintptr_t at = kernel_page_start(<uintptr_t> dropped.base + page_bytes - 1)
+    cdef uintptr_t end = kernel_page_start(<uintptr_t> dropped.base + dropped.size_bytes)
     while at < end:
         madvise(<void*> at, min(end - at, <uintptr_t> PIECE_BYTES), MADV_DONTNEED)
         at += PIECE_BYTES

@@ -5,6 +5,7 @@
 # apt-get where that exists and the user is root; elsewhere it is named and the script ends with status 1.
 #
 # With --to-compile it installs no more than compiling takes: the rest can be installed meanwhile.
+# With --with EXTRA it adds the packages of one extra of pyproject.toml, and none of pyqd's own.
 # With --for-tests it adds what tests, benchmarks and checks need beside: packages, and the programs that tests call.
 # Spark among them is a download of 500 MB, which the daemon does without.
 # With --for-site it installs no more than `make site` takes; it needs no compiler.
@@ -199,6 +200,29 @@ install_packages() {
     PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e scripts/build/client -e '.[server,examples,admin,trace]'
 }
 
+# pip could install the extra only together with pyqd's dependencies.
+packages_of() {
+    "$VENV/bin/python" - "$1" <<'END'
+import sys
+
+try:
+    import tomllib
+except ModuleNotFoundError:
+    from pip._vendor import tomli as tomllib
+
+with open("pyproject.toml", "rb") as file:
+    print(*tomllib.load(file)["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+END
+}
+
+install_extra() {
+    local packages
+    mapfile -t packages < <(packages_of "$1")
+    [[ ${#packages[@]} -gt 0 ]] || die "pyproject.toml has no extra '$1'"
+    say "installing ${packages[*]} (5 s, more on a slow network)"
+    pip_install --no-compile "${packages[@]}"
+}
+
 install_test_packages() {
     say "installing what tests, benchmarks and checks need: Spark, Java, clients of NSQ (a minute, 500 MB)"
     PYQD_SKIP_EXT=1 pip_install --no-build-isolation -e scripts/build/client -e '.[dev,spark-java]'
@@ -219,6 +243,8 @@ if [[ $for_tests == yes ]]; then
     install_browser
     install_databases
     install_test_packages
+elif [[ ${1:-} == --with ]]; then
+    install_extra "$2"
 elif [[ $for_site == yes ]]; then
     install_missing
     make_venv

@@ -100,10 +100,20 @@ def test_a_sync_writes_a_range_out(files, tmp_path):
     mapping = files.new_mapped(str(tmp_path / "new"), 8192, True)
     files.sync(mapping, 4096, 4096)
     files.sync(mapping, 0, 0)
+    files.sync_directory(str(tmp_path))
+
+
+def test_a_sync_that_the_kernel_refuses_is_an_error_of_storage(files, tmp_path, monkeypatch):
+    mapping = files.new_mapped(str(tmp_path / "new"), 8192, True)
+    # The kernel refuses ranges that do not begin with a page.
+    monkeypatch.setattr(
+        files_module,
+        "_whole_pages",
+        lambda mapping, start, length: (ffi.cast("void *", mapping.address + start), length),
+    )
     with pytest.raises(StorageError) as caught:
         files.sync(mapping, 1, 10)
     assert (caught.value.operation, caught.value.errno) == ("sync", errno.EINVAL)
-    files.sync_directory(str(tmp_path))
 
 
 def test_a_small_file_is_replaced_whole(files, tmp_path):
@@ -341,3 +351,30 @@ def test_a_small_file_is_overwritten_whole_despite_partial_writes(files, tmp_pat
     monkeypatch.setattr(os, "pwrite", lambda fd, content, offset: pwrite(fd, content[:3], offset))
     files.write_in_place(str(path), b"what comes now")
     assert path.read_bytes() == b"what comes now".ljust(4096)
+
+
+class Recording:
+    """A C library that notes the ranges of its calls, and refuses those that do not begin with a page of 64 KiB."""
+
+    def __init__(self, base):
+        self.base = base
+        self.ranges = []
+
+    def madvise(self, address, length, advice):
+        offset = int(ffi.cast("uintptr_t", address)) - self.base
+        self.ranges.append((offset, length))
+        return -1 if offset % (64 << 10) else 0
+
+    msync = madvise
+
+
+@pytest.mark.parametrize("call", ["sync", "read_in", "populate"])
+def test_ranges_begin_with_a_page_of_the_kernel_where_its_pages_are_larger_than_ours(
+    call, files, tmp_path, monkeypatch
+):
+    mapping = files.new_mapped(str(tmp_path / "file"), 1 << 20, False)
+    library = Recording(mapping.address)
+    monkeypatch.setattr(files_module, "KERNEL_PAGE_BYTES", 64 << 10)
+    monkeypatch.setattr(files_module, "_libc", library)
+    getattr(files, call)(mapping, (128 << 10) + 3 * 4096, 4096)
+    assert set(library.ranges) == {(128 << 10, 4 * 4096)}

@@ -60,7 +60,7 @@ def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_is_for_every_system_and_has_the_licence(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {Path(name).suffix for name in names if "dist-info" not in name} == {".py", ".pxd", ".typed"}
+    assert {Path(name).suffix for name in names if "dist-info" not in name} == {".py", ".pxd", ".typed", ".json"}
     assert [name for name in names if name.endswith("licenses/LICENSE")] != []
     assert {"pyqd/client/aio.py", "pyqd/client/kombu.py", "pyqd/client/dramatiq.py"} <= set(names)
 

@@ -17,6 +17,7 @@ from pyqd.config.options import FLAGS, parse_args
 from pyqd.lookupd.options import LOOKUP_DAEMON
 from pyqd.metrics.prometheus import Metrics
 from tests.meta.repository import ROOT, project
+from tests.support.manifests import document
 
 CONTRIB = ROOT / "scripts" / "contrib"
 METRIC = re.compile(r"\b(?:pyqd|process|python)_[a-z_]+\b")
@@ -154,4 +155,34 @@ def test_the_image_is_built_from_existing_files_and_has_all_that_the_wheel_needs
     kept = [line.removeprefix("!") for line in ignore if line.startswith("!")]
     assert ignore[0] == "**"
     assert all((ROOT / name).exists() for name in kept)
+    assert "scripts/contrib/constraints.txt" in kept
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "pyx", "pyqd", "scripts/build/client"} <= set(kept)
+
+
+def test_the_image_pins_every_package_that_it_installs() -> None:
+    lines = (CONTRIB / "constraints.txt").read_text().splitlines()
+    pinned = {re.sub("[-_.]+", "-", line.partition("==")[0]).lower() for line in lines if "==" in line}
+    extras = project()["project"]["optional-dependencies"]
+    wanted = [*project()["project"]["dependencies"], *extras["admin"]]
+    for extra in re.findall("[a-z0-9]+", extras["server"][0].partition("[")[2]):
+        wanted += extras[extra]
+    names = {re.split("[>=;]", each)[0].replace("_", "-").lower() for each in wanted if "python_version" not in each}
+    assert names - {"pyqd-client"} - pinned == set()
+
+
+def services() -> dict[str, Any]:
+    found = document((CONTRIB / "compose.yaml").read_text())
+    named: dict[str, Any] = found["services"]
+    return named
+
+
+def test_the_services_of_compose_run_our_programs_with_their_flags_and_find_each_other() -> None:
+    broker, lookupd, admin = (services()[name] for name in ("broker", "lookupd", "admin"))
+    options = parse_args(broker["command"])
+    assert options.lookupd_tcp_address == ("lookupd:4160",)
+    assert set(flags_in(" ".join(lookupd["command"]))) <= {flag.name for flag in LOOKUP_DAEMON.flags}
+    assert flags_in(" ".join(admin["command"])) == ["nsqd-http-address"]
+    assert admin["command"][0].endswith("=broker:" + options.http_address.rpartition(":")[2])
+    for service in (broker, lookupd, admin):
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert set(service.get("entrypoint", [])) <= set(project()["project"]["scripts"])

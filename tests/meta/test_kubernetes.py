@@ -1,4 +1,4 @@
-"""Tests of the manifests for Kubernetes: they fit together, and name programs, flags, ports and services that exist."""
+"""Tests of the Helm chart: its manifests fit together, and name programs, flags, ports and services that exist."""
 
 import re
 import subprocess
@@ -12,10 +12,24 @@ from pyqd.lookupd.options import LOOKUP_DAEMON, LookupOptions
 from pyqd.primitives.durations import SECOND_NS
 from tests.meta.repository import ROOT, project
 from tests.support.http_target import Answer, http_target
-from tests.support.manifests import document, manifests
+from tests.support.manifests import document, documents
 
 NAMES = ("pyqd", "pyqlookupd")
-DOCUMENTS = {name: manifests(ROOT / "scripts" / "contrib" / "kubernetes" / f"{name}.yaml") for name in NAMES}
+CHART = ROOT / "scripts" / "contrib" / "helm"
+SETTINGS = document((CHART / "values.yaml").read_text())
+FLAGS = re.compile(r"^ *\{\{- range \.Values\.(\w+) \}\}\n.*?\{\{- end \}\}\n", re.MULTILINE | re.DOTALL)
+SETTING = re.compile(r"\{\{ \.Values\.(\w+)( \| quote)? \}\}")
+
+
+def rendered(template: str) -> str:
+    """Return a template with the chart's own values: texts, numbers, and empty lists of flags."""
+    text = FLAGS.sub(lambda match: "".join(SETTINGS[match[1]]), template)
+    text = SETTING.sub(lambda match: f'"{SETTINGS[match[1]]}"' if match[2] else str(SETTINGS[match[1]]), text)
+    assert "{{" not in text
+    return text
+
+
+DOCUMENTS = {name: documents(rendered((CHART / "templates" / f"{name}.yaml").read_text())) for name in NAMES}
 VALUES = {"metadata.name": "{name}-1", "metadata.namespace": "jobs"}
 PROBE_WAIT_S = 60
 # TimeoutStopSec of the unit for systemd.

@@ -38,10 +38,20 @@ def test_a_first_start_needs_neither_the_packages_of_tests_nor_the_benchmarks(cl
     assert [command for command in commands if "--for-tests" in command or "PYQD_BUILD_BENCH" in command] == []
 
 
-@pytest.mark.parametrize("target", ["test", "test-fast", "lint", "types", "bench", "flame", "cpu-cost", "fmt", "dist"])
+@pytest.mark.parametrize("target", ["test", "test-fast", "types", "bench", "flame", "cpu-cost"])
 def test_a_target_that_needs_the_packages_of_tests_installs_them_first(clone: Path, target: str) -> None:
     commands = would_do(clone, target)
     assert commands.index("scripts/build/setup.sh") < commands.index("scripts/build/setup.sh --for-tests")
+
+
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [("lint", "lint"), ("fmt", "lint"), ("dist", "dist"), ("wheels", "dist")],
+)
+def test_a_target_that_needs_few_packages_installs_these_alone(clone: Path, target: str, extra: str) -> None:
+    commands = would_do(clone, target)
+    assert f"scripts/build/setup.sh --with {extra}" in commands
+    assert [command for command in commands if "--for-tests" in command or "PYQD_BUILD_BENCH" in command] == []
 
 
 def test_the_web_site_needs_no_more_than_its_own_packages(clone: Path) -> None:
@@ -69,6 +79,7 @@ def test_a_first_start_prints_stages_and_no_commands() -> None:
 def test_every_extra_is_installed_for_the_tests() -> None:
     extras = project()["project"]["optional-dependencies"]
     setup = (ROOT / "scripts" / "build" / "setup.sh").read_text()
-    named = ",".join(re.findall(r"\[([a-z,-]+)\]", " ".join([setup, *extras["dev"], *extras["spark-java"]])))
+    places = [setup, *extras["dev"], *extras["spark-java"], *extras["server"]]
+    named = ",".join(re.findall(r"(?:pyqd|\.)\[([a-z0-9,-]+)\]", " ".join(places)))
     # The packages of `testing` are the tests' own.
     assert set(extras) == {*named.split(","), "testing"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 KEY = re.compile(r"([A-Za-z][\w./-]*):(?: +(.*))?")
@@ -21,9 +20,9 @@ REFUSED = ("yes", "no", "on", "off", "y", "n", "null")
 Line = tuple[int, str]
 
 
-def manifests(path: Path) -> list[dict[str, Any]]:
-    """Return the documents of a file. Raises: ValueError."""
-    return [document(text) for text in path.read_text().split("\n---\n")]
+def documents(text: str) -> list[dict[str, Any]]:
+    """Return the documents of a file's text. Raises: ValueError."""
+    return [document(part) for part in text.split("\n---\n")]
 
 
 def document(text: str) -> dict[str, Any]:

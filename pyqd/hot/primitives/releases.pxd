@@ -3,7 +3,22 @@ from libc.stdint cimport uint64_t
 from pyqd.hot.primitives.arrays cimport Array
 
 cdef enum:
-    PAGE_BYTES = 4096                    # of memory
+    PAGE_BYTES = 4096                    # of files and mappings: the smallest page of memory of all processors
+
+cdef extern from *:
+    """
+    #include <unistd.h>
+    static inline uint64_t pyqd_kernel_page_start(uint64_t at) {
+        static uint64_t page_bytes;
+        if (page_bytes == 0) {
+            page_bytes = (uint64_t) sysconf(_SC_PAGESIZE);
+        }
+        return at & ~(page_bytes - 1);
+    }
+    """
+    # Begin of the kernel's page with this address or offset. Its pages have 16 or 64 KiB on some machines with arm64,
+    # and calls such as madvise(2) refuse any other begin of a range.
+    uint64_t kernel_page_start "pyqd_kernel_page_start" (uint64_t at) noexcept nogil
 
 # Size rounded up to whole pages.
 cdef inline uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
