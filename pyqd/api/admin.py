@@ -79,12 +79,7 @@ class AdminRoutes:
     def pause_topic(self, request: Request, paused: bool) -> Response:
         """Stop or resume the flow of messages to the channels. Switches: at the end."""
         topic = topic_of_any_name(self.broker, request.query())
-        try:
-            topic.pause(paused)
-        except StorageError as error:
-            # The topic is resumed. The cursors park the deferred messages they meet, or deliver them if there is no
-            # space.
-            logger.warning("TOPIC(%s): cannot park deferred messages: %s; they stay in the queue", topic.name, error)
+        topic.pause(paused)
         logger.info("TOPIC(%s): %s", topic.name, "paused" if paused else "unpaused")
         self.make_state_durable(topic)
         return Response(200)

@@ -122,13 +122,12 @@ class StatusRoutes:
         message_count, byte_count, damaged = 0, 0, []
         has_damage = broker.damage.found_count > 0
         for index, topic in enumerate(list(broker.topics.values()), 1):
-            logs = topic.logs()
-            for log in logs:
-                if log.directory is not None and log.synced_end < log.end:
-                    message_count += log.end - log.synced_end
-                    byte_count += unsynced_bytes(log)
-            if has_damage and (found := sum_of_damage(logs))["count"]:
-                damaged.append({"topic": topic.name, **found})
+            log = topic.log
+            if log.directory is not None and log.synced_end < log.end:
+                message_count += log.end - log.synced_end
+                byte_count += unsynced_bytes(log)
+            if has_damage and log.damage.found_count:
+                damaged.append({"topic": topic.name, **log.damage.as_dict()})
             if index % TOPICS_PER_SLICE == 0:
                 yield_to_loop()
         return json_response(

@@ -15,7 +15,7 @@ from sortedcontainers import SortedList, SortedSet
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import no_pause
-from pyqd.broker.topic import Topic, TopicObserver, note_moved
+from pyqd.broker.topic import Topic, TopicObserver
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
@@ -39,9 +39,9 @@ DISCARDED_DIRECTORY = "discarded"
 JOURNAL_DIRECTORY = "journal"
 NODE_FILE = "node.json"
 PROBE_FILE = "probe"
-NODE_FORMAT = 1
+NODE_FORMAT = 3
 # While there may be a journal, whose content an earlier version would lose.
-NODE_FORMAT_WITH_JOURNAL = 2
+NODE_FORMAT_WITH_JOURNAL = 4
 EPOCH_MAX = 1 << 16
 # Each log goes on above the highest epoch that it has.
 EPOCH_UNKNOWN = 0
@@ -70,18 +70,28 @@ def later_format(path: str, found: object) -> StartupError:
     )
 
 
+def earlier_format(path: str, found: int) -> StartupError:
+    """Return why a data directory of a build before the first release cannot be read, and what to do."""
+    return StartupError(
+        f"{path} was written by an unreleased pyqd - format {found}; this pyqd reads {NODE_FORMAT} and"
+        f" {NODE_FORMAT_WITH_JOURNAL}: export the directory with that build (pyqd export), and import that"
+    )
+
+
 def read_boot_id(files: Files) -> str:
     """Return the id that the kernel has given to this boot; "" if it gives none."""
     return files.read(BOOT_ID).decode().strip() if files.exists(BOOT_ID) else ""
 
 
 def read_node(files: Files, path: str) -> dict[str, Any] | None:
-    """Read the node file; None for a damaged one, which is set aside. Raises: StartupError for a later format."""
+    """Read the node file; None for a damaged one, which is set aside. Raises: StartupError for another format."""
     try:
         node = json.loads(files.read(path))
         found = node["format"]
         if isinstance(found, int) and found > NODE_FORMAT_WITH_JOURNAL:
             raise later_format(path, found)
+        if isinstance(found, int) and 0 < found < NODE_FORMAT:
+            raise earlier_format(path, found)
         types = [type(node[key]) for key in ("format", "epoch", "boot", "clean")]
         if types == [int, int, str, bool] and found > 0 and 0 <= node["epoch"] < EPOCH_MAX:
             return dict(node)
@@ -177,8 +187,8 @@ class Broker:
         )
         self.redo: Redo | None = None
         self.epoch = 0
-        # Set by a syncer: parked messages then count as parked only when they are on stable storage.
-        self.parks_durably = False
+        # Set by a syncer: without one, nothing waits for a sync.
+        self.has_syncer = False
         self.on_finished = on_finished
         self.observer = observer
         self.power_failed = False
@@ -326,9 +336,7 @@ class Broker:
         """
         changed: dict[str, Any] = {}
         # A closed log has no record of its epoch yet, so the next start would find it in no other file.
-        self.epoch = max(
-            [self.epoch, *(log.epoch for topic in self.topics.values() for log in topic.logs() if log.closed)]
-        )
+        self.epoch = max([self.epoch, *(topic.log.epoch for topic in self.topics.values() if topic.log.closed)])
         if self.epoch != self.node["epoch"]:
             changed["epoch"] = self.epoch
         if self.power_failed:
@@ -563,7 +571,7 @@ class Broker:
         if directory is not None:
             topic.hold_files()
             moved = self.discard(directory)
-            note_moved(topic.logs(), directory, moved)
+            topic.files_moved(moved)
         del self.topics[name]
         self.topic_names.remove(name)
         self.deleted_end += topic.log.end

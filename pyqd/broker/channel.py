@@ -5,32 +5,25 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from pyqd.broker.channel_files import (
-    ATTEMPTS_ENTRY,
-    ATTEMPTS_FILE,
-    CANCELLED_LEDGER,
-    PARKED_LEDGER,
-    PARKED_LOG,
-    ChannelFiles,
-)
+from pyqd.broker.channel_files import CANCELLED_LEDGER, NOTES_DIRECTORY, ChannelFiles
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, apply_settings, decode_settings, encode_settings
 from pyqd.broker.owners import NamedTopic, OwningTopic
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.recovery import (
-    attempts_by_record,
     begin_at,
     cursor_position,
-    finish_duplicates,
-    has_moved_duplicates,
+    end_recovery,
+    note_attempts,
     recover,
-    recover_parked,
+    recover_queued,
     start_ledger,
+    unnoted_count,
 )
 from pyqd.hot.diskqueue.ledger import Ledger
-from pyqd.hot.diskqueue.log import Log, Position
+from pyqd.hot.diskqueue.log import Position
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.guid import to_hex
-from pyqd.primitives.errors import StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import is_ephemeral_str
 
 logger = logging.getLogger(__name__)
@@ -143,7 +136,7 @@ class Channel(ChannelCore):
             from pyqd.broker.latency import new_buffer
 
             self.latency = new_buffer(options.e2e_processing_latency_window_time_ns, mono())
-        self.parking.durable = topic.broker.parks_durably and self.directory is not None
+        self.dead_letters.durable = topic.broker.has_syncer and self.directory is not None
         self.on_finished = None if self.directory is None else topic.broker.on_finished
         self.limits = decode_settings(ledger.settings)
         if self.limits != NO_LIMITS:
@@ -200,25 +193,12 @@ class Channel(ChannelCore):
         """Resume the state of an earlier run."""
         files = self.files
         found, files.found = files.found, set()
-        attempts_of = files.load_attempts() if ATTEMPTS_FILE in found else {}
-        if PARKED_LOG in found:
-            if PARKED_LEDGER not in found:
-                # If a kill came between making log and ledger, nothing is parked.
-                logger.warning(
-                    "DISKQUEUE(%s): the ledger is missing; all parked messages are delivered again",
-                    files.path_of(PARKED_LEDGER),
-                )
-            self.parking.adopt(files.open_parked(self.topic.broker.placeholders))
-        if self.topic.broker.power_failed or self.ledger.replaces_lost or has_moved_duplicates(self):
-            finish_duplicates(self)
-        recover(self, attempts_of, self.topic.broker.power_failed)
-        if self.parked is not None:
-            recover_parked(self, attempts_of)
-        for ledger in self.ledgers():
-            ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
-        if ATTEMPTS_FILE in found:
-            # Not earlier: until here the next start would still need the file after a kill.
-            files.remove_attempts()
+        if NOTES_DIRECTORY in found:
+            self.deferral.adopt(files.open_notes())
+        recover(self, self.topic.broker.power_failed)
+        recover_queued(self)
+        self.ledger.note_recovered()
+        end_recovery(self)
 
     def set_limits(self, limits: ChannelSettings) -> None:
         """Limit the channel from now on and over restarts."""
@@ -233,13 +213,9 @@ class Channel(ChannelCore):
         error: str | None = self.dead_letters.target.error
         return error
 
-    def logs(self) -> list[Log]:
-        """Return the logs that are this channel's own."""
-        return [] if self.parked is None else [self.parked.log]
-
     def ledgers(self) -> list[Ledger]:
-        parked = None if self.parked is None else self.parked.ledger
-        return [ledger for ledger in (self.ledger, parked, self.cancelled) if ledger is not None]
+        """Return the ledger, and the list of cancelled messages if there is one."""
+        return [self.ledger] if self.cancelled is None else [self.ledger, self.cancelled]
 
     def hold_files(self) -> None:
         """Keep the ledgers mapped for good, as clients may hold the channel longer than it has files.
@@ -295,20 +271,26 @@ class Channel(ChannelCore):
             self.ledger.cancel_growth()
         for ledger in self.ledgers():
             ledger.seal()
-        entries = [
-            ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
-            for (source, ordinal), attempts in attempts_by_record(self).items()
-        ]
         try:
-            if entries:
-                self.files.save_attempts(b"".join(entries))
-                self.files.note_names()
+            self.save_attempts()
         except StorageError as error:
             logger.error(
                 'cannot save the attempts of %d messages of channel "%s" of topic "%s": %s;'
                 " they are delivered again as after a kill, with attempts from 2",
-                len(entries),
+                unnoted_count(self),
                 self.name,
                 self.topic.name,
                 error,
             )
+
+    def save_attempts(self) -> None:
+        """Store notes of the deliveries so far; a full disk is given the spare segments of the topic.
+
+        Raises: StorageError.
+        """
+        with self.topic.lifted_quota():
+            try:
+                note_attempts(self)
+            except DiskFull:
+                self.topic.remove_spares()
+                note_attempts(self)

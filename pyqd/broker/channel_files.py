@@ -1,36 +1,27 @@
-"""Files of a channel: its ledger, its parked log, the list of cancelled messages and the attempts of a clean stop.
+"""Files of a channel: its ledger, its notes and the list of cancelled messages.
 
-The directory of a channel holds the ledger, the parked log with a ledger of its own once a message was parked, and
-after a clean stop the deliveries so far of the unfinished messages. An ephemeral channel has no directory; its logs and
-ledgers are in memory. Source: docs/storage.md, "Channel".
+The directory of a channel holds the ledger, and notes once a deferred message was delivered, a message was requeued
+with a delay, or has survived a clean stop. An ephemeral channel has no directory; its ledgers and notes are in memory.
+Source: docs/storage.md, "Channel".
 """
 
-import errno
 import logging
 import os
-import struct
 from collections.abc import Callable
 from functools import partial
 
 from pyqd.broker.owners import OwningTopic
 from pyqd.diskqueue.files import MAKING
-from pyqd.diskqueue.placeholders import Placeholders
-from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
-from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
-from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.hot.diskqueue.notes import Notes
+from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
 LEDGER_FILE = "ledger"
-ATTEMPTS_FILE = "attempts"
-PARKED_LOG = "parked"
-PARKED_LEDGER = "parked.ledger"
+NOTES_DIRECTORY = "notes"
 CANCELLED_LEDGER = "cancelled.ledger"
-
-ATTEMPTS_ENTRY = struct.Struct("<BQH")
 
 logger = logging.getLogger(__name__)
 
@@ -135,16 +126,12 @@ class ChannelFiles:
         """
         self._sync_beside(ledger, partial(ledger.begin_growth, ordinal), ledger.end_growth, done)
 
-    def prepare_reset(
-        self, ledger: Ledger, ordinal: int, parked_from: int, reached: int, done: Callable[[bool], None]
-    ) -> None:
+    def prepare_reset(self, ledger: Ledger, ordinal: int, reached: int, done: Callable[[bool], None]) -> None:
         """Prepare the file of a ledger's reset, if that needs a file, with its sync in a thread.
 
         The arguments are those of `Ledger.begin_reset`, and `done` that of `grow`.
         """
-        self._sync_beside(
-            ledger, partial(ledger.begin_reset, ordinal, parked_from, reached), ledger.note_reset_synced, done
-        )
+        self._sync_beside(ledger, partial(ledger.begin_reset, ordinal, reached), ledger.note_reset_synced, done)
 
     def _sync_beside(
         self,
@@ -204,97 +191,29 @@ class ChannelFiles:
         assert self.directory is not None, "an ephemeral channel has no files"
         return f"{self.directory}/{file}"
 
-    def load_attempts(self) -> dict[tuple[int, int], int]:
-        """Return {(source, ordinal): deliveries so far} as a clean stop saved it."""
-        path = self.path_of(ATTEMPTS_FILE)
-        content = b""
-        try:
-            content = self.files.read(path)
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            logger.error("%s; messages are delivered again as after a kill, with attempts from 2", error)
-        whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
-        return {
-            (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
-        }
+    def open_notes(self) -> Notes:
+        """Open the channel's notes, with those of an earlier run, and make their directory if it is missing.
 
-    def open_parked(self, placeholders: Placeholders | None = None) -> ParkedLog:
-        """Open the parked log, creating it if it is missing. Raises: StorageError, also if there is no space for it.
-
-        placeholders: passed by a start, which goes on in memory if the disk has no space for the ledger.
+        Raises: StorageError.
         """
-        broker, quota = self.topic.broker, self.topic.quota
         if self.directory is None:
-            log = broker.new_log(None)
-            log.pool.limit = quota
-            return ParkedLog(log, Ledger(self.files, None))
-        path = self.path_of(PARKED_LOG)
-        was_dirty = False
-        missing = not self.files.exists(self.path_of(PARKED_LEDGER))
-        if self.files.exists(path):
-            ledger = self.open_parked_ledger(placeholders)
-            # Its cursor moves when a record is in the log, at the log's end.
-            log = broker.new_log(path, known=(ledger.cursor, 0))
-            if not broker.names_durable:
-                was_dirty = self.sync_found(log, path)
-        else:
-            with quota.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
-                log = broker.new_log(path)
-            ledger = self.open_parked_ledger(placeholders)
-        log.pool.limit = quota
-        if missing or ledger.rebuilt:
-            self.note_names(ledger)
-        if self.topic.broker.power_failed:
-            ledger.drop_doubtful_bits()
-        if ledger.replaces_lost or ledger.parked_below < max(ledger.cursor, log.end):
-            # Unfinished origins may be past the channel's cursor, and the log may have lost their parked records. Not
-            # later: ParkedLog clamps its ledger to the end of such a log, and a kill could follow.
-            self.ledger.recheck_past_cursor()
-        if self.ledger.parked_from > log.end:
-            # Ordinals that a power failure or a damage took away may be given again.
-            self.ledger.parked_from = log.end
-            self.note_names(self.ledger)
-        parked = ParkedLog(log, ledger, self.ledger.parked_from, self.ledger.origins_unknown_below)
-        self.note_if_outran(ledger)
-        if was_dirty:
-            # On stable storage it may count these records as finished: an earlier power failure took away others that
-            # had their ordinals.
-            mapping, length_bytes = ledger.sync_target()
-            broker.syncs.sync(mapping, 0, length_bytes)
-        return parked
-
-    def open_parked_ledger(self, placeholders: Placeholders | None) -> Ledger:
-        """Open the ledger of the parked log, or make it. Raises: StorageError."""
-        broker = self.topic.broker
-        path = self.path_of(PARKED_LEDGER)
-        ledger = self.watch(Ledger(self.files, path, placeholders, power_failed=broker.power_failed))
-        ledger.clears_late = broker.options.sync_fin
-        self.note_damage(ledger)
-        return ledger
-
-    def sync_found(self, log: Log, path: str) -> bool:
-        """Sync the parked log that a killed run left: the start finishes the origins of its records at once.
-
-        Returns: whether some records were not on stable storage. The channel's name is durable then too, because the
-        topic's log may then be trimmed.
-        """
-        assert self.topic.directory is not None
-        ranges, end = log.dirty_ranges()
-        for segment, start_bytes, length_bytes in ranges:
-            self.topic.broker.syncs.sync(segment.mapping, start_bytes, length_bytes)
-        if ranges:
-            mapping, length_bytes = self.ledger.sync_target()
-            self.topic.broker.syncs.sync(mapping, 0, length_bytes)
-            for directory in (path, os.path.dirname(path), self.topic.directory):
-                self.files.sync_directory(directory)
-        log.mark_synced(ranges, end)
-        return bool(ranges)
-
-    def remove_attempts(self) -> None:
-        """Remove the file of attempts, which has been read."""
-        self.files.remove(self.path_of(ATTEMPTS_FILE))
-        self.note_names()
+            return Notes(self.files, None, self.topic.quota, self.ledger.generation)
+        directory = self.path_of(NOTES_DIRECTORY)
+        if not self.files.exists(directory):
+            self.files.make_directory(directory)
+            self.note_names()
+        notes = Notes(
+            self.files,
+            directory,
+            self.topic.quota,
+            self.ledger.generation,
+            partial(self.topic.names.changed, directory),
+            self.topic.prepare_slots,
+        )
+        for problem in notes.load(self.topic.broker.power_failed, self.ledger.replaces_lost):
+            self.topic.note_set_aside(self.channel_name, problem)
+        self.ledger.generation = notes.generation
+        return notes
 
     def open_cancelled(self) -> Ledger:
         """Open the list of the cancelled messages that the topic's log keeps, making it when it is not there."""
@@ -311,20 +230,3 @@ class ChannelFiles:
         ledger.clamp(self.topic.log.first.first_ordinal, self.topic.log.end)
         self.note_if_outran(ledger)
         return ledger
-
-    def note_stuck(self, error: Exception) -> None:
-        """Warn of deferred messages that could not be parked."""
-        logger.warning(
-            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue',
-            self.channel_name,
-            self.topic.name,
-            error,
-        )
-
-    def save_attempts(self, content: bytes) -> None:
-        """Write the file of attempts; a full disk is given the spare segments of the topic. Raises: StorageError."""
-        try:
-            self.files.write(self.path_of(ATTEMPTS_FILE), content)
-        except DiskFull:
-            self.topic.remove_spares()
-            self.files.write(self.path_of(ATTEMPTS_FILE), content)

@@ -1,6 +1,6 @@
 """Export of a stopped broker's messages as a data directory of Go's nsqd.
 
-A channel's queue gets its unfinished messages: first those delivered before, then the others, then the parked ones. A
+A channel's queue gets its unfinished messages: first those delivered before, then the others, then the deferred ones. A
 topic's queue gets the held messages. Ids, timestamps and deliveries so far are kept. nsqd's queues have no due time, so
 deferred messages are delivered at once there, as after a restart of nsqd itself; the report counts them. nsqd.dat comes
 last: without it nsqd finds nothing. The source is read and not changed. Source: docs/interchange.md.

@@ -8,9 +8,8 @@ finished:
     email     |      x    x         x  |                    x: its own; cursor before the first, the others finished
     archive   | x    x         x       |
 
-The queues that hold a message are found by its id, so it is stored once, even if the queues differ in order. A message
-that has been delivered already goes to the parked log of its channel, due at once: there alone a record's deliveries so
-far are kept for one channel, and over a kill. The file `attempts` lists it for the first start as handed out.
+The queues that hold a message are found by its id, so it is stored once, even if the queues differ in order. Of a
+message that has been delivered already, the channel has a note with the deliveries so far.
 
 Two kinds of messages are not taken over as they stand: a message without body (nsqd accepts none) is left out, and so
 is the second copy of a message in one queue, which a killed nsqd leaves. A message whose id is no id, or that of
@@ -27,14 +26,17 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
-from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.channel_files import LEDGER_FILE, NOTES_DIRECTORY
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
-from pyqd.hot.broker.recovery import FROM_PARKED_LOG, start_ledger
+from pyqd.diskqueue.space_limit import SpaceLimit
+from pyqd.fallback.records import ORDINAL_BITS
+from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.broker.topic import new_state
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.notes import KIND_DELIVERED, Notes
 from pyqd.hot.primitives.guid import from_hex
 from pyqd.hot.primitives.idtable import IdMap
 from pyqd.primitives.names import channel_dir
@@ -74,8 +76,8 @@ class QueueCounts:
 class ChannelImport:
     """A channel while its topic is imported.
 
-    own: a byte for each record of the topic's log, 1 if it is this channel's. parked_prints: for each id in its parked
-    log, the fingerprint that distinguishes a copy of the message from another message with its id.
+    own: a byte for each record of the topic's log, 1 if it is this channel's. attempts: deliveries so far of those that
+    were delivered, by ordinal.
     """
 
     def __init__(self, name: str, paused: bool, messages: Iterator[NsqdMessage]) -> None:
@@ -84,8 +86,7 @@ class ChannelImport:
         self.messages = messages
         self.counts = QueueCounts()
         self.own = bytearray()
-        self.parked: Log | RecordCounter | None = None
-        self.parked_prints: dict[int, int] = {}
+        self.attempts: dict[int, int] = {}
 
     def owns(self, ordinal: int) -> bool:
         """Return whether a record of the topic's log belongs to this channel."""
@@ -126,6 +127,7 @@ class TopicImport:
         self.last_guid = 0
         self.logs: list[Log] = []
         self.ledgers: list[Ledger] = []
+        self.notes: list[Notes] = []
         self.log: Log | RecordCounter = RecordCounter()
         self.held_from = 0
         # Ordinal of the first message with an id, and the fingerprint of its copies; by id and by ordinal.
@@ -176,21 +178,22 @@ class TopicImport:
         guid = usable_guid(message.id)
         fingerprint = fingerprint_of(message)
         ordinal = self._ordinals.get(guid) if guid else -1
-        parked = channel.parked_prints.get(guid)
         foreign = ordinal >= 0 and self._prints[ordinal] != fingerprint
-        if not guid or foreign or (parked is not None and parked != fingerprint):
+        if not guid or foreign:
             counts.new_id_count += 1
-            guid, ordinal, parked = self._new_guid(), -1, None
-        if parked is not None or (ordinal >= 0 and channel.owns(ordinal)):
+            guid, ordinal = self._new_guid(), -1
+        if ordinal >= 0 and channel.owns(ordinal):
             counts.duplicate_count += 1
             return
         counts.message_count += 1
         counts.body_bytes += len(message.body)
         self.last_guid = max(self.last_guid, guid)
+        if ordinal < 0:
+            ordinal = self._store(guid, message, fingerprint)
+        channel.take(ordinal)
         if message.attempts:
-            self._park(channel, guid, message, fingerprint)
-        else:
-            channel.take(ordinal if ordinal >= 0 else self._store(guid, message, fingerprint))
+            counts.attempted_count += 1
+            channel.attempts[ordinal] = message.attempts
 
     def _import_held(self, message: NsqdMessage) -> None:
         if not message.body:
@@ -203,7 +206,7 @@ class TopicImport:
             self.counts.duplicate_count += 1
             return
         # A channel that has the message already gets it once more with the held ones; never two of one id.
-        if not guid or ordinal >= 0 or any(guid in channel.parked_prints for channel in self.channels):
+        if not guid or ordinal >= 0:
             self.counts.new_id_count += 1
             guid = self._new_guid()
         self.counts.message_count += 1
@@ -214,7 +217,7 @@ class TopicImport:
     def _new_guid(self) -> int:
         while True:
             guid = self.fresh_guid()
-            if self._ordinals.get(guid) < 0 and not any(guid in channel.parked_prints for channel in self.channels):
+            if self._ordinals.get(guid) < 0:
                 return guid
 
     def _store(self, guid: int, message: NsqdMessage, fingerprint: int) -> int:
@@ -224,33 +227,23 @@ class TopicImport:
         self._note_stored(message)
         return ordinal
 
-    def _park(self, channel: ChannelImport, guid: int, message: NsqdMessage, fingerprint: int) -> None:
-        if channel.parked is None:
-            dry = self.directory is None
-            channel.parked = RecordCounter() if dry else self._open_log(channel_dir(channel.name), PARKED_LOG)
-        channel.parked.append_message(guid, message.body, message.timestamp_ns, 0, message.attempts)
-        channel.parked_prints[guid] = fingerprint
-        channel.counts.attempted_count += 1
-        self._note_stored(message)
-
     def _note_stored(self, message: NsqdMessage) -> None:
         self.stored_count += 1
         self.stored_bytes += len(message.body)
 
     def _write_channel(self, channel: ChannelImport, log: Log) -> None:
-        """Write a channel's ledgers, and the note of attempts for messages that were delivered before."""
+        """Write a channel's ledger, and notes of the messages that were delivered before."""
         directory = channel_dir(channel.name)
         ledger = Ledger(self.files, self._path(directory, LEDGER_FILE))
         self.ledgers.append(ledger)
         start_ledger(ledger, log.locate(self.held_from), channel.paused)
         finish_all_but_own(ledger, channel.own, self.held_from)
-        if isinstance(channel.parked, Log):
-            self.ledgers.append(Ledger(self.files, self._path(directory, PARKED_LEDGER)))
-            noted = [
-                ATTEMPTS_ENTRY.pack(FROM_PARKED_LOG, ordinal, attempts)
-                for ordinal, _, _, _, attempts, _ in channel.parked.records()
-            ]
-            self.files.write(self._path(directory, ATTEMPTS_FILE), b"".join(noted))
+        if channel.attempts:
+            notes = Notes(self.files, self._path(directory, NOTES_DIRECTORY), SpaceLimit(), ledger.generation)
+            self.notes.append(notes)
+            self.files.make_directory(self._path(directory, NOTES_DIRECTORY))
+            for ordinal, attempts in channel.attempts.items():
+                notes.add(log.epoch << ORDINAL_BITS | ordinal, KIND_DELIVERED, attempts)
 
 
 def usable_guid(message_id: bytes) -> int:

@@ -270,6 +270,9 @@ class Importer:
         for ledger in topic.ledgers:
             mapping, length_bytes = ledger.sync_target()
             self.files.sync(mapping, 0, length_bytes)
+        for notes in topic.notes:
+            for file, _ in notes.dirty_files():
+                self.files.sync(file.mapping, 0, file.mapping.size_bytes)
 
     def _commit(self, originals: list[str], report: ImportReport) -> None:
         """Write down the remaining steps, and with the node file the decision to carry them out."""

@@ -11,7 +11,7 @@ from pyqd.broker.topic import Topic
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.quantities import aligned
 
-HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
+HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "deferred", "next due", "health")
 TEXT_COLUMNS = [HEADINGS.index(name) for name in ("topic", "channel", "next due", "health")]
 
 
@@ -19,7 +19,7 @@ class QueueRow(NamedTuple):
     """One queue, as a start would find it.
 
     records: of a topic those in its log, of a channel the unfinished ones. bytes: of its files. floor, cursor: of a
-    topic the oldest kept record and the first held one. next_due_ns: Unix; 0 if nothing is parked.
+    topic the oldest kept record and the first held one. next_due_ns: Unix; 0 if nothing is deferred.
     """
 
     topic: str
@@ -30,7 +30,7 @@ class QueueRow(NamedTuple):
     floor: int
     cursor: int
     depth: int
-    parked: int
+    deferred: int
     next_due_ns: int
     health: str
 

@@ -19,6 +19,7 @@ from pyqd.hot.broker.message_lookup import (
     AT_FINISHED,
     AT_HELD,
     AT_IN_FLIGHT,
+    AT_NOTED,
     AT_QUEUED,
     AT_RETURNED,
     AT_UNKNOWN,
@@ -33,7 +34,13 @@ UNKNOWN: Final = "unknown"
 FAILED: Final = "failed"
 
 REFUSAL_OF: Final = {AT_IN_FLIGHT: IN_FLIGHT, AT_FINISHED: FINISHED, AT_HELD: HELD, AT_UNKNOWN: UNKNOWN}
-STATE_OF: Final = {AT_QUEUED: READY, AT_RETURNED: READY, AT_DEFERRED: DEFERRED, AT_DEAD_LETTER: DEAD_LETTER}
+STATE_OF: Final = {
+    AT_QUEUED: READY,
+    AT_RETURNED: READY,
+    AT_DEFERRED: DEFERRED,
+    AT_NOTED: DEFERRED,
+    AT_DEAD_LETTER: DEAD_LETTER,
+}
 
 CHANNELS_PER_SLICE: Final = 8
 
@@ -113,9 +120,6 @@ def change_on_channel(
     if state == DEAD_LETTER and change is not cancel:
         # The state is the status, too.
         return Outcome(channel.name, DEAD_LETTER)
-    if lookup.due_ns():
-        # A deferred message is in the queue until it is parked.
-        state = DEFERRED
     try:
         change(lookup)
     except StorageError as error:

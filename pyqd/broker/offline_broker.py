@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pyqd.broker.broker import NODE_FILE, TOPICS_DIRECTORY, Broker, read_node
 from pyqd.broker.channel import Channel
-from pyqd.broker.channel_files import CANCELLED_LEDGER, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.channel_files import CANCELLED_LEDGER, LEDGER_FILE
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.config.options import build
 from pyqd.diskqueue.damage import DAMAGED_DIRECTORY
@@ -30,7 +30,7 @@ from pyqd.primitives.names import channel_of_dir, topic_of_dir
 
 # Beside a daemon that reuses segments of a topic while it is loaded.
 LOADS_MAX = 10
-LEDGERS = (LEDGER_FILE, PARKED_LEDGER, CANCELLED_LEDGER)
+LEDGERS = (LEDGER_FILE, CANCELLED_LEDGER)
 
 
 class OfflineTopic(NamedTuple):
@@ -151,13 +151,12 @@ class OfflineBroker(Broker):
         self.private.forget_changes(path)
 
     def verify(self, topic: Topic) -> list[str]:
-        """Check every record of a topic and its channels. Returns: the damage found, one text for each range."""
+        """Check every record of a topic. Returns: the damage found, one text for each range."""
         self.private.problems.clear()
-        for log in topic.logs():
-            segment: Segment | None = log.first
-            while segment is not None:
-                self.verify_segment(log, segment)
-                segment = segment.next
+        segment: Segment | None = topic.log.first
+        while segment is not None:
+            self.verify_segment(topic.log, segment)
+            segment = segment.next
         return list(self.private.problems)
 
     def verify_segment(self, log: Log, segment: Segment) -> None:
@@ -174,9 +173,8 @@ def topic_bytes(topic: Topic) -> int:
 
 
 def channel_bytes(channel: Channel) -> int:
-    """Return the bytes that a channel's ledgers and parked log take on the disk."""
-    directory = str(channel.directory)
-    return bytes_of(directory, (LEDGER_FILE, PARKED_LEDGER)) + bytes_of(f"{directory}/{PARKED_LOG}", SUFFIX)
+    """Return the bytes that a channel's ledger takes on the disk."""
+    return bytes_of(str(channel.directory), (LEDGER_FILE,))
 
 
 def bytes_of(directory: str, names: str | tuple[str, ...]) -> int:

@@ -36,7 +36,7 @@ class ListedMessage(NamedTuple):
     timestamp_ns: int
     attempts: int
     size_bytes: int
-    position: int | None
+    position: int
     due_ns: int
     body: bytes
     client: Any = None

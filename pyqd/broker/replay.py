@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.owners import OwningBroker
 from pyqd.broker.topic import Topic
-from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_reach, seek_target
+from pyqd.hot.broker.replay import seek, seek_effect, seek_reach, seek_target
 from pyqd.hot.diskqueue.presence import Presence
 from pyqd.primitives.timestamps import parse_timestamp
 
@@ -29,7 +29,7 @@ POSITION_MAX: Final = 2**64 - 1
 # Bytes copied in one pass of the loop.
 BYTES_PER_SLICE: Final = 1 << 20
 # Of a seek, while deliveries wait.
-CATCH_UP_STEPS_MAX: Final = 100
+STEPS_IN_RESET_MAX: Final = 100
 
 Pause = Callable[[], None]
 
@@ -252,45 +252,37 @@ def move(topic: Topic, channel: Channel, place: LogPlace, pause: Pause, wait: Pa
     wait: called until a sync in a thread has ended; None: block. Returns: the effect, as `preview`. Raises: as `find`,
     StorageError.
     """
-    counted = SeekPlace(channel)
     while True:
-        target = counted_target(topic, channel, place, counted, pause)
+        target = reachable_target(topic, channel, place, pause)
         with channel.prepared_reset(wait, target, seek_reach(channel, target)):
-            # What was published during the sync is counted here: after another sync there would be more of it.
-            begun_count = counted.begun_count
-            for _ in range(CATCH_UP_STEPS_MAX):
+            for _ in range(STEPS_IN_RESET_MAX):
                 if channel.is_closed():
                     raise TopicGone
                 if seek_target(channel, target) != target:
                     break
-                if counted.step(topic, topic.reader, target):
-                    return move_now(topic, channel, target, counted)
-                if counted.begun_count != begun_count:
-                    # After a cancellation all is counted again, which deliveries do not wait for.
-                    break
+                if topic.reader.prepare(target):
+                    return move_now(topic, channel, target)
                 yield_or_read(topic.broker, topic.reader.presence, pause)
 
 
-def counted_target(topic: Topic, channel: Channel, place: LogPlace, counted: SeekPlace, pause: Pause) -> int:
-    """Return the ordinal that a channel is moved to, with the deferred messages after it counted in slices."""
+def reachable_target(topic: Topic, channel: Channel, place: LogPlace, pause: Pause) -> int:
+    """Return the ordinal that a channel is moved to, whose place in the log can be found at once."""
     while True:
         target = seek_target(channel, find(topic, place, pause))
         prepare_in_steps(topic, partial(topic.reader.prepare, target), pause)
         if channel.is_closed():
             raise TopicGone
-        if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
+        if seek_target(channel, target) == target:
             return target
-        yield_or_read(topic.broker, topic.reader.presence, pause)
 
 
-def move_now(topic: Topic, channel: Channel, target: int, counted: SeekPlace) -> dict[str, Any]:
+def move_now(topic: Topic, channel: Channel, target: int) -> dict[str, Any]:
     """Move a channel to an ordinal. Returns: the effect. Raises: StorageError."""
     done = effect(topic, channel, target)
-    guid = seek(channel, target, counted)
+    guid = seek(channel, target, topic.reader)
     if channel.trace is not None:
         channel.trace.moved(guid, done["skip"], done["redeliver"])
     logger.info("TOPIC(%s): channel %s moved to position %d", topic.name, channel.name, done["to"])
-    channel.continue_parking()
     return done
 
 

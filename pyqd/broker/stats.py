@@ -113,7 +113,7 @@ def channel_stats(channel: Channel, selection: Selection, step: Step = no_pause)
     }
     if channel.limits != NO_LIMITS or channel.dead_letter_count:
         stats["limits"] = limits_to_dict(channel, channel.limits)
-    return stats if channel.parked is None else with_damage(stats, channel.parked.log.damage)
+    return stats
 
 
 def client_stats(channel: Channel, selection: Selection, step: Step) -> list[StatsDict]:

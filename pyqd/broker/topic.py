@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -17,12 +18,23 @@ from pyqd.broker.topic_quota import TopicQuota
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, SetAside, reused, set_aside
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.segment_jobs import SegmentJobs
+from pyqd.diskqueue.space_limit import SpaceLimit
 from pyqd.diskqueue.unsynced import Names
-from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of, is_half_made, known_end_of
+from pyqd.hot.broker.topic import (
+    TOPIC_STATE_SIZE,
+    TopicCore,
+    check_state,
+    created_of,
+    due_ends_of,
+    is_half_made,
+    known_end_of,
+)
+from pyqd.hot.diskqueue.dues import Dues, open_dues
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.diskqueue.notefiles import NoteFiles
 from pyqd.hot.primitives import releases
 from pyqd.hot.wire.trace_events import REASONS
 from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StorageError
@@ -30,7 +42,8 @@ from pyqd.primitives.names import channel_of_dir, is_ephemeral_str, is_valid_nam
 
 LOG_DIRECTORY = "log"
 STATE_FILE = "state"
-KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
+DUES_DIRECTORY = "dues"
+KNOWN_ENTRIES = (LOG_DIRECTORY, DUES_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 
 # Names, the number of their changes, and the sum of all other changes of the topic's files.
 DirtyVersion = tuple[Names, int, int]
@@ -41,13 +54,6 @@ CHANNEL_DELETED = REASONS.index("channel_deleted")
 CHANNELS_DROPPED_AT_ONCE = 25
 
 logger = logging.getLogger(__name__)
-
-
-def note_moved(logs: Sequence[Log], directory: str, moved: str) -> None:
-    """Set the paths that the logs in a directory have until it is removed. moved: its path now."""
-    for log in logs:
-        if log.directory is not None:
-            log.files_moved(moved + log.directory.removeprefix(directory))
 
 
 class TopicObserver(Protocol):
@@ -106,6 +112,8 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.names = Names()
+        # The name of the directory of due times is among those that were changed.
+        self.dues_named = False
         # The file `state` was there, and is damaged; the reason, unless a kill has left it half made.
         self.state_lost = False
         self.state_damage = ""
@@ -139,8 +147,10 @@ class Topic(TopicCore):
         log = self.open_log(log_directory, found, known_end_of(mapping))
         if found is not None and broker.journals():
             log.find_durable_end({} if journaled is None else journaled.ends())
+        state = None if journaled is None else journaled.state
         super().__init__(
             log,
+            self.open_dues(log, due_ends_of(mapping, state), found is not None and DUES_DIRECTORY in found),
             broker.scheduler,
             mapping,
             node_id=broker.options.node_id,
@@ -148,12 +158,11 @@ class Topic(TopicCore):
             ephemeral=is_ephemeral_str(name),
             power_failed=broker.power_failed,
             created_ns=broker.next_created_ns(),
-            journaled=None if journaled is None else journaled.state,
+            journaled=state,
         )
         self.reader = LogReader(log)
         self.quota = TopicQuota(self)
-        self.on_parking_wanted = self.quota.check_parking
-        log.pool.limit = self.quota
+        log.pool.limit = self.dues.store.limit = self.quota
         if self.state_damage:
             self.note_set_aside(None, self.state_damage)
 
@@ -172,6 +181,47 @@ class Topic(TopicCore):
                 return self.broker.new_log(directory, True, True, known)
             self.broker.placeholders.make_directory(directory, partial(self.names.changed, os.path.dirname(directory)))
         return self.broker.new_log(directory, found is not None, known=known)
+
+    def open_dues(self, log: Log, ends: tuple[int, int], found: bool) -> Dues:
+        """Open the index of the log's due times. ends: of `due_ends_of`. found: its directory is there."""
+        directory = None if self.directory is None else f"{self.directory}/{DUES_DIRECTORY}"
+        if directory is not None and found and not self.broker.names_durable:
+            self.note_due_names(directory)
+        return open_dues(
+            self.files,
+            directory,
+            SpaceLimit(),
+            log,
+            due_below=ends[0],
+            synced_below=ends[1],
+            power_failed=self.broker.power_failed,
+            found=found,
+            on_named=None if directory is None else partial(self.note_due_names, directory),
+            prepare=None if directory is None else self.prepare_slots,
+        )
+
+    def note_due_names(self, directory: str) -> None:
+        """Record that names of due times, or that of their directory, may not be on stable storage."""
+        if not self.dues_named:
+            self.dues_named = True
+            self.names.changed(os.path.dirname(directory))
+        self.names.changed(directory)
+
+    def prepare_slots(self, store: NoteFiles, path: str, size_bytes: int) -> None:
+        """Make a file for due times or notes in a thread. If that fails, the one that needs it gets the error."""
+        broker = self.broker
+
+        def make() -> Mapping:
+            with broker.reserve.claim(size_bytes, size_bytes):
+                return self.files.new_mapped(path, size_bytes, True)
+
+        def done(mapping: Mapping | None, _error: BaseException | None) -> None:
+            store.offer(mapping)
+
+        if self.quota.allows_spare(size_bytes):
+            broker.in_background(make, done)
+        else:
+            store.offer(None)
 
     def open_state(self, path: str | None, found: Sequence[str] | None) -> Mapping:
         """Map the topic's state, a fresh one if there is none that can be used.
@@ -231,11 +281,6 @@ class Topic(TopicCore):
         for channel in self.channels_by_name.values():
             channel.load_found()
         self.channels.extend(self.channels_by_name.values())
-        for channel in self.channels_by_name.values():
-            if channel.parked is not None:
-                # A kill leaves the topic's state, which has the last id.
-                thorough = self.broker.power_failed or self.state_lost
-                self.resume_ids_after(channel.parked.highest_guid_kept(thorough))
         # Before messages that an earlier run held are given to the channels.
         self.broker.tracing.apply(self)
         self.recover()
@@ -259,12 +304,9 @@ class Topic(TopicCore):
         """Record whether all that the start has found is on stable storage. The topic's files are mapped now."""
         if self.names:
             return
-        logs = self.logs()
-        for log in logs:
-            if log.dirty_ranges()[0]:
-                return
-        for log in logs:
-            log.mark_synced([], log.end)
+        if self.log.dirty_ranges()[0] or self.dues.dirty_ranges()[0]:
+            return
+        self.log.mark_synced([], self.log.end)
         self.durable_version = self.dirty_version()
 
     def dirty_version(self) -> DirtyVersion:
@@ -322,7 +364,6 @@ class Topic(TopicCore):
             assert self.directory is not None
             channel.hold_files()
             moved = self.broker.discard(directory)
-            note_moved(channel.logs(), directory, moved)
             self.names.forget(directory)
             self.names.changed(self.directory)
         channel.trace_dropped(CHANNEL_DELETED)
@@ -385,19 +426,28 @@ class Topic(TopicCore):
             if channel.exiting or not channel.dead_letters_unsynced:
                 self.dead_letter_sources.discard(channel)
 
-    def logs(self) -> list[Log]:
-        """Return the topic's log and those of its channels."""
-        return [self.log, *(log for channel in self.channels_by_name.values() for log in channel.logs())]
+    def files_moved(self, moved: str) -> None:
+        """Set the paths of log and due times until they are removed. moved: the topic's directory now."""
+        self.log.files_moved(os.path.join(moved, LOG_DIRECTORY))
+        self.dues.files_moved(os.path.join(moved, DUES_DIRECTORY))
 
     def ledgers(self) -> list[Ledger]:
         """Return the ledgers of the topic's channels."""
         return [ledger for channel in self.channels_by_name.values() for ledger in channel.ledgers()]
 
+    def notes_bytes(self) -> int:
+        """Return the bytes that the due times and the channels' notes take."""
+        notes = [channel.notes for channel in self.channels_by_name.values()]
+        return self.dues.size_bytes + sum(each.size_bytes for each in notes if each is not None)
+
+    def lifted_quota(self) -> AbstractContextManager[None]:
+        """Return a context in which the topic's files may grow without limit."""
+        return self.quota.lifted()
+
     def remove_spares(self) -> None:
         """Remove all spare segments on the spot, for the space they take: the topic is closing."""
-        for log in self.logs():
-            log.pool.jobs = SegmentJobs()
-            log.pool.drop_spares()
+        self.log.pool.jobs = SegmentJobs()
+        self.log.pool.drop_spares()
         releases.settle()
 
     def hold_files(self) -> None:

@@ -1,8 +1,8 @@
-"""Quota of one topic: limits of the space that its log and its channels' parked logs take.
+"""Quota of one topic: limits of the space that its log, its due times and its channels' notes take.
 
 Two limits are checked when a log is about to use another segment, not per message: the topic's quota, and through it
 the disk reserve. Both refuse publishing before the disk does, because consuming takes space too: a ledger grows, a
-message is parked, a segment is rewritten. The reserve leaves that space.
+note is stored, a segment is rewritten. The reserve leaves that space.
 
 Invariant: with a quota, a segment is a quarter of it at most, so that consuming frees parts of it on the way.
 
@@ -46,8 +46,7 @@ class TopicQuota(SpaceLimit):
         bytes_max = options.max_topic_bytes if bytes_max is None else bytes_max
         self.bytes_max = max(bytes_max, SEGMENTS_PER_QUOTA * SEGMENT_BYTES_MIN) if bytes_max else 0
         if self.bytes_max and self.bytes_used() > self.bytes_max:
-            for log in self.topic.logs():
-                log.pool.drop_spares()
+            self.topic.log.pool.drop_spares()
 
     def set_own(self, **limits: int | None) -> None:
         """Change the topic's own limits, at once and over restarts; None: the daemon's flag counts.
@@ -63,12 +62,16 @@ class TopicQuota(SpaceLimit):
         self.recheck()
 
     def bytes_used(self) -> int:
-        """Return the bytes of all segments, including those that are spare or become so. Cost: O(segments)."""
-        return sum(log.size_bytes() + log.pool.retiring_bytes for log in self.topic.logs())
+        """Return the bytes of all segments, including those that are spare or become so, of due times and of notes.
+
+        Cost: O(segments and channels).
+        """
+        log = self.topic.log
+        return log.size_bytes() + log.pool.retiring_bytes + self.topic.notes_bytes()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Set no limit meanwhile: moving messages to the end of a parked log takes space and frees more."""
+        """Set no limit meanwhile: a stop stores the attempts of messages."""
         assert not self._lifted
         self._lifted = True
         try:
@@ -91,11 +94,6 @@ class TopicQuota(SpaceLimit):
                 self._refuse(errno.ENOSPC, reserve.reason())
             yield size_bytes
 
-    def check_parking(self, size_bytes: int) -> None:
-        """Check that the channels have space to park so many bytes of messages. Raises: DiskFull, StorageError."""
-        with self.claim(size_bytes, size_bytes, on_disk=self.topic.directory is not None):
-            pass
-
     def spare_bytes(self, want_bytes: int) -> int:
         """Return the size of at most `want_bytes` that a spare may have within the quota; 0 for none."""
         if not self.bytes_max:
@@ -114,7 +112,8 @@ class TopicQuota(SpaceLimit):
         if self._lifted or not self.bytes_max:
             return
         # Other spares, or copies of unfinished messages, may take more than the quota: no reason to refuse.
-        unspared_bytes = sum(log.size_bytes() - log.pool.spare_bytes() for log in self.topic.logs())
+        log = self.topic.log
+        unspared_bytes = log.size_bytes() - log.pool.spare_bytes() + self.topic.notes_bytes()
         if unspared_bytes + size_bytes > self.bytes_max:
             self._within_quota(0, 0)
 

@@ -127,7 +127,7 @@ def _package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise SettingError(f"{name} needs a package: pip install 'pyqd[{extra}]'") from None
+        raise SettingError(f"{name} needs a package: pip install 'pyqd-client[{extra}]'") from None
 
 
 def _kind(value: object) -> str:

@@ -282,15 +282,14 @@ def read_body(broker: BrokerCalls, topic: str, row: Row) -> bytes:
     if not row["truncated"]:
         return base64.b64decode(row["body"])
     position = row["position"]
-    if position is not None:
-        reply = broker.send("GET", "/topic/log", {"topic": topic, "from": position, "to": position + 1})
-        try:
-            for record in decode(reply.body):
-                if record.id.decode() == row["id"]:
-                    return record.body
-        except ValueError as error:
-            raise ProtocolError(f"{broker.address}: GET /topic/log: {error}") from None
+    reply = broker.send("GET", "/topic/log", {"topic": topic, "from": position, "to": position + 1})
+    try:
+        for record in decode(reply.body):
+            if record.id.decode() == row["id"]:
+                return record.body
+    except ValueError as error:
+        raise ProtocolError(f"{broker.address}: GET /topic/log: {error}") from None
     raise UnreadableError(
-        f"{broker.address}: dead letter {row['id']}: its body of {row['size']} bytes cannot be read, because the"
-        " message is deferred; consume it instead"
+        f"{broker.address}: dead letter {row['id']}: its body of {row['size']} bytes cannot be read, because the log of"
+        f" topic {topic} does not have it at {position}; consume it instead"
     )

@@ -5,8 +5,7 @@ sync of the channel's files is complete. The first registered channel starts a r
 While a round's sync runs in a thread, further channels gather for the next round. Rounds of publishers (group_commit)
 run independently.
 
-A round writes the ledgers of its channels and their parked logs: a start finishes the origin of each parked record that
-it finds there (pyx/broker/parked_log.pyx). New names are written too, because a ledger without a durable name does not
+A round writes the ledgers of its channels. New names are written too, because a ledger without a durable name does not
 exist. A finished dead letter must not be published again. So if originals of a topic's dead letters wait for a sync,
 the round first syncs the topic's log and then the ledgers of the originals.
 
@@ -126,7 +125,7 @@ class FinSync:
     def _note(self, job: Job) -> Exception | None:
         """Record that a job is on stable storage. Returns: the error of doing so, or None."""
         try:
-            job.note(whole=False)
+            job.note()
             self._on_timed(job.took_s)
         except Exception as error:
             return error

@@ -9,10 +9,9 @@ publishers.
 A round writes the records that the logs of its topics got since the round before to the journal, all with one flush.
 
 If the journal cannot take them, or names of a topic changed since a completed sync, the files of the topic are synced
-instead. These are its log; the parked logs of its channels, so that deferred messages can be finished in the topic's
-log; and new names with their new ledgers. A topic whose state says that its messages were given to channels must not
-come back without those channels. Other ledgers can wait: a FIN they lose means one more delivery. Consuming needs no
-sync.
+instead. These are its log and due times, and new names with their new ledgers. A topic whose state says that its
+messages were given to channels must not come back without those channels. Other ledgers can wait: a FIN they lose means
+one more delivery. Consuming needs no sync.
 
 Invariant: after any failure of a round, its waiting publishers are woken and the next round begins.
 
@@ -168,7 +167,7 @@ class GroupCommit:
             if work.place is not None:
                 self._broker.journal.note_written()
             if work.job is not None:
-                work.job.note(whole=False)
+                work.job.note()
             took_s = time.perf_counter() - work.started_s
             self._flush_s += (took_s - self._flush_s) * NEWEST_SHARE
             self._on_timed(took_s)
@@ -233,7 +232,5 @@ class GroupCommit:
         job = Job()
         for topic in topics:
             job.add_topic(topic)
-            for channel in topic.parking:
-                job.add_parked(channel, with_ledgers=False)
             job.add_names(topic)
         return job

@@ -12,8 +12,7 @@ names in the topic's directories (`Names`). A start after anything but a clean s
 Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
 channels with durable names were given messages (pyx/broker/topic.pyx). Together with the states go the headers of
 ledgers whose bits reach one lap further than at the previous sync: such a header may trust these bits only when the
-ring is on stable storage. The origins of parked messages are finished after the job; these bits are on stable storage
-after the job that follows.
+ring is on stable storage.
 
 Invariants: 1. One job runs at a time. 2. A version is recorded only when everything it covers is on stable storage.
 
@@ -36,10 +35,10 @@ from pyqd.broker.replay import no_pause
 from pyqd.broker.topic import DirtyVersion, Topic
 from pyqd.diskqueue.reliable_sync import DirtyRange, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
-from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.notes import NoteFile, Notes
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
@@ -80,18 +79,12 @@ class SyncedLedger(NamedTuple):
     change_count: int
 
 
-class SyncedParked(NamedTuple):
-    """Parked messages of a channel in a job.
+class SyncedNotes(NamedTuple):
+    """Notes of a channel in a job: their changed files, and the number of all changes."""
 
-    end: of the parked log. settled: the bits of origins below it are in the ledgers of this job. dropped: records below
-    it no longer count, as the channel's ledger in this job says. Both are 0 if the job has no ledgers.
-    """
-
-    channel: Channel
-    parked: ParkedLog
-    end: int
-    settled: int
-    dropped: int
+    notes: Notes
+    files: list[tuple[NoteFile, int]]
+    change_count: int
 
 
 class SyncedLog(NamedTuple):
@@ -100,6 +93,15 @@ class SyncedLog(NamedTuple):
     log: Log
     ranges: list[tuple[Segment, int, int]]
     end: int
+
+
+class SyncedDues(NamedTuple):
+    """Due times of a topic in a job, with the end of its log: their end and the number of their changes."""
+
+    topic: OwningTopic
+    log_end: int
+    end: int
+    change_count: int
 
 
 class Job:
@@ -113,9 +115,11 @@ class Job:
         self.states: list[DirtyRange] = []
         self.given: list[tuple[OwningTopic, int]] = []
         self.logs: list[SyncedLog] = []
+        self.dues: list[SyncedDues] = []
         self.ledgers: list[SyncedLedger] = []
         self.headers: list[tuple[SyncedLedger, DirtyRange]] = []
-        self.parked: list[SyncedParked] = []
+        self.notes: list[SyncedNotes] = []
+        self.dropped: list[tuple[Notes, list[NoteFile]]] = []
         self.topics: list[OwningTopic] = []
         self.took_s = 0.0
         # Publishers wait for the disk meanwhile: a large range is written out in slices before it is synced.
@@ -125,15 +129,19 @@ class Job:
     def add(self, topic: Topic, version: DirtyVersion) -> None:
         self.versions.append((topic.name, version))
         self.add_topic(topic)
-        self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
+        channels = [channel for channel in topic.changed_channels() if channel.directory is not None]
+        self.add_channels(channels)
+        for channel in channels:
+            if channel.notes is not None:
+                self.add_notes(channel.notes)
         self.add_names(topic)
 
     def add_channels(self, channels: Sequence[Channel]) -> None:
         for channel in channels:
-            self.add_parked(channel, with_ledgers=True)
-        for channel in channels:
             for ledger in channel.ledgers():
                 self.add_ledger(ledger)
+            if channel.notes is not None:
+                self.dropped.append((channel.notes, channel.notes.dropped_files()))
 
     def add_topic(self, topic: OwningTopic) -> None:
         self.topics.append(topic)
@@ -144,7 +152,15 @@ class Job:
         else:
             topic.note_given(topic.end)
             self.ranges.append(state)
+        # In this order: an entry of dues is stored before its record.
         self.add_log(topic.log)
+        self.add_dues(topic)
+
+    def add_dues(self, topic: OwningTopic) -> None:
+        """Gather the dirty due times of a topic's records."""
+        ranges, end = topic.dues.dirty_ranges()
+        self.ranges += [dirty_range(mapping, start, length) for mapping, start, length in ranges]
+        self.dues.append(SyncedDues(topic, topic.log.end, end, topic.dues.change_count))
 
     def add_names(self, topic: OwningTopic) -> None:
         """Gather the names in a topic's directories that are not durable, with their new ledgers."""
@@ -155,13 +171,11 @@ class Job:
             for ledger in change.ledgers:
                 self.add_ledger(ledger)
 
-    def add_parked(self, channel: Channel, with_ledgers: bool) -> None:
-        """Gather the dirty bytes of a channel's parked log. with_ledgers: the job also has the channel's ledgers."""
-        parked = channel.parked
-        if parked is not None:
-            self.add_log(parked.log)
-            settled, dropped = (parked.settled, parked.dropped_below) if with_ledgers else (0, 0)
-            self.parked.append(SyncedParked(channel, parked, parked.log.end, settled, dropped))
+    def add_notes(self, notes: Notes) -> None:
+        """Gather the changed files of a channel's notes, whole: they need no order among the writes."""
+        files = notes.dirty_files()
+        self.ranges += [dirty_range(file.mapping, 0, file.mapping.size_bytes) for file, _ in files]
+        self.notes.append(SyncedNotes(notes, files, notes.change_count))
 
     def add_ledger(self, ledger: Ledger) -> None:
         """Gather a whole ledger, sealed, once."""
@@ -220,21 +234,21 @@ class Job:
                 if error.errno != errno.ENOENT:
                     raise
 
-    def note(self, whole: bool) -> None:
-        """Record the durable ends of logs and ledgers, and finish the origins of durable parked messages.
-
-        whole: finish all origins now; otherwise also in later passes of the loop.
-        """
+    def note(self) -> None:
+        """Record the durable ends of logs, due times, ledgers and notes."""
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
+        for topic, log_end, end, change_count in self.dues:
+            if not topic.exiting:
+                topic.dues.mark_synced(end, change_count)
+                topic.note_dues_synced(log_end)
         for ledger, bits_from, _, floor, reset_count, change_count in self.ledgers:
             ledger.note_synced(bits_from, reset_count, change_count)
             ledger.note_floor_synced(floor, reset_count)
-        for channel, parked, end, settled, dropped in self.parked:
-            if channel.parked is parked and not channel.exiting:
-                parked.finish_dropped(dropped)
-                parked.note_settled(settled)
-                channel.settle(end, whole)
+        for notes, files, change_count in self.notes:
+            notes.note_synced(files, change_count)
+        for notes, dropped_files in self.dropped:
+            notes.remove_dropped(dropped_files)
         for names, gathered in self.names:
             names.note_synced(gathered)
         for topic in self.topics:
@@ -264,7 +278,7 @@ class Syncer:
         on_end: Callable[[], object] = no_pause,
     ) -> None:
         self._broker = broker
-        broker.parks_durably = True
+        broker.has_syncer = True
         self._on_timed = on_timed
         self._on_internal_error = on_internal_error
         self._on_end = on_end
@@ -329,7 +343,7 @@ class Syncer:
         """Sync everything and block the loop meanwhile, for a stop. Returns: whether all syncs succeeded.
         Switches: no.
         """
-        # Twice: the bits of parked origins are set when their parked records are on stable storage.
+        # Twice: dead letters are finished when they are on stable storage.
         return all(self._do_all(self._jobs(pause=no_pause), run_inline) for _ in range(2))
 
     def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
@@ -385,7 +399,7 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     except StorageError as error:
         broker.note_failed_sync(error)
         return False
-    job.note(whole=in_thread is run_inline)
+    job.note()
     return True
 
 

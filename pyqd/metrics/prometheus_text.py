@@ -39,7 +39,8 @@ class Family(NamedTuple):
 
 
 def damage_sum(topic: Topic, field: str) -> int:
-    return sum(getattr(log.damage, field) for log in topic.logs())
+    count: int = getattr(topic.log.damage, field)
+    return count
 
 
 TOPIC_FAMILIES: Sequence[Family] = (

@@ -1,14 +1,13 @@
 """A channel: one copy of a topic's messages, each to one of its clients until one finishes it.
 
-    topic's log   | finished | in flight, finished, waiting for redelivery | cursor | never handed out | readable.end
-    parked log    | finished | waiting for its due time, in flight ...                         | end
+    topic's log   | finished | in flight, finished, deferred, for redelivery | cursor | never handed out | readable.end
 
 The channel keeps no messages. Its parts are:
 
     LogCursor         the next record of the topic's log, and the ledger of finished records   (log_cursor.pyx)
     SlotTable         messages in flight, by id and by deadline                                 (slots.pyx)
     ReadyRing         queue of returned messages, which wait for redelivery                     (slots.pyx)
-    Parking           deferred messages, in a parked log, by due time                           (parking.pyx)
+    Deferral          messages that wait for their due times                                    (deferral.pyx)
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
     Dispatcher        takes the next message, and shares messages out among the consumers       (dispatcher.pyx)
     ChannelWaits      threads, disk space and tokens that the channel waits for                 (waits.pyx)
@@ -19,53 +18,44 @@ The parts never call the channel. A message goes:
 
     take -> in flight -> finish                        one bit in the ledger
                       -> requeue, delay 0; timeout     returned messages -> take
-                      -> requeue with a delay          parked log; the old record is finished
-    published with a due time                          parked log at once, and stepped over at the cursor
+                      -> requeue with a delay          a note and a heap of due times, until due
+    published with a due time                          a heap of due times; the cursor passes over it
     due                                                returned messages
 
 The Python half (pyqd/broker/channel.py) adds the name and the life cycle. From Python the core needs two objects:
-`files` (ChannelFiles), which opens logs and ledgers, and the DeadLetterTarget of the policy. Messages of an earlier run
-are resumed by pyx/broker/recovery.pyx. Emptying a channel is a reset to the end of the readable part; a seek is a reset
-to any place (pyx/broker/replay.pyx).
+`files` (ChannelFiles), which opens ledgers and notes, and the DeadLetterTarget of the policy. Messages of an earlier
+run are resumed by pyx/broker/recovery.pyx. Emptying a channel is a reset to the end of the readable part; a seek is a
+reset to any place (pyx/broker/replay.pyx).
 
 Invariants, beside those of the parts:
-1. A record below the cursor and not finished is in exactly one of: slots, returned messages, dead letters, (parked
-   records) the heap of due times. Or it is the origin of a parked record that no sync has covered yet, see
-   parked_log.pyx.
-2. `depth = readable.end - cursor - ledger.ahead - unsettled_ahead - pending + returned + dead letters pending`; in
-   flight and deferred are counted apart, as in nsqd.
+1. A record below the cursor and not finished is in exactly one of: slots, returned messages, dead letters, a heap of
+   due times, the unseen entries of dues.
+2. `depth = readable.end - cursor - ledger.ahead - dues_ahead - overridden + returned + dead letters pending`; in flight
+   and deferred are counted apart, as in nsqd.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcomes".
 """
 
-from libc.stdint cimport INT64_MAX, uint8_t
+from libc.stdint cimport INT64_MAX
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Delivery
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.parking cimport (
-    CAUGHT_UP,
-    MORE_TO_PARK,
-    NO_SPACE_TO_PARK,
-    PAGES_ABSENT,
-    WINDOW_TOO_SMALL,
-    Parking,
-    Progress,
-)
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, Slot
+from pyqd.hot.broker.slots cimport Slot
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.consumer cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
+from pyqd.hot.wire.record cimport Record, record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EMPTIED, REASON_EPHEMERAL, TOUCHED
 
 from pyqd.primitives.errors import StorageError
@@ -91,13 +81,14 @@ cdef class ChannelCore(Scheduled):
         self.files = files
         self.waits = ChannelWaits(self, readable.scheduler, files)
         self.cursor = LogCursor(readable, ledger, position)
-        self.parking = Parking(self.cursor, files)
         self.slots = SlotTable()
         self.ready = ReadyRing()
         # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
-        self.dispatcher = Dispatcher(self.parking, self.slots, self.ready, self.waits)
-        self.dead_letters = DeadLetterPolicy(self.parking, self.ready, dead_letter_target)
+        self.deferral = Deferral(self.cursor, files)
+        self.cursor.count_dues()
+        self.dispatcher = Dispatcher(self.deferral, self.slots, self.ready, self.waits)
+        self.dead_letters = DeadLetterPolicy(self.deferral, self.ready, dead_letter_target)
         self.unsynced_fins = UnsyncedFins()
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
@@ -105,12 +96,11 @@ cdef class ChannelCore(Scheduled):
         assert ledger.header.floor <= ledger.header.cursor and readable.end <= readable.log.end
 
     cdef bint is_due_present(self) except -1:
-        """Return whether the parked message that is due first is in memory; if it is not, have a thread read it."""
-        cdef ParkedLog parked = self.parking.parked
-        assert parked is not None and parked.count() != 0, "no message is due"
-        if (parked.presence is None or not parked.presence.reads) and not parked.is_next_present():
-            self.waits.read_absent(parked.presence, True)
-        return not parked.presence.reads
+        """Return whether the message that is due first is in memory; if it is not, have a thread read it."""
+        cdef Deferral deferral = self.deferral
+        if not deferral.is_being_read() and not deferral.is_next_present():
+            self.waits.read_absent(deferral.presence, True)
+        return not deferral.is_being_read()
 
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1:
         """FIN: the consumer is done with the message.
@@ -122,26 +112,28 @@ cdef class ChannelCore(Scheduled):
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
         cdef const Record* record
-        cdef uint8_t source
+        cdef uint32_t note
         cdef int64_t published_ns = 0
         if slot < 0 or self.exiting:
             return NOT_IN_FLIGHT
         held = &self.slots.slots[slot]
         if held.consumer != consumer.number:
             return NOT_OWNER
-        record, source = held.record, held.source
+        record, note = held.record, held.note
         if self.latency is not None:
             published_ns = record.timestamp_ns
-        if not self.parking.ledger_of(source).is_open_for(record_ordinal(record)):
-            if not self.parking.ledger_of(source).is_open_below(record_ordinal(record)):
-                return BEYOND_LEDGER
+        if not self.ledger.is_open_for(record_ordinal(record)) and not self.ledger.is_open_below(
+                record_ordinal(record)):
+            return BEYOND_LEDGER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.
             self.trace.note(FINISHED, consumer, held)
         # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
-        self.parking.finish(record, source)
+        self.cursor.finish(record)
+        if note != NO_NOTE:
+            self.deferral.forget(note)
         consumer.in_flight -= 1
         consumer.finish_count += 1
         self.ledger.header.finish_count += 1
@@ -163,15 +155,13 @@ cdef class ChannelCore(Scheduled):
     cdef int make_finishable(self, uint64_t guid) except -1:
         """Make the ledger ready for the FIN of a message in flight. Raises: StorageError (nothing changed)."""
         cdef int64_t slot = self.slots.find(guid)
-        cdef Slot* held
         assert slot >= 0, "the message is not in flight"
-        held = &self.slots.slots[slot]
-        return self.parking.reach(held.record, held.source)
+        return self.ledger.reach(record_ordinal(self.slots.slots[slot].record))
 
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1:
         """REQ: requeue the message: it is delivered again at once (delay 0) or after a delay.
 
-        Raises: StorageError when it cannot be parked; it stays in flight then.
+        Raises: StorageError when its due time cannot be stored; it stays in flight then.
         """
         cdef int64_t slot = self.slots.find(guid)
         assert delay_ns >= 0, "the caller clamps the delay"
@@ -201,15 +191,13 @@ cdef class ChannelCore(Scheduled):
         cdef Slot held = self.slots.slots[slot]
         assert held.consumer == consumer.number, "only the owner requeues a message"
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
-        if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
-            self.parking.reach(held.record, held.source)
-            self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns, is_delay=True)
+        if delay_ns <= 0 or self.dead_letters.is_spent(held.attempts):
+            self.dead_letters.add_returned(held.record, held.attempts, held.note)
             self.slots.remove(slot)
-            self.parking.settle_now()
-            self.after_parking()
         else:
-            self.dead_letters.add_returned(held.record, held.attempts, held.source)
+            self.deferral.defer(held.record, held.attempts, wall_ns() + delay_ns, held.note, is_delay=True)
             self.slots.remove(slot)
+            self.set_next_timer(mono_ns())
         consumer.in_flight -= 1
         consumer.requeue_count += 1
         self.ledger.header.requeue_count += 1
@@ -235,7 +223,7 @@ cdef class ChannelCore(Scheduled):
 
     cdef uint64_t unfinished_count(self) noexcept:
         return (
-            self.dispatcher.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
+            self.dispatcher.available() + self.slots.count() + self.deferral.count()
             + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
 
     def trace_dropped(self, uint32_t reason):
@@ -244,7 +232,7 @@ cdef class ChannelCore(Scheduled):
             self.trace.dropped_many(reason, self.unfinished_count())
 
     cdef int wake(self) except -1:
-        """Sort and publish dead letters, park, and deliver, until the work budget of this pass is used up."""
+        """Publish dead letters, see deferred messages, and deliver, until the work budget of this pass is used up."""
         cdef uint64_t delivered_before = self.dispatcher.delivered_count
         cdef bint began_without_tokens = False
         if self.exiting:
@@ -261,10 +249,7 @@ cdef class ChannelCore(Scheduled):
             return 0
         if self.dead_letters.pending.count != 0:
             self.publish_dead_letters()
-        if self.parking.settle_end != 0:
-            self.settle_some(False)
-        if not self.waits.is_held_up():
-            self.catch_up(False)
+        self.see_dues()
         if self.ephemeral:
             self.drop_excess()
         # The consumers are checked first: the ledger of an idle channel may not be mapped.
@@ -278,7 +263,6 @@ cdef class ChannelCore(Scheduled):
                 began_without_tokens or self.dispatcher.delivered_count != delivered_before
                 or self.dispatcher.deliverable() == 0)
             self.set_next_timer(mono_ns())
-        assert self.in_parking == self.parking.awaits_sync(), "a sync does not know what it settles"
         return 0
 
     cdef int note_gone(self) except -1:
@@ -306,21 +290,17 @@ cdef class ChannelCore(Scheduled):
         except BaseException:
             # The messages before the error are in flight and time out. Nothing else wakes the other consumers.
             self.waits.retry_soon()
-            self.note_parking()
             self.set_next_timer(mono_ns())
             raise
         if outcome == NONE_READY:
             return 0
-        # The cursor may have met deferred messages, which were parked.
-        self.note_parking()
         self.cursor.note_finished_ahead()
         dispatcher.read_ahead()
-        # The depth alone is no measure of progress: delivering a deferred message that could not be parked leaves the
-        # depth as it is.
-        if outcome == OUT_OF_WORK or (
+        if outcome == OUT_OF_WORK or dispatcher.passes_more or (
             (dispatcher.deliverable() < depth or dispatcher.delivered_count != delivered_before)
             and dispatcher.can_dispatch()
         ):
+            dispatcher.passes_more = False
             self.readable.scheduler.request_turn(self)
         self.cursor.save_place()
         self.set_next_timer(mono_ns())
@@ -341,13 +321,13 @@ cdef class ChannelCore(Scheduled):
         """Set the timer to the next timeout, due time or retry."""
         cdef int64_t due = min(
             self.slots.next_deadline(), self.waits.next_retry_ns(self.dispatcher.rate_limit))
-        cdef int64_t wait_ns, wall_now_ns
+        cdef int64_t due_ns, wall_now_ns
         assert not self.waits.throttled or self.dispatcher.rate_limit is not None
-        if self.parking.waiting_count() != 0 and not self.parking.parked.is_being_read():
+        if self.deferral.next_due() != INT64_MAX and not self.deferral.is_being_read():
             wall_now_ns = wall_ns()
-            self.parking.parked.follow_clock(wall_now_ns)
-            wait_ns = self.parking.parked.next_due() - wall_now_ns
-            due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
+            self.deferral.follow_clock(wall_now_ns)
+            due_ns = self.deferral.next_due()
+            due = min(due, now_ns + min(max(due_ns - wall_now_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
         if self.dead_letters.pending.count != 0:
             due = min(due, self.dead_letters.retry_ns)
         if due != INT64_MAX:
@@ -370,7 +350,7 @@ cdef class ChannelCore(Scheduled):
             consumer = self.dispatcher.by_number.get(held.consumer)
             if self.trace is not None:
                 self.trace.timed_out(consumer, slot, &held)
-            self.dead_letters.add_returned(held.record, held.attempts, held.source)
+            self.dead_letters.add_returned(held.record, held.attempts, held.note)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
             if consumer is not None:
@@ -382,68 +362,46 @@ cdef class ChannelCore(Scheduled):
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
-        """Return due parked messages, paused or not, until the work budget is used up. Returns: their number."""
+        """Return due messages, paused or not, by due time and until the work budget is used up. Returns: their number.
+        """
         cdef int count = 0
-        cdef const Record* record
-        if self.parking.parked is None:
+        if self.deferral.next_due() == INT64_MAX:
             return 0
-        self.parking.parked.follow_clock(wall_now_ns)
-        while self.parking.parked.has_due(wall_now_ns) and self.is_due_present():
-            if count != 0 and not self.readable.scheduler.spend(DUE_WORK):
-                break
-            record = self.parking.parked.pop_due(wall_now_ns)
-            assert record != NULL
-            self.dead_letters.add_returned(record, record_attempts(record), FROM_PARKED)
+        self.deferral.follow_clock(wall_now_ns)
+        while (count == 0 or self.readable.scheduler.spend(DUE_WORK)) and self.release_next(wall_now_ns):
             count += 1
         if count:
             self.readable.scheduler.request_wake(self)
         return count
 
-    cdef int park_batch(self, const Record* first, uint32_t count) except -1:
-        """Park the deferred records among `count` consecutive ones. Space is reserved; the channel has no lag."""
-        assert count != 0 and self.readable.end == self.readable.log.end, "held messages are not parked"
-        self.parking.park_batch(first, count)
-        return self.after_parking()
+    cdef bint release_next(self, int64_t wall_now_ns) except -1:
+        """Return the message that is due first, if it is due. Returns: False if it is not, or not in memory."""
+        cdef Deferral deferral = self.deferral
+        cdef uint32_t note
+        cdef const Record* record
+        if deferral.next_due() > wall_now_ns or deferral.drops_next_void():
+            return deferral.next_due() <= wall_now_ns
+        if not self.is_due_present():
+            return False
+        note = deferral.next_note()
+        record = deferral.record_of(deferral.next_entry())
+        if record == NULL:
+            deferral.drop_lost()
+        elif note == NO_NOTE:
+            self.dead_letters.add_returned(record, 0, NO_NOTE)
+            deferral.pop_published()
+        else:
+            self.dead_letters.add_returned(record, deferral.notes.at(note).attempts, note)
+            deferral.waiting.remove(note)
+        return True
 
-    cdef int after_parking(self) except -1:
-        """Update the set of channels that wait for a sync, and the timer, after messages may have been parked."""
-        self.note_parking()
-        return self.set_next_timer(mono_ns())
-
-    cdef int note_parking(self) except -1:
-        """Add the channel to the set of those whose origins wait for a sync, or remove it."""
-        if self.in_parking != self.parking.awaits_sync():
-            self.in_parking = not self.in_parking
-            if self.in_parking:
-                self.readable.parking.add(self)
-            else:
-                self.readable.parking.discard(self)
+    cdef int see_dues(self) except -1:
+        """Go on with the deferred messages that the channel has not seen, until the work budget is used up."""
+        if self.deferral.dues_seen != self.readable.due_end:
+            if not self.deferral.see(False):
+                self.readable.scheduler.request_wake(self)
+            self.set_next_timer(mono_ns())
         return 0
-
-    cdef int catch_up(self, bint whole) except -1:
-        """Continue to park lagging messages: now until the work budget of this pass is used up, then in later passes.
-
-        whole: all now. If there is no space to park, a timer retries.
-        """
-        cdef Progress progress
-        if not self.parking.lags() or (self.ledger.growing is not None and not whole):
-            return 0
-        if self.parking.presence is not None and self.parking.presence.reads and not whole:
-            return 0
-        progress = self.parking.catch_up(whole)
-        while progress == PAGES_ABSENT:
-            self.waits.read_absent(self.parking.presence)
-            if self.parking.presence.reads:
-                break
-            progress = self.parking.catch_up(whole)
-        if progress == MORE_TO_PARK:
-            self.readable.scheduler.request_wake(self)
-        elif progress == NO_SPACE_TO_PARK:
-            self.waits.retry_soon()
-        elif progress == WINDOW_TOO_SMALL:
-            self.waits.grow(self.ledger, self.parking.beyond, self.note_grown)
-        assert progress != CAUGHT_UP or not self.parking.lags()
-        return self.after_parking()
 
     @property
     def grows(self):
@@ -456,7 +414,7 @@ cdef class ChannelCore(Scheduled):
         reached: an ordinal that the ledger's window has to reach afterwards.
         """
         assert not self.exiting, "the files of a deleted channel are gone"
-        self.waits.begin_reset(self.ledger, target, self.parking.parked_end(), reached)
+        self.waits.begin_reset(self.ledger, target, reached)
 
     def has_room_for(self, uint64_t ordinal):
         """Return whether a record of the topic's log can be finished, or is, without growth of the ledger."""
@@ -482,39 +440,6 @@ cdef class ChannelCore(Scheduled):
             self.waits.grow(ledger, ordinal)
         return True
 
-    def note_grown(self, bint has_grown):
-        """Continue to park after a thread has grown the ledger. has_grown: False if it could not."""
-        self.parking.grows_at_once = not has_grown
-
-    def continue_parking(self):
-        """Continue to park lagging messages, from Python."""
-        self.catch_up(False)
-
-    def park_deferred(self, uint64_t end):
-        """After a start: park every record of the topic's log below `end` that has a due time and is not parked yet.
-
-        Cost: walks the records between the last parked one and `end`. Records for which there is no space stay in the
-        queue; the channel lags, so nothing behind them is parked before: `parked_below` speaks for all below it.
-        """
-        assert self.slots.count() == 0, "nothing is delivered before the start has parked"
-        self.parking.lag_below(end)
-        self.catch_up(True)
-
-    cdef int settle_some(self, bint whole) except -1:
-        """Settle origins of durable parked records, until the work budget of this pass is used up. whole: all now."""
-        if not self.parking.settle_some(whole):
-            self.readable.scheduler.request_wake(self)
-        return self.note_parking()
-
-    def settle(self, uint64_t end, bint whole=False):
-        """Finish the origins of parked records below an ordinal, which are on stable storage.
-
-        Until the work budget of this pass is used up, and the rest in later passes. whole: all now.
-        """
-        assert self.parking.parked is not None and end <= self.parking.parked.log.end, "nothing was parked"
-        self.parking.settle_end = max(self.parking.settle_end, end)
-        self.settle_some(whole)
-
     cdef int drop_excess(self) except -1:
         """Keep an ephemeral channel within --mem-queue-size, unless a consumer takes messages in this very run.
 
@@ -523,18 +448,38 @@ cdef class ChannelCore(Scheduled):
         cdef uint64_t depth = self.dispatcher.available()
         cdef uint64_t excess
         assert self.ephemeral, "a durable channel drops no message"
-        if depth <= self.memory_count_max or self.parking.lags():
+        if depth <= self.memory_count_max:
             return 0
         if not self.ledger.header.paused and self.dispatcher.can_dispatch():
             return 0
         # The rest of the depth waits for redelivery.
-        excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor - self.ledger.ahead)
+        excess = min(depth - self.memory_count_max, self.cursor.queued_count())
         if excess == 0:
             return 0
         if self.trace is not None:
             self.trace.dropped_many(REASON_EPHEMERAL, excess)
         assert excess <= depth
-        return self.ledger.finish_range(self.ledger.start_of_newest(excess, self.readable.end), self.readable.end)
+        return self.finish_newest(excess)
+
+    cdef int finish_newest(self, uint64_t count) except -1:
+        """Finish the newest queued messages. Deferred ones, and those rescheduled by their id, are none of them.
+
+        Cost: O(these among the newest).
+        """
+        cdef uint64_t end = self.readable.end
+        cdef uint64_t ordinal, start
+        cdef Py_ssize_t kept_count = -1
+        cdef list kept = []
+        while len(kept) != kept_count:
+            kept_count = len(kept)
+            start = self.ledger.start_of_newest(count + <uint64_t> kept_count, end)
+            kept = sorted([
+                *self.cursor.unfinished_dues_from(start),
+                *[each for each in self.cursor.overridden or () if each >= start]])
+        for ordinal in kept:
+            self.ledger.finish_range(start, ordinal)
+            start = ordinal + 1
+        return self.ledger.finish_range(start, end)
 
     cdef bint sort_rest(self) except -1:
         """Sort by the limit of attempts until the work budget of this pass is used up.
@@ -582,24 +527,26 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int start_over(self, Position position) except -1:
-        """Resume at a place of the log: messages before it are finished, delivered or parked ones are forgotten.
+        """Resume at a place of the log: messages before it are finished, delivered and deferred ones are forgotten.
 
         Raises: StorageError, at most before anything is changed.
         """
         cdef Consumer consumer
-        self.ledger.reset(position.ordinal, self.parking.parked_end())
+        self.ledger.reset(position.ordinal)
         self.forget_deliveries()
         for consumer in self.dispatcher.consumers:
             consumer.in_flight = 0
         self.cursor.move_to(position.segment, position.offset)
         self.cursor.save_place()
-        self.parking.drop_all()
-        self.note_parking()
+        self.deferral.drop_all()
+        if not self.dead_letters.durable and self.deferral.notes is not None:
+            self.deferral.notes.remove_dropped(self.deferral.notes.dropped_files())
+        self.deferral.begin(True)
         # Nothing waits for space any more, and `empty` drops the timer that would retry.
         self.waits.retry_ns = INT64_MAX
         self.readable.request_trim()
         self.readable.scheduler.request_wake(self)
-        assert self.ledger.header.cursor == position.ordinal and self.parking.unsettled_ahead == 0
+        assert self.ledger.header.cursor == position.ordinal
         return 0
 
     def empty(self):
@@ -618,15 +565,12 @@ cdef class ChannelCore(Scheduled):
         assert len(self.dispatcher.consumers) == 0
         self.cursor.move_to(position.segment, position.offset)
         self.forget_deliveries()
-        self.parking.abandon()
+        self.deferral.abandon()
         self.waits.end()
         # The sync of a larger file may still run. Its path is free for the next channel of this name.
         self.ledger.forget_growth()
         if self.cancelled is not None:
             self.cancelled.forget_growth()
-        # No sync covers the parked messages any more.
-        self.in_parking = False
-        self.readable.parking.discard(self)
         self.readable.scheduler.drop_timer(self)
 
     def limit_rate(self, RateLimit rate_limit):
@@ -651,7 +595,6 @@ cdef class ChannelCore(Scheduled):
         """
         cdef Delivery delivery
         cdef bint is_taken = self.dispatcher.take(consumer, mono_ns(), &delivery)
-        self.note_parking()
         if not is_taken:
             return None
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
@@ -778,9 +721,9 @@ cdef class ChannelCore(Scheduled):
         return self.dispatcher.rate_limit
 
     @property
-    def parked(self):
-        """The parked log; None until a message is parked."""
-        return self.parking.parked
+    def notes(self):
+        """The notes of the channel; None until there is one."""
+        return self.deferral.notes
 
     @property
     def paused(self) -> bool:
@@ -788,12 +731,10 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def reads_in(self) -> bool:
-        """True while a thread reads pages that a delivery, or parking, waits for."""
+        """True while a thread reads pages that a delivery waits for."""
         cdef Presence returned = self.dispatcher.returned_presence
         return (
-            self.cursor.reads or (returned is not None and returned.reads)
-            or (self.parking.presence is not None and self.parking.presence.reads)
-            or (self.parking.parked is not None and self.parking.parked.is_being_read()))
+            self.cursor.reads or (returned is not None and returned.reads) or self.deferral.is_being_read())
 
     @property
     def depth(self) -> int:
@@ -810,7 +751,7 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def deferred_count(self) -> int:
-        return self.parking.pending() + self.parking.waiting_count()
+        return self.deferral.count()
 
     @property
     def message_count(self) -> int:

@@ -5,21 +5,15 @@ pyx/diskqueue/rewrite.pyx. Segments whose records a channel has not been given s
 rings of the channels point at records, so they are repointed when the new file gets its place. Rewritten segments that
 are small become one file with their neighbours: an unfinished message keeps all later segments in the chain.
 
-A parked log has no queue: its messages come by their due times, in any order of segments. So if most of its records
-are finished, all unfinished ones of the oldest segment are copied to the end, until the log is compact again. The old
-record is the copy's origin, settled like all origins: at once, or when a sync has covered the copy (see
-pyx/broker/parked_log.pyx).
-
 Invariants: those of the channel hold between any two messages moved.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
-from pyqd.hot.diskqueue.exceptions cimport FINISHED_SINCE, Exceptions, index_from
+from pyqd.hot.diskqueue.exceptions cimport FINISHED_SINCE, index_from
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.rewrite cimport Rewrite
@@ -27,7 +21,7 @@ from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.bitmap cimport window_after_word, window_mask, window_set, window_set_range, window_word
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.releases cimport PAGE_BYTES
-from pyqd.hot.wire.record cimport Record, record_ordinal
+from pyqd.hot.wire.record cimport Record
 
 from pyqd.hot.diskqueue.rewrite import are_neighbours
 
@@ -45,7 +39,7 @@ cdef uint64_t MERGED_BYTES_MAX = 64 << 10
 cdef uint64_t MERGED_ORDINALS_MAX = 1 << 24
 
 
-def stopped_growing_ns(Segment segment not None):
+cdef int64_t stopped_growing_ns(Segment segment) noexcept:
     """Return when a segment stopped growing (Unix): when the next one began; the active one has not."""
     return segment.next.header().created_ns if segment.next is not None else wall_ns()
 
@@ -53,13 +47,13 @@ def stopped_growing_ns(Segment segment not None):
 cdef int add_unfinished(Rewrite rewrite, Ledger ledger) except -1:
     """Add the records that a channel has not finished to those that a rewriting keeps."""
     cdef uint64_t at = max(rewrite.start, ledger.header.floor)
+    cdef uint64_t index = index_from(&ledger.exceptions, rewrite.start)
     cdef uint64_t limit = max(at, min(rewrite.end, ledger.bits_end()))
-    cdef Exceptions* exceptions = &ledger.exceptions
-    cdef uint64_t index
     assert ledger.header.cursor >= rewrite.end, "a queue is not rewritten"
-    for index in range(index_from(exceptions, rewrite.start), index_from(exceptions, rewrite.end)):
-        if not exceptions.ordinals[index] & FINISHED_SINCE:
-            window_set(rewrite.to.needed, rewrite.to.capacity_bits, exceptions.ordinals[index])
+    while index < ledger.exceptions.count and ledger.exceptions.ordinals[index] & ~FINISHED_SINCE < rewrite.end:
+        if not ledger.exceptions.ordinals[index] & FINISHED_SINCE:
+            window_set(rewrite.to.needed, rewrite.to.capacity_bits, ledger.exceptions.ordinals[index])
+        index += 1
     while at < min(limit, rewrite.end):
         rewrite.to.needed[window_word(rewrite.to.capacity_bits, at)] |= (
             ~ledger.words[window_word(ledger.capacity_bits, at)] & window_mask(at, limit))
@@ -103,9 +97,8 @@ cdef Rewrite sparse(TopicCore topic, Segment segment):
 
 
 cdef uint64_t unfinished_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
-    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range)."""
-    start = max(start, channel.ledger.oldest_unfinished())
-    return channel.ledger.unfinished_in(start, end) if start < end else 0
+    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range, and exceptions)."""
+    return channel.ledger.unfinished_in(start, end)
 
 
 cdef list small_neighbours(Segment segment, uint64_t end, refused):
@@ -182,7 +175,7 @@ cdef int repoint(ChannelCore channel, Rewrite rewrite) except -1:
             continue
         record = rewrite.moved(held.record)
         if record != NULL:
-            channel.slots.repoint(slot, record, held.source)
+            channel.slots.slots[slot].record = record
     return 0
 
 
@@ -208,81 +201,3 @@ def replace_segments(TopicCore topic not None, Rewrite rewrite not None, uint64_
         repoint(channel, rewrite)
     topic.trim()
     return True
-
-
-cdef int copy_parked(ChannelCore channel, const Record* record, int64_t waiting, ReadyEntry* place) except -1:
-    """Copy one parked record to the end of its log and let its slot, or its place in the ring, point to the copy.
-
-    waiting: its slot in the parked log, if that is not negative. place: its entry in the ring, if that is not NULL.
-    Returns: 1, or 0 for a record that was moved before. Raises: StorageError, MemoryError (nothing changed).
-    """
-    cdef ParkedLog parked = channel.parking.parked
-    cdef int64_t slot = channel.slots.find_record(record)
-    cdef const Record* copy
-    if slot < 0 and waiting < 0 and place == NULL:
-        return 0
-    assert (slot >= 0) + (waiting >= 0) + (place != NULL) == 1, "a record is in one place"
-    parked.ledger.reach(record_ordinal(record))
-    # A kill before handed_out is copied must not take a delivery back: the record itself counts it too.
-    copy = parked.copy_handed_out(
-        record, FROM_PARKED, record.handed_out or record.attempts, record.handed_out, record.due_ns)
-    channel.note_parking()
-    if slot >= 0:
-        channel.slots.repoint(<uint32_t> slot, copy, FROM_PARKED)
-    elif waiting >= 0:
-        parked.repoint(<uint32_t> waiting, copy)
-    else:
-        place.record = copy
-    return 1
-
-
-def move_parked(ChannelCore channel not None, uint64_t count_max):
-    """Copy the unfinished records of the oldest segment of a channel's parked log to the end of that log.
-
-    Due times, attempts and the owners of messages in flight stay as they are. Returns: how many were moved, at most
-    `count_max`. Raises: StorageError (moved messages stay moved). Cost: a comparison of addresses for each message
-    deferred, in the ring and in flight, and the copies.
-    """
-    cdef ParkedLog parked = channel.parking.parked
-    cdef const Record* record
-    cdef Segment segment = parked.log.first
-    cdef const char* start = segment.base
-    cdef const char* end = segment.base + segment.tail
-    cdef uint64_t moved = 0
-    cdef uint32_t index
-    cdef uint64_t number
-    cdef ReadyEntry* entry
-    cdef const Slot* held
-    assert segment is not parked.log.active, "the copies go to another segment"
-    for number in range(channel.ready.first, channel.ready.end()):
-        if moved == count_max:
-            break
-        entry = channel.ready.at(number)
-        if start <= <const char*> entry.record < end:
-            moved += copy_parked(channel, entry.record, -1, entry)
-    for index in range(channel.slots.capacity):
-        if moved == count_max:
-            break
-        held = channel.slots.used(index)
-        if held != NULL and start <= <const char*> held.record < end:
-            moved += copy_parked(channel, held.record, -1, NULL)
-    for index in range(parked.capacity):
-        if moved == count_max:
-            break
-        record = parked.waiting_in(index)
-        if record != NULL and start <= <const char*> record < end:
-            moved += copy_parked(channel, record, index, NULL)
-    if moved:
-        channel.parking.settle_now()
-    return moved
-
-
-def unfinished_parked(ParkedLog parked not None):
-    """Return how many records of a parked log are not finished, and how many it keeps."""
-    cdef uint64_t unfinished = parked.ledger.unfinished_in(parked.ledger.oldest_unfinished(), parked.log.end)
-    return unfinished, parked.log.end - parked.log.first.first_ordinal
-
-
-def trim_parked(ParkedLog parked not None):
-    """Trim the records of a parked log that nothing needs any more."""
-    parked.trim()

@@ -25,7 +25,9 @@ from collections import deque
 cimport cython
 from libc.stdint cimport uint64_t
 
+from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport DEAD_LETTERED, REASON_ATTEMPTS
@@ -43,13 +45,13 @@ cdef enum:
 
 @cython.final
 cdef class DeadLetterPolicy:
-    """Dead-letter policy of one channel, with the channel's parking and its ring for redelivery.
+    """Dead-letter policy of one channel, with the channel's parts.
 
     target: a DeadLetterTarget.
     """
 
-    def __cinit__(self, Parking parking not None, ReadyRing ready not None, target):
-        self.parking = parking
+    def __cinit__(self, Deferral deferral not None, ReadyRing ready not None, target):
+        self.deferral = deferral
         self.ready = ready
         self.target = target
         self.pending = ReadyRing()
@@ -58,11 +60,11 @@ cdef class DeadLetterPolicy:
         # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.pending.first = <uint64_t> wall_ns()
 
-    cdef int add_returned(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
+    cdef int add_returned(self, const Record* record, uint16_t attempts, uint32_t note) except -1:
         """Queue a message that was in flight or has become due: for redelivery, or as a dead letter."""
         if self.is_spent(attempts):
-            return self.pending.push(record, attempts, source)
-        return self.ready.push(record, attempts, source)
+            return self.pending.push(record, attempts, note)
+        return self.ready.push(record, attempts, note)
 
     cdef int change_limit(self, uint16_t attempts_max) except -1:
         """Set the limit of attempts. `sort_some` is to be called until all messages are sorted by it."""
@@ -86,7 +88,7 @@ cdef class DeadLetterPolicy:
             else:
                 entry = self.ready.pop()
                 self.ready_unsorted -= 1
-            self.add_returned(entry.record, entry.attempts, entry.source)
+            self.add_returned(entry.record, entry.attempts, entry.note)
             count += 1
         scheduler.spend(count * SORT_WORK)
         assert self.pending_unsorted <= self.pending.count and self.ready_unsorted <= self.ready.count
@@ -125,26 +127,26 @@ cdef class DeadLetterPolicy:
             error = failure
         finally:
             self.finish_round(now_ns, topic, letters, error)
-        return 0 if self.parking.durable else len(letters)
+        return 0 if self.durable else len(letters)
 
     cdef tuple publish_first(self, topic):
         """Publish the first pending dead letter. Returns: (id, attempts, id of the dead letter). Raises: StorageError.
 
-        Without durable parking its message is finished at once, else when a sync has covered the dead letter.
+        Without `durable` its message is finished at once, else when a sync has covered the dead letter.
         """
         cdef ReadyEntry entry = self.pending.at(self.pending.first)[0]
         cdef const Record* record = entry.record
         cdef uint64_t guid = record.guid
         assert self.is_sorted(), "a message may have attempts left by the present limit"
         # Finishing the message must not fail any more.
-        self.parking.reach(record, entry.source)
+        self.deferral.cursor.ledger.reach(record_ordinal(record))
         topic.published_by(None)
         letter = topic.publish_body(record_body(record)[:record.size_bytes], wall_ns())
         if self.trace is not None:
             self.trace.note(DEAD_LETTERED, guid, entry.attempts, REASON_ATTEMPTS, None, wall_ns())
         entry = self.pending.pop()
-        if self.parking.durable:
-            self.unsynced.push(entry.record, entry.attempts, entry.source)
+        if self.durable:
+            self.unsynced.push(entry.record, entry.attempts, entry.note)
             self.copies.append((topic, topic.log.end - 1))
         else:
             self.finish_message(&entry)
@@ -186,7 +188,7 @@ cdef class DeadLetterPolicy:
             log = topic.log
             if self.target.is_deleted(topic):
                 entry[0] = self.unsynced.pop()
-                self.pending.push(entry.record, entry.attempts, entry.source)
+                self.pending.push(entry.record, entry.attempts, entry.note)
                 self.copies.popleft()
             elif log.synced_end > <uint64_t> ordinal:
                 entry[0] = self.unsynced.pop()
@@ -198,10 +200,13 @@ cdef class DeadLetterPolicy:
 
     cdef int finish_message(self, const ReadyEntry* entry) except -1:
         """Finish a message whose dead letter is published, and durable if that is asked for."""
-        assert not self.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
-        self.parking.ledger_of(entry.source).unseal()
-        self.parking.finish(entry.record, entry.source)
-        self.parking.ledger.header.dead_letter_count += 1
+        cdef Ledger ledger = self.deferral.cursor.ledger
+        assert not ledger.is_finished(record_ordinal(entry.record))
+        ledger.unseal()
+        self.deferral.cursor.finish(entry.record)
+        if entry.note != NO_NOTE:
+            self.deferral.forget(entry.note)
+        ledger.header.dead_letter_count += 1
         return 0
 
     cdef int clear(self) except -1:

@@ -21,8 +21,9 @@ from libc.stdint cimport int32_t
 from libc.string cimport memcmp
 
 from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL, count_ready
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC
 from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.notefiles cimport NOTE_DELIVERED
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport record_body, record_ordinal
 from pyqd.hot.wire.trace_events cimport REASON_COPY, REASON_SAMPLED
@@ -31,6 +32,7 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     RETURNED_FIRST = 10000               # so many returned messages are served before fresh ones
+    PASSED_PER_TAKE = 1000               # deferred records that the cursor passes over
     HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
 
 
@@ -39,11 +41,11 @@ cdef class Dispatcher:
     """Dispatcher of one channel, with the channel's parts."""
 
     def __cinit__(
-        self, Parking parking not None, SlotTable slots not None, ReadyRing ready not None, ChannelWaits waits not None,
+        self, Deferral deferral not None, SlotTable slots not None, ReadyRing ready not None,
+        ChannelWaits waits not None,
     ):
-        assert parking.cursor.ledger is parking.ledger
-        self.cursor = parking.cursor
-        self.parking = parking
+        self.cursor = deferral.cursor
+        self.deferral = deferral
         self.slots = slots
         self.ready = ready
         self.waits = waits
@@ -56,6 +58,7 @@ cdef class Dispatcher:
         """Move the cursor over the next record that is to be handed out. Returns: NULL if there is none."""
         cdef const Record* record
         cdef LogCursor cursor = self.cursor
+        cdef uint32_t passed_count = 0
         while True:
             record = cursor.next_record()
             if record == NULL:
@@ -64,12 +67,13 @@ cdef class Dispatcher:
                 if cursor.ledger_full and cursor.ledger.growing is None and not self.waits.is_held_up():
                     self.grow_to_finish_lost()
                 return NULL
-            if record_ordinal(record) >= cursor.ledger.roomy_below and self.waits_for_window(record, FROM_TOPIC):
+            if record_ordinal(record) >= cursor.ledger.roomy_below and self.waits_for_window(record):
                 return NULL
-            if (
-                (record.due_ns != 0 or self.parking.rescheduled_ahead is not None)
-                and self.parking.step_over(record)
-            ):
+            if (record.due_ns != 0 or cursor.overridden is not None) and cursor.steps_over(record):
+                passed_count += 1
+                if passed_count == PASSED_PER_TAKE:
+                    self.passes_more = True
+                    return NULL
                 continue
             debug_require(not cursor.ledger.is_finished(record_ordinal(record)))
             cursor.pass_over(record)
@@ -103,16 +107,21 @@ cdef class Dispatcher:
         debug_require(self.ready.count != 0)
         if presence is None:
             presence = self.returned_presence = Presence(self.cursor.readable.log.files)
-        if not presence.reads and not presence.has_record_at(self.parking.log_of(entry.source), entry.record):
+        if not presence.reads and not presence.has_record_at(self.cursor.readable.log, entry.record):
             self.waits.read_absent(presence)
         return not presence.reads
 
-    cdef bint waits_for_window(self, const Record* record, uint8_t source) except -1:
-        """Begin to grow a record's ledger before the record is handed out, if the end of the ledger's window is near.
+    cdef bint must_wait(self, const ReadyEntry* entry) except -1:
+        """Return whether a returned message, which may lie past the cursor, must wait until the ledger has grown."""
+        return (
+            record_ordinal(entry.record) >= self.cursor.ledger.roomy_below and self.waits_for_window(entry.record))
+
+    cdef bint waits_for_window(self, const Record* record) except -1:
+        """Begin to grow the ledger before a record is handed out, if the end of the ledger's window is near.
 
         Returns: True if the record must wait until it has grown. False also if it cannot grow: its FIN tries again.
         """
-        cdef Ledger ledger = self.parking.ledger_of(source)
+        cdef Ledger ledger = self.cursor.ledger
         cdef uint64_t ordinal = record_ordinal(record)
         cdef uint64_t spare = ledger.capacity_bits // 4
         debug_require(not ledger.is_finished(ordinal))
@@ -170,34 +179,28 @@ cdef class Dispatcher:
                 or not self.can_return()
             ):
                 record = self.take_fresh()
-                entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
+                entry = ReadyEntry(record=record, fingerprint=0, attempts=0, note=NO_NOTE)
                 self.ready_next = True
             if record == NULL:
                 if self.ready.count == 0 or not self.can_return():
                     return 0
                 self.ready_next = False
                 entry = self.ready.pop()
-                if (
-                    entry.source == FROM_PARKED
-                    and record_ordinal(entry.record) >= self.parking.parked.ledger.roomy_below
-                    and self.waits_for_window(entry.record, FROM_PARKED)
-                ):
-                    self.ready.push(entry.record, entry.attempts, entry.source)
+                if self.must_wait(&entry):
+                    self.ready.push(entry.record, entry.attempts, entry.note)
                     return 0
             if consumer.sample_rate != 0 and consumer.sampled_out():
                 if not self.try_finish(&entry, REASON_SAMPLED):
                     return 0
                 continue
-            if self.slots.add(
-                    entry.record, entry.attempts + 1, entry.source, consumer.number, now_ns,
-                    now_ns + consumer.msg_timeout_ns):
+            if self.slots.add(&entry, consumer.number, now_ns, now_ns + consumer.msg_timeout_ns):
                 break
             if self.is_copy(&entry):
-                # A kill between parking a message and finishing its old record leaves it twice; once is enough.
+                # Once is enough.
                 if not self.try_finish(&entry, REASON_COPY):
                     return 0
                 continue
-            self.ready.push(entry.record, entry.attempts, entry.source)
+            self.ready.push(entry.record, entry.attempts, entry.note)
             self.held_back = True
             held_back_count += 1
             if held_back_count == HELD_BACK_PER_TAKE:
@@ -210,9 +213,8 @@ cdef class Dispatcher:
     cdef int note_delivered(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1:
         cdef const Record* record
         debug_require(self.slots.find_record(entry.record) >= 0)
-        if entry.source == FROM_PARKED:
-            # A start presumes a delivery of every record below the topic's cursor; a parked record stores its own.
-            (<Record*> entry.record).handed_out = entry.attempts + 1
+        if entry.record.due_ns != 0 or entry.note != NO_NOTE:
+            self.note_attempts(entry)
         if self.trace is not None:
             self.trace.sent(consumer, entry, now_ns)
         consumer.in_flight += 1
@@ -224,6 +226,22 @@ cdef class Dispatcher:
         if record != NULL:
             # The next delivery stores there.
             self.slots.ids.load_cell_ahead(record.guid)
+        return 0
+
+    cdef int note_attempts(self, const ReadyEntry* entry) except -1:
+        """Store that a message is delivered which has a note, or a due time of its publisher's.
+
+        A start would let the latter wait, as a message that was not delivered. On a full disk it does.
+        """
+        cdef int64_t slot
+        if entry.note != NO_NOTE:
+            return self.deferral.notes.change(entry.note, NOTE_DELIVERED, entry.attempts + 1)
+        slot = self.slots.find_record(entry.record)
+        assert slot >= 0, "the message is not in flight"
+        try:
+            self.slots.slots[slot].note = self.deferral.put(entry.record, NOTE_DELIVERED, entry.attempts + 1, 0)
+        except StorageError:
+            return 0
         return 0
 
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept:
@@ -241,14 +259,16 @@ cdef class Dispatcher:
         """
         assert reason != 0, "the trace shows a reason for each dropped message"
         try:
-            self.parking.reach(entry.record, entry.source)
+            self.cursor.ledger.reach(record_ordinal(entry.record))
         except StorageError:
-            self.ready.push(entry.record, entry.attempts, entry.source)
+            self.ready.push(entry.record, entry.attempts, entry.note)
             self.waits.retry_soon()
             return False
         if self.trace is not None:
             self.trace.dropped(entry, reason)
-        self.parking.finish(entry.record, entry.source)
+        self.cursor.finish(entry.record)
+        if entry.note != NO_NOTE:
+            self.deferral.forget(entry.note)
         return True
 
     # Share out.

@@ -166,7 +166,8 @@ cdef class Intake(Scheduled):
         assert queued is self.waiting[0], "invariant 2"
         batch.at = queued.start
         batch.done = 0
-        batch.body_bytes = batch.deferred_count = batch.deferred_end = 0
+        batch.body_bytes = 0
+        self.topic.take_dues_back()
         queued.begun = False
         self.topic.begin_messages(batch)
         queued.begun = True
@@ -203,6 +204,7 @@ cdef class Intake(Scheduled):
         """Take a batch out of the queue: stored, refused, or cancelled. error: None if there is none to report."""
         if self.topic.log.batch.segment is not None and queued is self.waiting[0]:
             self.topic.log.batch.discard()
+            self.topic.take_dues_back()
         self.waiting.remove(queued)
         self.topic.busy = self.topic.draining or len(self.waiting) != 0
         if self.waiting:

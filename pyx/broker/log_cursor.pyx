@@ -1,10 +1,11 @@
 """Cursor of a channel over its topic's log: the next record never handed out.
 
-    topic's log   | finished | handed out, or an origin | cursor | never handed out            | readable.end
+    topic's log   | finished | handed out, or deferred | cursor | never handed out            | readable.end
 
 The cursor moves over each record once. `next_record` skips records that are finished, lost in a hole or damaged, and
 returns the next one without moving over it. Most often that is the record at the cursor, so this case is inline. The
-channel then hands the record out or, if the record is deferred, leaves it to its Parking (see pyx/broker/parking.pyx).
+channel then hands the record out or, if the record has a due time, passes over it: the message comes by its due time
+(see pyx/broker/deferral.pyx), whether the cursor has come to its record or not.
 
 The ledger stores the cursor's ordinal and, as a hint that recovery checks, the place of its record.
 
@@ -17,8 +18,12 @@ takes (see pyx/diskqueue/presence.pyx). Both waits belong to a thread:
 `next_record` returns nothing while the pages at the cursor are being read. Messages that are read soon after they were
 written are left to the load: write-back comes later.
 
-Invariant: `segment.base + offset` is the record with ordinal `ledger.cursor`, or the gap that has it, or the log's
-end. The cursor meets a gap only if its ledger is older than the rewriting of the segment, after a power failure.
+A queued message that was rescheduled by its id is *overridden*: the cursor passes over its record likewise.
+
+Invariants: 1. `segment.base + offset` is the record with ordinal `ledger.cursor`, or the gap that has it, or the log's
+end. The cursor meets a gap only if its ledger is older than the rewriting of the segment, after a power failure. 2. The
+cursor hands out no record that has a due time or is overridden. 3. `dues_ahead()` is the number of records at or past
+the cursor, below the readable end, that have a due time and are not finished.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client".
 """
@@ -26,6 +31,7 @@ Source: docs/nsq/broker-semantics.md, "Delivery to a client".
 cimport cython
 from libc.stdint cimport UINT64_MAX
 
+from pyqd.hot.diskqueue.dues cimport Dues
 from pyqd.hot.diskqueue.ledger cimport LedgerHeader
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
@@ -33,7 +39,14 @@ from pyqd.hot.diskqueue.presence cimport is_backlog, page_below
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport whole_pages
-from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, RECORD_VALID, ordinal_after, ordinals_of, record_verdict
+from pyqd.hot.wire.record cimport (
+    ORDINAL_MASK,
+    RECORD_HEADER_BYTES,
+    RECORD_VALID,
+    ordinal_after,
+    ordinals_of,
+    record_verdict,
+)
 
 from pyqd.primitives.errors import StorageError
 
@@ -54,6 +67,97 @@ cdef class LogCursor:
         self.segment = position.segment
         self.offset = position.offset
         assert position.ordinal == ledger.header.cursor or position.segment.first_ordinal > ledger.header.cursor
+
+    cdef bint steps_over(self, const Record* record) except -1:
+        """Move over the record at the cursor, which is not finished, unless it is to be handed out.
+
+        Returns: whether it has moved.
+        """
+        debug_require(not self.ledger.is_finished(record_ordinal(record)))
+        if record.due_ns != 0 and self.is_in_dues(record_ordinal(record)):
+            self.dues_passed += 1
+            debug_require(self.dues_ahead() <= self.readable.end - self.ledger.header.cursor)
+        elif self.is_overridden(record_ordinal(record)):
+            self.forget_overridden(record_ordinal(record))
+        else:
+            return False
+        self.pass_over(record)
+        return True
+
+    cdef bint is_in_dues(self, uint64_t ordinal) except -1:
+        """Return whether a record has an entry of dues. Cost: O(1) for records in order, else O(log dues).
+
+        A mended segment may have a record of a batch that a kill has interrupted, in the place of a damaged one.
+        Without an entry it would never be due, so it comes in the order of the log.
+        """
+        cdef Dues dues = self.readable.dues
+        if not dues.first <= self.next_due < dues.end or dues.at(self.next_due).seq & ORDINAL_MASK != ordinal:
+            self.next_due = dues.lower_bound(ordinal)
+            if self.next_due == dues.end or dues.at(self.next_due).seq & ORDINAL_MASK != ordinal:
+                return False
+        self.next_due += 1
+        return True
+
+    cdef int finish_ahead(self, const Record* record) except -1:
+        """Like `finish`, for a record at or past the cursor: its message was deferred, or is cancelled."""
+        self.ledger.finish(record_ordinal(record))
+        self.dues_passed += record.due_ns != 0 and self.is_in_dues(record_ordinal(record))
+        return self.note_finished_ahead()
+
+    cdef int finish_range(self, uint64_t start, uint64_t end) except -1:
+        """Finish the records of a range, no message of which was handed out. Raises: StorageError (nothing changed).
+
+        Cost: O(deferred ones among them, and the 64th part of all).
+        """
+        cdef uint64_t count = self.unfinished_dues(start, end)
+        cdef uint64_t ahead = self.unfinished_dues(max(start, self.ledger.header.cursor), end)
+        self.ledger.finish_range(start, end)
+        self.dues_void += count
+        self.dues_passed += ahead
+        return 0
+
+    cdef uint64_t unfinished_dues(self, uint64_t start, uint64_t end) except? <uint64_t> -1:
+        """Count the deferred records of a range, as far as it is readable, that are not finished."""
+        cdef uint64_t index, found = 0
+        end = min(end, self.readable.end)
+        if start < end:
+            for index in range(self.readable.dues.lower_bound(start), self.readable.dues.lower_bound(end)):
+                found += not self.ledger.is_finished(self.readable.dues.at(index).seq & ORDINAL_MASK)
+        return found
+
+    cdef list unfinished_dues_from(self, uint64_t start):
+        """Return the ordinals of the deferred records from one on that are not finished, as far as they are readable.
+        """
+        cdef uint64_t index, ordinal
+        found = []
+        for index in range(self.readable.dues.lower_bound(start), self.readable.due_end):
+            ordinal = self.readable.dues.at(index).seq & ORDINAL_MASK
+            if not self.ledger.is_finished(ordinal):
+                found.append(ordinal)
+        return found
+
+    cdef bint try_finish_one(self, uint64_t ordinal) except -1:
+        """Finish a record that damage has taken, and whose message was in a place that the caller knows.
+
+        Returns: False on a full disk (nothing changed).
+        """
+        cdef uint64_t ahead = self.unfinished_dues(max(ordinal, self.ledger.header.cursor), ordinal + 1)
+        if not self.ledger.try_finish(ordinal):
+            return False
+        self.dues_passed += ahead
+        return True
+
+    cdef int count_dues(self) except -1:
+        """Count the deferred records at or past the cursor, at a start or after a move of the cursor.
+
+        Cost: O(log dues); if records past the cursor are finished, O(deferred ones past the cursor).
+        """
+        cdef uint64_t cursor = min(self.ledger.header.cursor, self.readable.end)
+        if self.ledger.ahead == 0:
+            self.dues_passed = self.readable.dues.lower_bound(cursor)
+        else:
+            self.dues_passed = self.readable.due_end - self.unfinished_dues(cursor, self.readable.end)
+        return 0
 
     cdef const Record* find_next_record(self) except? NULL:
         """Like `next_record`, which comes here unless the record at the cursor is the next one."""
@@ -171,7 +275,7 @@ cdef class LogCursor:
                 return False
             self.ledger.unseal()
             try:
-                self.ledger.finish(cursor)
+                self.finish_range(cursor, cursor + 1)
             except StorageError:
                 self.ledger_full = True
                 return False
@@ -184,7 +288,7 @@ cdef class LogCursor:
         """
         cdef uint64_t end = min(ordinal_after(record), self.readable.end, self.ledger.bits_end())
         if self.ledger.header.cursor + 1 < end:
-            self.ledger.finish_range(self.ledger.header.cursor, end)
+            self.finish_range(self.ledger.header.cursor, end)
         return self.try_finish_next()
 
     cdef int skip_record(self, const Record* record) except -1:
@@ -236,8 +340,20 @@ cdef class LogCursor:
         cdef uint64_t first, behind
         assert end <= self.readable.end
         for first, behind in self.readable.log.holes:
-            self.ledger.finish_range(max(first, start), min(behind, end))
+            self.finish_range(max(first, start), min(behind, end))
         return 0
+
+    cdef int forget_overridden(self, uint64_t ordinal) except -1:
+        """Let a record be overridden no longer, if it is: the cursor passes it, or its message is finished."""
+        assert self.overridden is not None
+        self.overridden.discard(ordinal)
+        if not self.overridden:
+            self.overridden = None
+        return 0
+
+    cdef uint64_t overridden_end(self) except? 0:
+        """Return 1 + the highest overridden ordinal; 0 if there is none. Cost: O(overridden)."""
+        return 0 if self.overridden is None else <uint64_t> max(self.overridden) + 1
 
     cdef int leave_drained(self) except -1:
         """Move on from a segment that has been read to its end; it is recycled when all of it is finished."""

@@ -5,93 +5,92 @@ it is cheapest:
 
     in flight      the table of ids that FIN uses
     queued         the topic's log, by the id, which grows with the ordinal (see pyx/diskqueue/logreader.pyx)
-    deferred       2 bytes of the id's fingerprint for each slot, read through: 10 million are 20 MB
-    returned       the fingerprints in the ring's entries, 16 bytes each, read through
+    deferred       by its consumer or by its id: the notes that wait, 32 bytes each, read through
+    returned       the fingerprints in the ring's entries, 24 bytes each, read through
     dead letter    likewise, in the ring of those that are not published yet
+    deferred       by its publisher: its record has a due time, is not finished, and none of these has it
 
-The last three are read in steps, and the caller yields to the event loop between them, or has pages read that the step
-found absent. Slots stay, and entries of the
-ring keep their numbers or get higher ones, so the search misses only a message that moves meanwhile. A message that
-moves to the ring's end is met there. A message that is parked again may get a slot that the search has passed: another
-round finds it, which follows whenever something was parked meanwhile, and the last round is one step. The place that
-was found is right until the loop runs; the caller changes the message at once, whatever consumers do.
+Three of these are read in steps, and the caller yields to the event loop between them, or has pages read that the step
+found absent. Slots stay, and entries of the ring keep their numbers or get higher ones, so the search misses only a
+message that moves meanwhile. A message that moves to the ring's end is met there. A message that is deferred again may
+get a slot that the search has passed: another round finds it, which follows whenever something was deferred meanwhile,
+and the last round is one step. The place that was found is right until the loop runs; the caller changes the message at
+once, whatever consumers do.
 
-Changes are those of consumers, by the same means, and as safe. Finishing is a bit; another due time is a new record in
-the parked log whose origin is the old one (see pyx/broker/parked_log.pyx). One thing is special: a record at or past
-the cursor without a due time may become an origin. `rescheduled_ahead` of the channel's Parking names these while they
-are not settled. `moved_until` in the ledger's header, stored before the record, makes the start after a kill search the
-records past the cursor for them; that costs a walk up to the last of them, at that start.
+Changes are those of consumers, by the same means, and as safe. Finishing is a bit. Another due time is a note, as of a
+requeue with a delay (see pyx/broker/deferral.pyx). One thing is special: the message may be queued. Then the cursor
+passes over its record.
 
 Invariants: 1. messages in flight are not changed. 2. A change is made whole or not at all.
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, fingerprint
+from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, fingerprint
 from pyqd.hot.broker.trace cimport TracePlace
-from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.logreader cimport LogReader
+from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.diskqueue.segment cimport Segment
-from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport Record, record_attempts, record_ordinal
+from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
+from pyqd.hot.wire.record cimport Record, record_ordinal
 from pyqd.hot.wire.trace_events cimport DELIVERED_NOW, RESCHEDULED
 
 cdef enum Place:
     UNKNOWN = 0                          # neither the channel nor the topic's log has it
-    FINISHED = 1                         # the log still has it, the channel has finished it
+    FINISHED = 1                         # the log still has it, the channel has finished it, or a sync will
     HELD = 2                             # the topic holds it, the channel may not read it yet
     QUEUED = 3                           # at or past the cursor
     RETURNED = 4                         # in the ring of messages for redelivery
-    DEFERRED = 5                         # in the parked log, under its due time
+    DEFERRED = 5                         # until the due time of its publisher
     IN_FLIGHT = 6
     DEAD_LETTER = 7                      # to be published in the dead-letter topic
+    NOTED = 8                            # until the due time of its note
 
 cdef enum:
-    SLOTS_PER_STEP = 1 << 22             # 8 MiB
-    ENTRIES_PER_STEP = 1 << 19           # 8 MiB
+    NOTES_PER_STEP = 1 << 17             # 4 MiB, and as much of the heap
+    ENTRIES_PER_STEP = 1 << 18           # 6 MiB
     ROUNDS_MAX = 8                       # after these the search is one step
 
-AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT, AT_DEAD_LETTER = (
-    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT, DEAD_LETTER)
+AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT, AT_DEAD_LETTER, AT_NOTED = (
+    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT, DEAD_LETTER, NOTED)
 
 
 @cython.final
 cdef class MessageLookup:
-    """Lookup of one message of a channel. slots_per_step, entries_per_step: read at once."""
+    """Lookup of one message of a channel. notes_per_step, entries_per_step: read at once."""
 
     cdef readonly ChannelCore channel
     cdef readonly uint64_t guid
     cdef readonly Place place            # of the last `step`; right until the loop runs
     cdef const Record* kept              # in the topic's log, whatever the place; NULL: the log does not have it
     cdef const Record* record            # at the place, if there is one there
-    cdef uint64_t at                     # slot in the parked log, or number in its ring
-    cdef uint64_t slots_per_step
+    cdef uint64_t at                     # slot of its note, or number in its ring
+    cdef uint64_t notes_per_step
     cdef uint64_t entries_per_step
-    cdef uint64_t next_slot              # the search has come to this slot ...
+    cdef uint64_t next_note              # the search has come to this slot of notes ...
     cdef uint64_t next_number            # ... and to this entry of those for redelivery
     cdef uint64_t next_letter            # ... and of the dead letters
-    cdef uint64_t parked_end             # of the parked log when this round of the search began
+    cdef uint64_t defer_count            # messages that were given a note to wait with when this round began
     cdef uint64_t round_count
 
     def __init__(
         self, ChannelCore channel not None, uint64_t guid, *,
-        uint64_t slots_per_step=SLOTS_PER_STEP, uint64_t entries_per_step=ENTRIES_PER_STEP,
+        uint64_t notes_per_step=NOTES_PER_STEP, uint64_t entries_per_step=ENTRIES_PER_STEP,
     ):
         self.channel = channel
         self.guid = guid
-        self.slots_per_step = slots_per_step
+        self.notes_per_step = notes_per_step
         self.entries_per_step = entries_per_step
         self.begin_round()
 
     cdef int begin_round(self) except -1:
-        self.next_slot = 0
+        self.next_note = 0
         self.next_number = 0
         self.next_letter = 0
-        self.parked_end = self.channel.parking.parked_end()
+        self.defer_count = self.channel.deferral.defer_count
         return 0
 
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept:
@@ -110,6 +109,7 @@ cdef class MessageLookup:
         cdef bint asks = self.round_count < ROUNDS_MAX
         cdef ReadyRing ready = self.channel.ready
         cdef ReadyRing letters = self.channel.dead_letters.pending
+        cdef uint64_t unsynced_number = 0
         if self.channel.slots.find(self.guid) >= 0:
             return self.found(IN_FLIGHT, NULL, 0)
         self.kept = reader.find(self.guid)
@@ -118,9 +118,9 @@ cdef class MessageLookup:
             return False
         if self.step_in_log():
             return True
-        if self.step_in_parked(presence if asks else None):
+        if self.step_in_notes():
             return True
-        if self.next_slot < self.slots_end():
+        if self.next_note < self.channel.deferral.waiting.slot_count_max:
             return False
         if self.step_in_ring(ready, &self.next_number, RETURNED):
             return True
@@ -128,11 +128,17 @@ cdef class MessageLookup:
             return True
         if self.next_number < ready.end() or self.next_letter < letters.end():
             return False
-        if self.parked_end != self.channel.parking.parked_end():
+        if self.defer_count != self.channel.deferral.defer_count:
             self.round_count += 1
             self.begin_round()
             return False
-        return self.found(UNKNOWN if self.record == NULL else FINISHED, self.record, 0)
+        # At most as many as are read at once wait for a sync of their dead letters.
+        if self.step_in_ring(self.channel.dead_letters.unsynced, &unsynced_number, FINISHED):
+            return True
+        assert self.kept.due_ns != 0, "an unfinished message below the cursor is in no place"
+        if not self.channel.cursor.is_in_dues(record_ordinal(self.kept)):
+            return self.found(QUEUED, self.kept, 0)
+        return self.found(DEFERRED, self.kept, 0)
 
     cdef bint step_in_log(self) except -1:
         """Look at the message in the topic's log, if the log has it. Returns: True if the place is known then."""
@@ -141,42 +147,26 @@ cdef class MessageLookup:
         cdef uint64_t ordinal
         self.record = record
         if record == NULL:
-            return channel.parking.parked is None and self.found(UNKNOWN, NULL, 0)
+            return self.found(UNKNOWN, NULL, 0)
         ordinal = record_ordinal(record)
         if ordinal >= channel.readable.end:
             return self.found(HELD, record, 0)
         if channel.ledger.is_finished(ordinal):
-            return channel.parking.parked is None and self.found(FINISHED, record, 0)
-        if ordinal >= channel.cursor.ordinal() and not channel.parking.is_origin_ahead(record):
+            return self.found(FINISHED, record, 0)
+        if record.due_ns == 0 and ordinal >= channel.cursor.ordinal() and not channel.cursor.is_overridden(ordinal):
             return self.found(QUEUED, record, 0)
         return False
 
-    cdef uint64_t slots_end(self) noexcept:
-        return 0 if self.channel.parking.parked is None else self.channel.parking.parked.capacity
-
-    cdef bint step_in_parked(self, Presence presence) except -1:
-        """Search some slots of the parked log. presence: asked before records are read; None: the search is one step.
-
-        Returns: True if the message is there.
-        """
-        cdef ParkedLog parked = self.channel.parking.parked
-        cdef const Record* record
-        cdef uint64_t end, slot
-        if parked is None:
-            return False
-        end = parked.capacity
-        if presence is not None:
-            end = min(end, self.next_slot + self.slots_per_step)
-        while self.next_slot < end:
-            slot = parked.find_fingerprint(self.guid, self.next_slot, end)
-            if slot < end:
-                record = parked.waiting_in(<uint32_t> slot)
-                if presence is not None and record != NULL and not presence.has_record_at(parked.log, record):
-                    self.next_slot = slot
-                    return False
-                if record != NULL and record.guid == self.guid:
-                    return self.found(DEFERRED, record, slot)
-            self.next_slot = min(slot + 1, end)
+    cdef bint step_in_notes(self) except -1:
+        """Search some of the notes that wait. Returns: True if the message has one of them."""
+        cdef uint64_t end = self.channel.deferral.waiting.slot_count_max
+        cdef int64_t slot
+        if self.round_count < ROUNDS_MAX:
+            end = min(end, self.next_note + self.notes_per_step)
+        slot = self.channel.deferral.find_waiting(self.kept.seq, self.next_note, end)
+        if slot >= 0:
+            return self.found(NOTED, self.kept, <uint64_t> slot)
+        self.next_note = max(self.next_note, end)
         return False
 
     cdef bint step_in_ring(self, ReadyRing ring, uint64_t* next_number, Place place) except -1:
@@ -208,32 +198,26 @@ cdef class MessageLookup:
         cdef ReadyRing ring = self.ring()
         assert self.record != NULL or self.place in (UNKNOWN, IN_FLIGHT), "a place has a record"
         if self.place == DEFERRED:
-            return channel.parking.parked.waiting_in(<uint32_t> self.at) == self.record
+            return not channel.ledger.is_finished(record_ordinal(self.record))
+        if self.place == NOTED:
+            return channel.deferral.find_waiting(self.record.seq, self.at, self.at + 1) >= 0
         if ring is not None:
             return ring.first <= self.at < ring.end() and ring.at(self.at).record.guid == self.guid
         return self.place == QUEUED and record_ordinal(self.record) >= channel.cursor.ordinal()
 
     def due_ns(self):
         """Return the due time of the message (Unix); 0 if it has passed, or the place has none."""
-        if self.place == DEFERRED or (self.place == QUEUED and self.record.due_ns > wall_ns()):
-            return self.record.due_ns
-        return 0
-
-    cdef uint8_t source(self) except *:
-        cdef ReadyRing ring = self.ring()
-        assert self.record != NULL
-        if ring is not None:
-            return ring.at(self.at).source
-        return FROM_PARKED if self.place == DEFERRED else FROM_TOPIC
+        if self.place == NOTED:
+            return self.channel.deferral.notes.at(<uint32_t> self.at).due_ns
+        return self.record.due_ns if self.place == DEFERRED else 0
 
     def make_room(self, bint cancels):
-        """Grow a ledger, in a thread, that a change of the message, found since the loop ran, needs larger.
+        """Grow a ledger in a thread, if a change of the message, found since the loop ran, needs it larger.
 
         Returns: False if there is no need; if True, the caller waits until no ledger grows, and searches again.
         """
-        cdef Ledger ledger = self.channel.parking.ledger_of(self.source())
         assert self.is_in_place(), "the message has moved since it was found"
-        if self.channel.grow_for(ledger, record_ordinal(self.record)):
+        if self.channel.grow_for(self.channel.ledger, record_ordinal(self.record)):
             return True
         return cancels and self.kept != NULL and self.channel.make_room_to_cancel(record_ordinal(self.kept))
 
@@ -259,26 +243,21 @@ cdef class MessageLookup:
         """Finish the message in its place. Raises: StorageError, MemoryError (nothing changed)."""
         cdef ChannelCore channel = self.channel
         cdef ReadyRing ring = self.ring()
-        cdef ReadyEntry entry
+        cdef uint32_t note = NO_NOTE
         assert self.place != IN_FLIGHT and self.record != NULL, "invariant 1"
-        if self.place == DEFERRED:
-            channel.parking.reach(self.record, FROM_PARKED)
-            self.note_cancelled()
-            channel.parking.parked.take(<uint32_t> self.at)
-            channel.parking.finish(self.record, FROM_PARKED)
+        channel.ledger.reach(record_ordinal(self.record))
+        self.note_cancelled()
+        if self.place == NOTED:
+            note = <uint32_t> self.at
+        elif self.place == DEFERRED:
+            channel.deferral.note_cancelled()
         elif ring is not None:
-            entry = ring.at(self.at)[0]
-            channel.parking.reach(entry.record, entry.source)
-            self.note_cancelled()
+            note = ring.at(self.at).note
             ring.remove(self.at)
-            channel.parking.finish(entry.record, entry.source)
-        else:
-            channel.parking.reach(self.record, FROM_TOPIC)
-            self.note_cancelled()
-            if self.record.due_ns != 0:
-                channel.parking.pass_deferred(record_ordinal(self.record))
-            channel.parking.finish(self.record, FROM_TOPIC)
-            channel.cursor.note_finished_ahead()
+        channel.cursor.finish(self.record)
+        if note != NO_NOTE:
+            channel.deferral.forget(note)
+        channel.cursor.note_finished_ahead()
         channel.ledger.header.finish_count += 1
         return 0
 
@@ -296,35 +275,40 @@ cdef class MessageLookup:
         Raises: StorageError, MemoryError (nothing changed).
         """
         cdef ChannelCore channel = self.channel
-        cdef const Record* record = self.record
-        cdef Segment segment
         cdef ReadyEntry entry
-        assert self.place in (DEFERRED, QUEUED, RETURNED)
+        assert self.place in (DEFERRED, NOTED, QUEUED, RETURNED)
         assert self.is_in_place(), "the message has moved since it was found"
-        if self.place == DEFERRED:
-            channel.parking.reach(record, FROM_PARKED)
-            channel.parking.park(record, FROM_PARKED, record_attempts(record), due_ns)
-            channel.parking.parked.take(<uint32_t> self.at)
-        elif due_ns <= wall_ns() and (self.place == RETURNED or record.due_ns <= wall_ns()):
+        if self.place in (QUEUED, RETURNED) and due_ns <= wall_ns():
             return
+        if self.place == QUEUED:
+            self.reschedule_queued(due_ns, reader)
         elif self.place == RETURNED:
             entry = channel.ready.at(self.at)[0]
-            channel.parking.reach(entry.record, entry.source)
-            channel.parking.park(entry.record, entry.source, entry.attempts, due_ns)
+            channel.deferral.defer(entry.record, entry.attempts, due_ns, entry.note)
             channel.ready.remove(self.at)
+        elif self.place == NOTED:
+            channel.deferral.defer(
+                self.record, channel.deferral.notes.at(<uint32_t> self.at).attempts, due_ns, <uint32_t> self.at)
         else:
-            segment = channel.readable.log.segment_of(record_ordinal(record))
-            if not channel.cursor.verify(segment, <const char*> record - segment.base, record_ordinal(record)):
-                # It may be at another place now.
-                self.record = reader.find(self.guid)
-            if self.record == NULL:
-                self.place = UNKNOWN
-                return
-            channel.parking.reach(self.record, FROM_TOPIC)
-            channel.parking.reschedule_queued(self.record, due_ns)
-        channel.parking.settle_now()
-        channel.after_parking()
+            channel.deferral.supersede(self.record, due_ns)
+        if self.place == UNKNOWN:
+            return
+        channel.set_next_timer(mono_ns())
         if channel.trace is not None and at_once:
             channel.trace.place.note(DELIVERED_NOW, self.guid, 0, 0, None, wall_ns())
         elif channel.trace is not None:
             channel.trace.place.note_due(RESCHEDULED, self.guid, due_ns, wall_ns())
+
+    cdef int reschedule_queued(self, int64_t due_ns, LogReader reader) except -1:
+        """Let the cursor pass over the message's record. If damage has taken the message, the place is UNKNOWN."""
+        cdef ChannelCore channel = self.channel
+        cdef uint64_t ordinal = record_ordinal(self.record)
+        cdef Segment segment = channel.readable.log.segment_of(ordinal)
+        if not channel.cursor.verify(segment, <const char*> self.record - segment.base, ordinal):
+            # It may be at another place now.
+            self.record = reader.find(self.guid)
+        if self.record == NULL:
+            self.place = UNKNOWN
+            return 0
+        channel.deferral.override(self.record, due_ns)
+        return 0

@@ -4,7 +4,11 @@ Fan-out costs no copy, as every channel is a cursor over the same log. A topic t
 `end` where it is, while the log grows behind it: those messages are *held*. The topic and its channels share one
 ReadableLog; a channel knows no more of its topic than this.
 
-Invariant: `end <= log.end`; they are equal unless the topic is paused, awaits channels or has none.
+The due times of deferred messages are a second sequence beside the log, which channels read as well: `dues`, up to
+`due_end`.
+
+Invariants: 1. `end <= log.end`; they are equal unless the topic is paused, awaits channels or has none. 2. The entries
+of `dues` below `due_end` are those of the records below `end`.
 """
 
 cimport cython
@@ -15,16 +19,24 @@ from pyqd.hot.primitives.debug cimport debug_require
 
 @cython.final
 cdef class ReadableLog:
-    """Readable part of a log. topic: woken when the log can be trimmed; None once it is deleted. end: ordinal."""
+    """Readable part of a log. dues: of the log. topic: woken when the log can be trimmed; None once it is deleted.
 
-    def __init__(self, Log log not None, Scheduler scheduler not None, Scheduled topic not None, uint64_t end):
+    end: ordinal.
+    """
+
+    def __init__(
+        self, Log log not None, Dues dues not None, Scheduler scheduler not None, Scheduled topic not None,
+        uint64_t end,
+    ):
         assert end <= log.end
+        self.dues = dues
+        self.dues_stored = dues.end
+        self.due_end = dues.lower_bound(end)
         self.log = log
         self.scheduler = scheduler
         self.topic = topic
         self.end = end
         self.oldest_unfinished = log.first
-        self.parking = set()
 
     cdef int note_passed(self, Ledger ledger) except -1:
         """Like `note_floor`, for a floor that has passed the segment: exceptions below it may still be in there."""
@@ -40,6 +52,14 @@ cdef class ReadableLog:
     cdef int advance_end(self) except -1:
         assert self.end <= self.log.end, "channels were given records that the log does not have"
         self.end = self.log.end
+        self.due_end = self.dues_stored
+        return 0
+
+    cdef int move_end(self, uint64_t end) except -1:
+        """Let the channels read up to an ordinal, at a start. Cost: O(log dues)."""
+        assert end <= self.log.end
+        self.end = end
+        self.due_end = self.dues.lower_bound(end)
         return 0
 
     cdef int note_held(self) except -1:

@@ -1,32 +1,32 @@
 """Recovery of a channel: messages that an earlier run delivered and did not finish wait for redelivery.
 
-The files say nearly all. A record below the ledger's cursor without a bit was delivered. A record in the parked log
-waits for its due time, or was delivered and says so itself. Only a clean stop notes the attempts of the rest. Parking
-leaves two records of a message for a while; the start finishes the one in the topic's log (see
-pyx/broker/parked_log.pyx).
+The files say nearly all. Below the ledger's cursor, a record without a bit and without a due time was delivered; one
+with a due time waits for it, unless a note says that it was delivered. Notes have the due times of the channel's own
+too, and the deliveries so far of messages that were deferred, or unfinished at a clean stop.
 
-The order: `begin_at` if a channel takes over messages, `finish_duplicates` if there may be duplicates past the cursor,
-then `recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
+The order: `begin_at` if a channel takes over messages, then `recover`, `recover_queued` and `end_recovery`. The topic
+counts the deferred messages when it knows the readable end (`Deferral.begin`). Nothing has subscribed yet, and the
+log's segments may not have been verified.
 """
 
+cimport cython
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing
+from pyqd.hot.diskqueue.dues cimport Dues
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
-from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
-from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
-from pyqd.hot.wire.record cimport RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
-
-FROM_PARKED_LOG = FROM_PARKED
+from pyqd.hot.diskqueue.notefiles cimport NOTE_DEFERRED, NOTE_DELIVERED, Note
+from pyqd.hot.diskqueue.notes cimport NO_NOTE, Notes
+from pyqd.hot.primitives.clock cimport mono_ns
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
 
 
 def start_ledger(Ledger ledger not None, Position position not None, bint paused=False):
     """Make a fresh ledger begin at a position of the log. paused: the channel is paused from the start on."""
-    ledger.reset(position.ordinal, ledger.header.parked_from)
+    ledger.reset(position.ordinal)
     ledger.header.paused = ledger.header.paused or paused
     ledger.header.start = position.ordinal
     ledger.header.spared = 0
@@ -39,7 +39,7 @@ def start_ledger(Ledger ledger not None, Position position not None, bint paused
 
 def begin_at(ChannelCore channel not None, Position position not None):
     """Move the beginning of a channel of an earlier run to another place, before anything of it is recovered."""
-    assert channel.parking.parked is None, "the channel was recovered before"
+    assert channel.slots.count() == 0, "the channel was recovered before"
     start_ledger(channel.ledger, position)
     channel.cursor.move_to(position.segment, position.offset)
 
@@ -50,118 +50,152 @@ def cursor_position(Ledger ledger not None, Log log not None):
         ledger.header.cursor_segment, ledger.header.cursor_offset, ledger.header.cursor)
 
 
-def has_moved_duplicates(ChannelCore channel not None):
-    """Return whether, after a start, origins past the cursor may be among the records without a due time."""
-    return (
-        channel.parking.parked is not None
-        and channel.ledger.header.moved_until > channel.parking.parked.ledger.header.parked_below)
+cdef int resume(ChannelCore channel, const Record* record, uint32_t slot) except -1:
+    """Let a message wait, for its due time or for redelivery, as its note says."""
+    cdef const Note* note = channel.deferral.notes.at(slot)
+    if record.due_ns != 0:
+        channel.deferral.superseded.add(record_ordinal(record))
+    if note.kind == NOTE_DEFERRED and not channel.dead_letters.is_spent(note.attempts):
+        return channel.deferral.wait_for(slot, note.due_ns & ~1)
+    return channel.dead_letters.add_returned(record, note.attempts, slot)
 
 
-def finish_duplicates(ChannelCore channel not None):
-    """After a power failure and before `recover`: finish the origins past the cursor, which may be one of before.
-
-    Cost: O(records up to the last one that was parked since the last sync).
-    """
-    cdef Position position = channel.readable.log.locate(channel.ledger.header.cursor)
-    cdef Segment segment = position.segment
-    cdef uint64_t offset = position.offset
-    cdef uint64_t left = 0 if channel.parking.parked is None else channel.parking.parked.last_duplicate_guid
-    cdef const Record* record
-    assert channel.slots.count() == 0, "messages were delivered before"
-    channel.ledger.recheck_past_cursor()
-    while segment is not None:
-        channel.readable.log.ready(segment)
-        while offset < segment.tail:
-            record = <const Record*> (segment.base + offset)
-            if record.guid > left:
-                return
-            if channel.parking.is_parked(record) and not channel.ledger.is_finished(record_ordinal(record)):
-                channel.ledger.try_finish(record_ordinal(record))
-            offset += record_span(record.size_bytes)
-        segment = segment.next
-        offset = SEGMENT_HEADER_BYTES
-
-
-def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
+def recover(ChannelCore channel not None, bint power_failed):
     """After a start: delivered and unfinished messages wait for redelivery, in order.
 
-    A message with a due time to come is parked again: there was no space to park it, so it was delivered early, or the
-    power failed before its parked record was on stable storage. attempts_of: {(source, ordinal): deliveries so far} as
-    noted by a clean stop; without a note one delivery is presumed, so that attempts do not read as a first delivery
-    again. Cost: walks the unfinished part of the log.
+    Without a note one delivery is presumed, so that attempts do not read as a first delivery again. Cost: O(unfinished
+    messages below the cursor), and a walk over the part of the log that has those of them that wait for no due time.
     """
-    cdef uint64_t ordinal
-    cdef uint16_t attempts
-    cdef Position position = None
-    cdef Segment segment = None
-    cdef uint64_t offset = 0
+    cdef Ledger ledger = channel.ledger
+    cdef Dues dues = channel.readable.dues
+    cdef Notes notes = channel.deferral.notes
+    cdef uint64_t cursor = ledger.header.cursor
+    cdef uint64_t ordinal = ledger.unfinished_from(0, cursor)
+    cdef uint64_t index = dues.lower_bound(ordinal)
+    cdef uint32_t note
+    # A delivery that is presumed makes no dead letter of a message that a power failure has kept from its client.
+    cdef uint16_t presumed = 0 if power_failed and channel.dead_letters.is_spent(1) else 1
     cdef const Record* record
+    cdef RecordWalk walk = RecordWalk(channel.readable.log)
     assert len(channel.dispatcher.consumers) == 0 and channel.slots.count() == 0, "messages were delivered before"
-    for ordinal in list(channel.ledger.unfinished(channel.ledger.header.cursor)):
-        if position is None or ordinal >= position.segment.end_ordinal():
-            position = channel.readable.log.locate(ordinal)
-            channel.readable.log.ready(position.segment)
-            segment, offset = position.segment, position.offset
-        if position.ordinal > ordinal:
-            continue
-        record = <const Record*> (segment.base + offset)
+    while ordinal < cursor:
+        while index < dues.end and dues.at(index).seq & ORDINAL_MASK < ordinal:
+            index += 1
+        note = NO_NOTE
+        if index < dues.end and dues.at(index).seq & ORDINAL_MASK == ordinal:
+            note = NO_NOTE if notes is None else notes.find(dues.at(index).seq)
+            record = NULL
+            if note != NO_NOTE:
+                record = walk.record_at(ordinal)
+        else:
+            record = walk.record_at(ordinal)
+            if record == NULL and walk.is_lost:
+                ledger.try_finish(ordinal)
+            elif record != NULL:
+                note = NO_NOTE if notes is None else notes.find(record.seq)
+                if note == NO_NOTE:
+                    channel.dead_letters.add_returned(record, presumed, NO_NOTE)
+        if record != NULL and note != NO_NOTE:
+            resume(channel, record, note)
+        ordinal = ledger.unfinished_from(ordinal + 1, cursor)
+
+
+@cython.final
+cdef class RecordWalk:
+    """Walk of a start over records of a log, by ascending ordinals."""
+
+    cdef Log log
+    cdef Position position
+    cdef uint64_t offset
+    cdef bint is_lost                    # `record_at` has found a record that damage has taken
+
+    def __init__(self, Log log not None):
+        self.log = log
+
+    cdef const Record* record_at(self, uint64_t ordinal) except? NULL:
+        """Return the record of an ordinal; NULL: it is lost, or lies in a hole."""
+        cdef const Record* record
+        self.is_lost = False
+        if self.position is None or ordinal >= self.position.segment.end_ordinal():
+            self.position = self.log.locate(ordinal)
+            self.log.ready(self.position.segment)
+            self.offset = self.position.offset
+        if self.position.ordinal > ordinal:
+            return NULL
+        record = <const Record*> (self.position.segment.base + self.offset)
         while ordinal_after(record) <= ordinal:
-            offset += record_span(record.size_bytes)
-            record = <const Record*> (segment.base + offset)
-        if record.flags & RECORD_LOST or channel.parking.is_parked(record):
-            channel.ledger.try_finish(ordinal)
-            continue
-        # Only a power failure can take a parked record away and leave a message that was never delivered. A delivery
-        # that is presumed makes no dead letter of it.
-        presumed = 0 if power_failed and (record.due_ns > wall_ns() or channel.dead_letters.is_spent(1)) else 1
-        attempts = attempts_of.get((FROM_TOPIC, ordinal), presumed)
-        if (
-            record.due_ns <= wall_ns() or channel.dead_letters.is_spent(attempts)
-            or not channel.parking.try_park_published(record, attempts)
-        ):
-            channel.dead_letters.add_returned(record, attempts, FROM_TOPIC)
-    channel.note_parking()
+            self.offset += record_span(record.size_bytes)
+            record = <const Record*> (self.position.segment.base + self.offset)
+        self.is_lost = record.flags & RECORD_LOST != 0
+        if self.is_lost:
+            return NULL
+        return record
 
 
-def recover_parked(ChannelCore channel not None, dict attempts_of):
-    """After a start: delivered messages of the parked log go to the ring, with their attempts; the rest waits."""
-    cdef ParkedLog parked = channel.parking.parked
-    cdef const Record* record
+def recover_queued(ChannelCore channel not None):
+    """After a start: messages at or past the cursor that have notes were deferred, or rescheduled while queued."""
+    cdef Notes notes = channel.deferral.notes
+    cdef Log log = channel.readable.log
     cdef uint32_t slot
-    assert channel.slots.count() == 0, "messages were delivered before"
-    for slot in range(parked.capacity):
-        record = parked.waiting_in(slot)
-        if record != NULL:
-            # A note of 0 is of one that was due and not delivered yet; a kill leaves no notes.
-            attempts = attempts_of.get((FROM_PARKED, record_ordinal(record))) if attempts_of else None
-            if record.handed_out and (attempts is None or attempts < record.handed_out):
-                # A power failure may bring back the notes of an earlier stop, which a start has used and removed.
-                attempts = record.handed_out
-            elif attempts is not None and attempts > record.handed_out:
-                # A power failure has taken the mark. It is needed again: the note is used once.
-                (<Record*> record).handed_out = attempts
-            if attempts is not None:
-                channel.dead_letters.add_returned(parked.take(slot), attempts, FROM_PARKED)
+    cdef uint64_t ordinal
+    cdef Position position
+    cdef const Record* record
+    if notes is None:
+        return
+    for slot in notes.found_after(0):
+        ordinal = notes.at(slot).seq & ORDINAL_MASK
+        if ordinal < channel.ledger.header.cursor or ordinal >= log.end or channel.ledger.is_finished(ordinal):
+            continue
+        position = log.locate(ordinal)
+        log.ready(position.segment)
+        record = <const Record*> (position.segment.base + position.offset)
+        if position.ordinal == ordinal and record.seq == notes.at(slot).seq and not record.flags & RECORD_LOST:
+            notes.take(slot)
+            if record.due_ns == 0:
+                channel.deferral.add_overridden(ordinal)
+            resume(channel, record, slot)
+
+
+def end_recovery(ChannelCore channel not None):
+    """Drop the notes of messages that are finished, or gone, and set the timer of those that wait."""
+    if channel.deferral.notes is not None:
+        channel.deferral.notes.end_recovery()
     channel.set_next_timer(mono_ns())
 
 
-def attempts_by_record(ChannelCore channel not None):
-    """Return {(source, ordinal): deliveries so far} of all messages that were delivered and are not finished.
+def note_attempts(ChannelCore channel not None):
+    """Store a note for each message that was delivered, is not finished and has none, as a clean stop does.
 
-    A clean stop saves them for `recover`.
+    Raises: StorageError, after notes of some of them; another call continues.
     """
-    cdef dict attempts = {}
     cdef uint32_t slot
     cdef uint64_t number
-    cdef const Slot* held
-    cdef const ReadyEntry* entry
+    cdef ReadyEntry* entry
     cdef ReadyRing ring
     for slot in range(channel.slots.capacity):
-        held = channel.slots.used(slot)
-        if held != NULL:
-            attempts[(held.source, record_ordinal(held.record))] = held.attempts
+        if channel.slots.used(slot) != NULL and channel.slots.slots[slot].note == NO_NOTE:
+            channel.slots.slots[slot].note = note_attempts_of(
+                channel, channel.slots.slots[slot].record, channel.slots.slots[slot].attempts)
     for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
         for number in range(ring.first, ring.end()):
             entry = ring.at(number)
-            attempts[(entry.source, record_ordinal(entry.record))] = entry.attempts
-    return attempts
+            if entry.note == NO_NOTE:
+                entry.note = note_attempts_of(channel, entry.record, entry.attempts)
+
+
+cdef uint32_t note_attempts_of(ChannelCore channel, const Record* record, uint16_t attempts) except NO_NOTE:
+    channel.deferral.open()
+    return channel.deferral.notes.put(record.seq, NOTE_DELIVERED, attempts, 0, 0)
+
+
+def unnoted_count(ChannelCore channel not None):
+    """Count the messages that `note_attempts` has to store a note for."""
+    cdef uint32_t slot
+    cdef uint64_t number, count = 0
+    cdef ReadyRing ring
+    for slot in range(channel.slots.capacity):
+        count += channel.slots.used(slot) != NULL and channel.slots.slots[slot].note == NO_NOTE
+    for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
+        for number in range(ring.first, ring.end()):
+            count += ring.at(number).note == NO_NOTE
+    return count

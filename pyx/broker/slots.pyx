@@ -2,7 +2,7 @@
 
 A message in flight is a C slot with its record, its time of delivery, its consumer and its attempts. It is found by its
 id through a hash table (FIN, REQ, TOUCH) and ordered by deadline in a queue (timeouts). A message that waits
-for redelivery is 16 bytes in a ring. Both point at records in mapped segments: the segment stays as long as a record in
+for redelivery is 24 bytes in a ring. Both point at records in mapped segments: the segment stays as long as a record in
 it is unfinished.
 
 Entries of the ring are numbered as they come and keep their numbers, with one exception. If an entry is taken out of
@@ -75,10 +75,9 @@ cdef class SlotTable:
         return 0
 
     cdef int add(
-        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
-        int64_t now_ns, int64_t deadline_ns,
+        self, const ReadyEntry* entry, uint64_t consumer, int64_t now_ns, int64_t deadline_ns,
     ) except -1:
-        """Add a record to those in flight. Returns: 1; 0 if its id is in flight already (nothing changed).
+        """Add a message that is delivered once more. Returns: 1; 0 if its id is in flight already (nothing changed).
 
         Raises: MemoryError (nothing changed).
         """
@@ -86,12 +85,13 @@ cdef class SlotTable:
         if self.free_count == 0:
             self.grow()
         slot = self.free_slots[self.free_count - 1]
-        if not self.ids.put(record.guid, slot):
+        if not self.ids.put(entry.record.guid, slot):
             return 0
         self.deadlines.push(slot, deadline_ns)
         self.free_count -= 1
         self.slots[slot] = Slot(
-            record=record, delivered_ns=now_ns, consumer=consumer, attempts=attempts, source=source)
+            record=entry.record, delivered_ns=now_ns, consumer=consumer, attempts=entry.attempts + 1,
+            note=entry.note)
         return 1
 
     cdef int remove(self, uint32_t slot) except -1:
@@ -124,13 +124,13 @@ cdef class ReadyRing:
     def __dealloc__(self):
         array_release(&self.memory)
 
-    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
+    cdef int push(self, const Record* record, uint16_t attempts, uint32_t note) except -1:
         """Append an entry. Raises: MemoryError (nothing changed)."""
         debug_require(record != NULL)
         if self.count == self.capacity:
             self.grow()
         self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(
-            record=record, fingerprint=fingerprint(record.guid), attempts=attempts, source=source)
+            record=record, fingerprint=fingerprint(record.guid), attempts=attempts, note=note)
         self.count += 1
         return 0
 

@@ -9,36 +9,36 @@ id, and `held_from`, the ordinal of the first held message. `held_from` moves as
 over, and the kernel may write the page before the channel has a durable name. So after a power failure the start
 lowers `held_from` to `given_below`, which moves when a sync of the names is complete.
 
-Each channel parks messages with a due time, at once until the work budget of this pass of the loop is used up.
-Then the channels lag, and catch up in runs of their own (pyx/broker/parking.pyx). A publish is refused if there is no
-space for the parked copies.
+The due time of a message lies in its record, and in the topic's index of due times (pyx/diskqueue/dues.pyx), which all
+channels share. The entry is stored before the record is valid, so no record is without one after a kill; a start
+removes an entry without its record. A publish is refused if there is no space for the entry.
 
-Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
-valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
+Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored when the record with the due time is valid,
+so a start knows whether the index is complete. 3. `last_guid` is stored before the record.
 
 Source: docs/nsq/broker-semantics.md, "Topic lifecycle", "Publish and fan-out".
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport INT64_MAX
+from libc.stdint cimport INT64_MAX, UINT64_MAX
 from libc.string cimport memset
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.parking cimport OPEN_WORK, PARK_WORK
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.trace cimport TraceClient, TracePlace
 from pyqd.hot.diskqueue.journal cimport CommitBuffer
+from pyqd.hot.diskqueue.dues cimport Dues
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.logreader cimport LogReader
 from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.diskqueue.notefiles cimport note_place
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.guid cimport id_after_steps
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.bodies cimport Frames
-from pyqd.hot.wire.record cimport ORDINAL_BITS, Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_BITS, ORDINAL_MASK, Record, record_span
 from pyqd.hot.wire.scanner cimport read_be32
 from pyqd.hot.wire.trace_events cimport (
     DROPPED,
@@ -66,7 +66,7 @@ def check_state(Mapping mapping not None):
     """Check a state that an earlier run left. Raises: CorruptionError, LaterFormatError."""
     cdef TopicState* state = <TopicState*> mapping.base
     path = mapping.path or "memory"
-    if mapping.size_bytes < TOPIC_STATE_BYTES or state.magic != MAGIC or state.version == 0:
+    if mapping.size_bytes < TOPIC_STATE_BYTES or state.magic != MAGIC or state.version < TOPIC_STATE_VERSION:
         raise CorruptionError(path, 0, "not the state of a pyqd topic")
     if state.version > TOPIC_STATE_VERSION:
         raise LaterFormatError(
@@ -108,6 +108,18 @@ def known_end_of(Mapping mapping not None):
     return end, state.last_guid
 
 
+def due_ends_of(Mapping mapping not None, bytes journaled):
+    """Return (1 + ordinal of the last record with a due time, ordinal below which due times are on stable storage).
+
+    They are those of the topic's state, or of the journal; if neither is known, any record may have a due time.
+    """
+    cdef TopicState* state = <TopicState*> mapping.base
+    cdef uint64_t end = state.deferred_below if state.magic != 0 else UINT64_MAX
+    if journaled is not None:
+        end = max(end, (<const JournaledState*> PyBytes_AS_STRING(journaled)).deferred_below)
+    return end, state.dues_below
+
+
 def journal_topics(CommitBuffer commit not None, topics):
     """Add the new records of topics to a commit of the journal. Deleted and ephemeral topics are left out.
 
@@ -128,7 +140,7 @@ cdef class TopicCore(Scheduled):
     """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
 
     def __init__(
-        self, Log log not None, Scheduler scheduler not None, Mapping mapping not None, *,
+        self, Log log not None, Dues dues not None, Scheduler scheduler not None, Mapping mapping not None, *,
         uint32_t node_id, uint64_t memory_count_max, bint ephemeral, bint power_failed, int64_t created_ns=0,
         bytes journaled=None,
     ):
@@ -145,7 +157,6 @@ cdef class TopicCore(Scheduled):
             self.state.version = TOPIC_STATE_VERSION
             self.state.held_from = log.first.first_ordinal
             self.state.given_below = log.first.first_ordinal + 1
-            # The log is empty, unless the file was lost: then all records that the log keeps may be deferred.
             self.state.deferred_below = log.end
             self.state.message_count = log.end
             self.state.created_ns = created_ns or wall_ns()
@@ -166,9 +177,9 @@ cdef class TopicCore(Scheduled):
         if power_failed and self.state.given_below != 0:
             # Channels that were given later messages may be lost.
             self.state.held_from = min(self.state.held_from, self.state.given_below - 1)
-        if power_failed:
-            # The state may be older than the log.
-            self.state.deferred_below = max(self.state.deferred_below, log.unsynced_deferred_end())
+        if not dues.ordinal_end <= self.state.deferred_below <= max(dues.ordinal_end, log.first.first_ordinal):
+            # The state may be older than the log, or that of a log whose end is lost.
+            self.state.deferred_below = dues.ordinal_end
         held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
         # A store dirties the page even if it changes nothing, in each of many idle topics.
         if self.state.held_from != held_from:
@@ -177,8 +188,7 @@ cdef class TopicCore(Scheduled):
             if start <= self.state.held_from < behind:
                 # No message is held there, and the segment before is trimmed as soon as all of it is finished.
                 self.state.held_from = behind
-        self.readable = ReadableLog(log, scheduler, self, self.state.held_from)
-        self.held_known = self.readable.end == log.end or self.state.deferred_below <= self.readable.end
+        self.readable = ReadableLog(log, dues, scheduler, self, self.state.held_from)
         if self.readable.end == log.end:
             self.readable.note_held()
         assert self.state.held_from <= self.readable.end <= log.end, "invariant 1"
@@ -232,12 +242,12 @@ cdef class TopicCore(Scheduled):
         Raises: StorageError (nothing was accepted). Switches: no. Durable: against a kill when it returns.
         """
         cdef char* at
-        cdef bint at_once = False
         assert self.open_count == 0, "a batch is open"
+        if due_ns <= now_ns:
+            due_ns = 0
         self.log.reserve(record_span(body_bytes))
-        if due_ns != 0 and self.is_readable():
-            at_once = self.parks_at_once(record_span(body_bytes), 1)
-            self.prepare_park(record_span(body_bytes), 1 if at_once else 0)
+        if due_ns != 0:
+            self.reserve_dues(1)
         if self.trace is not None:
             self.trace.begin_publish(self.guids.last_id)
         self.state.message_bytes += body_bytes
@@ -246,18 +256,17 @@ cdef class TopicCore(Scheduled):
             self.state.message_count += 1
             return self.note_unkept(self.guids.last_id, body_bytes, now_ns, due_ns)
         if due_ns != 0:
-            self.state.deferred_below = self.log.end + 1
+            self.readable.dues.append(
+                self.log.next_seq(), due_ns, note_place(self.log.active.number, self.log.active.tail))
         store_barrier()
         at = self.log.append(self.guids.last_id, now_ns, due_ns, 0, body, body_bytes)
         # Not before: a start takes a record that was counted and is not there for lost.
         store_barrier()
         self.state.message_count += 1
+        if due_ns != 0:
+            self.note_deferred()
         if self.is_readable():
             self.advance_end()
-            if due_ns != 0:
-                self.park_readable(<const Record*> at, 1, 1, at_once)
-        elif due_ns != 0:
-            self.held_deferred += 1
         if self.trace is not None:
             self.trace.end_publish(<const Record*> at, 1, self.is_readable())
         return 0
@@ -273,64 +282,21 @@ cdef class TopicCore(Scheduled):
         self.trace.note_unkept(&record)
         return self.trace.end_publish(NULL, 0, False)
 
-    cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
-        """Return True if the channels park the messages of this publish at once; that is then work of this pass."""
-        cdef ChannelCore channel
-        cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
-        debug_require(count != 0)
-        for channel in self.channels:
-            if channel.parking.is_beyond(self.log.end + count - 1):
-                # In its next run the channel grows its ledger in a thread.
-                return False
-            if channel.parking.parked is None:
-                work += OPEN_WORK
-        if not self.scheduler.affords(work):
-            return False
-        self.scheduler.spend(<int64_t> work)
-        return True
-
-    cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
-        """Reserve space so that the channels can park the messages published next. count: of these; 0: not at once.
-
-        Raises: StorageError, MemoryError.
-        """
+    cdef int reserve_dues(self, uint64_t count) except -1:
+        """Reserve space so that storing so many due times cannot fail. Raises: StorageError."""
         try:
-            return self.try_prepare_park(span_bytes, count)
+            return self.readable.dues.reserve(count)
         except BaseException:
             # The log may have gone on in another segment for these messages. Nothing else would trim the former one.
             self.readable.request_trim()
             raise
 
-    cdef int try_prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
-        cdef ChannelCore channel
-        cdef uint64_t later_bytes = <uint64_t> len(self.channels) * span_bytes
-        if count == 0:
-            for channel in self.channels:
-                if channel.parking.is_beyond(self.log.end):
-                    later_bytes += 2 * channel.ledger.file_bytes()
-            if self.on_parking_wanted is not None:
-                self.on_parking_wanted(later_bytes)
-            return 0
-        for channel in self.channels:
-            if not channel.parking.lags():
-                channel.parking.prepare_batch(span_bytes, count, self.log.end + count - 1)
-        return 0
-
-    cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
-        """Park, in all channels, those of the last `count` records that have a due time: now or in later runs."""
-        cdef ChannelCore channel
-        cdef uint64_t before = self.readable.deferred_count
-        cdef uint64_t offset = <const char*> first - self.log.active.base
-        assert deferred_count <= count and self.readable.end == self.log.end, "held messages are not parked"
-        if not at_once and not self.readable.all_lag:
-            self.readable.all_lag = True
-            for channel in self.channels:
-                channel.parking.lag_from(self.log.active, offset, record_ordinal(first))
-        self.readable.deferred_count += deferred_count
-        if at_once:
-            for channel in self.channels:
-                if channel.parking.is_current(before):
-                    channel.park_batch(first, count)
+    cdef int note_deferred(self) except -1:
+        """Record that the records with due times that were stored just now are valid."""
+        cdef Dues dues = self.readable.dues
+        self.state.deferred_below = (dues.at(dues.end - 1).seq & ORDINAL_MASK) + 1
+        self.readable.dues_stored = dues.end
+        assert self.state.deferred_below <= self.log.end, "a due time has no record"
         return 0
 
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
@@ -441,9 +407,10 @@ cdef class TopicCore(Scheduled):
         if batch.kept == 0:
             return 0
         self.log.reserve(span)
-        if (batch.due_ns != 0 or batch.dues != NULL) and self.is_readable():
-            batch.at_once = not batch.in_slices and self.parks_at_once(span, batch.count)
-            self.prepare_park(span, batch.count if batch.at_once else 0)
+        if batch.due_ns <= batch.now_ns:
+            batch.due_ns = 0
+        if batch.due_ns != 0 or batch.dues != NULL:
+            self.reserve_dues(batch.kept)
         return self.log.begin_batch(span)
 
     cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1:
@@ -461,16 +428,16 @@ cdef class TopicCore(Scheduled):
         for _ in range(count):
             at = batch.at
             if batch.dues != NULL:
-                due_ns = batch.dues[batch.done]
+                due_ns = batch.dues[batch.done] if batch.dues[batch.done] > batch.now_ns else 0
                 at += sizeof(int64_t)
             size = <uint32_t> read_be32(at)
             at += sizeof(uint32_t)
             guid = self.guids.next_id(batch.now_ns)
             if batch.done < batch.kept:
-                self.log.batch.append(guid, batch.now_ns, due_ns, 0, at, size)
                 if due_ns != 0:
-                    batch.deferred_end = self.log.batch.end_ordinal()
-                    batch.deferred_count += 1
+                    self.readable.dues.append(
+                        self.log.batch.seq, due_ns, note_place(self.log.active.number, self.log.batch.tail))
+                self.log.batch.append(guid, batch.now_ns, due_ns, 0, at, size)
             batch.body_bytes += size
             batch.at = at + size
             batch.done += 1
@@ -480,30 +447,23 @@ cdef class TopicCore(Scheduled):
         """Make a batch visible, all of whose messages have been added. Raises: StorageError (the batch is dropped)."""
         cdef const Record* first = <const Record*> self.log.batch.first
         assert batch.done == batch.count
-        if batch.in_slices and batch.deferred_count != 0 and self.is_readable():
-            # The topic may have been paused, or without channels, when the batch began.
-            try:
-                self.prepare_park(batch_span(batch.count, batch.body_words), 0)
-            except BaseException:
-                self.log.batch.discard()
-                raise
-        if batch.deferred_count != 0:
-            self.state.deferred_below = batch.deferred_end
         if self.trace is not None:
             self.trace.begin_publish(self.state.last_guid)
         self.state.last_guid = self.guids.last_id
         store_barrier()
         if batch.kept != 0:
-            self.log.commit_batch()
+            try:
+                self.log.commit_batch()
+            except BaseException:
+                self.take_dues_back()
+                raise
         store_barrier()
         self.state.message_count += batch.count
         self.state.message_bytes += batch.body_bytes
+        if self.readable.dues_stored != self.readable.dues.end:
+            self.note_deferred()
         if self.is_readable():
             self.advance_end()
-            if batch.deferred_count != 0:
-                self.park_readable(first, batch.kept, batch.deferred_count, batch.at_once)
-        else:
-            self.held_deferred += batch.deferred_count
         if self.trace is not None:
             self.trace.end_publish(first, batch.kept, self.is_readable())
             self.trace.note_many(DROPPED, 0, REASON_EPHEMERAL, batch.count - batch.kept, batch.now_ns)
@@ -513,6 +473,12 @@ cdef class TopicCore(Scheduled):
         assert batch.done <= batch.count
         if batch.kept != 0 and self.log.batch.is_open:
             self.log.batch.discard()
+        return self.take_dues_back()
+
+    cdef int take_dues_back(self) except -1:
+        """Drop the due times of a batch that was dropped."""
+        if self.readable.dues_stored != self.readable.dues.end:
+            self.readable.dues.take_back(self.readable.dues_stored)
         return 0
 
     cdef bint is_readable(self) noexcept:
@@ -561,8 +527,12 @@ cdef class TopicCore(Scheduled):
             if self.trace is not None:
                 return self.trim_traced(floor)
         assert floor <= self.log.end
+        return self.trim_to(floor)
+
+    cdef int trim_to(self, uint64_t floor) except -1:
+        """Trim the log's segments below an ordinal, and their due times."""
         self.log.trim(floor)
-        return 0
+        return self.readable.dues.trim(self.log.first.first_ordinal)
 
     cdef int trim_traced(self, uint64_t floor) except -1:
         """Trim finished messages that retention kept so far, and add their event."""
@@ -570,7 +540,7 @@ cdef class TopicCore(Scheduled):
         cdef Segment first
         cdef uint64_t following
         assert self.trace is not None and floor <= self.log.end
-        self.log.trim(floor)
+        self.trim_to(floor)
         first = self.log.first
         if first.first_ordinal != before:
             following = self.guids.last_id + 1
@@ -594,7 +564,6 @@ cdef class TopicCore(Scheduled):
         This touches no mapped file, as those of an idle topic may not be mapped. Cost: O(channels).
         """
         cdef ChannelCore channel
-        cdef ParkedLog parked
         cdef uint64_t total = self.log.end + self.readable.end + self.state_change_count
         for channel in self.channels:
             if channel.ephemeral:
@@ -602,28 +571,24 @@ cdef class TopicCore(Scheduled):
             total += channel.ledger.change_count
             if channel.cancelled is not None:
                 total += channel.cancelled.change_count
-            parked = channel.parking.parked
-            if parked is not None:
-                total += parked.log.end + parked.ledger.change_count
-        return total
+            if channel.deferral.notes is not None:
+                total += channel.deferral.notes.change_count
+        return total + self.readable.dues.change_count
 
     def changed_channels(self):
         """Return the durable channels with changes that no sync has covered. Cost: O(channels), in C."""
         cdef ChannelCore channel
-        cdef ParkedLog parked
         changed = []
         for channel in self.channels:
             if channel.ephemeral:
                 continue
-            parked = channel.parking.parked
             if channel.ledger.change_count != channel.ledger.synced_change_count:
                 changed.append(channel)
             elif channel.cancelled is not None and (
                     channel.cancelled.change_count != channel.cancelled.synced_change_count):
                 changed.append(channel)
-            elif parked is not None and (
-                    parked.log.end != parked.log.synced_end
-                    or parked.ledger.change_count != parked.ledger.synced_change_count):
+            elif channel.deferral.notes is not None and (
+                    channel.deferral.notes.change_count != channel.deferral.notes.synced_change_count):
                 changed.append(channel)
         return changed
 
@@ -668,34 +633,18 @@ cdef class TopicCore(Scheduled):
         assert channel.readable is self.readable, "the channel reads another topic's log"
         self.channels.append(channel)
         self.note_members()
-        self.readable.all_lag = False
         if self.is_readable():
             self.release_held()
 
     def release_held(self):
-        """Hand the held messages to the channels, which park those with a due time."""
-        cdef ChannelCore channel
-        cdef Position position
+        """Hand the held messages to the channels."""
         cdef uint64_t start = self.readable.end
-        cdef bint are_held = self.readable.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
         assert self.is_readable(), "no channel may read the held messages"
-        if are_held:
-            position = self.readable.end_position()
-            for channel in self.channels:
-                channel.parking.lag_from(position.segment, position.offset, position.ordinal)
-            self.readable.all_lag = True
         if self.trace is not None:
             self.note_released(self.log.end - start)
         self.advance_end()
         self.finish_missing(start)
-        if are_held and self.held_known:
-            self.readable.deferred_count += self.held_deferred
-        elif are_held:
-            for channel in self.channels:
-                channel.parking.lag_uncounted(position, min(self.readable.end, self.state.deferred_below))
-        self.forget_held()
-        for channel in self.channels:
-            channel.catch_up(False)
+        self.readable.forget_held()
 
     cdef int finish_missing(self, uint64_t start) except -1:
         """Finish, in all channels, the readable records of `[start, end)` that the log has lost."""
@@ -711,12 +660,6 @@ cdef class TopicCore(Scheduled):
                 continue
             channel.cursor.note_finished_ahead()
         return 0
-
-    def forget_held(self):
-        """Reset the counts of held messages: none is held any more."""
-        self.readable.forget_held()
-        self.held_deferred = 0
-        self.held_known = True
 
     def detach(self, ChannelCore channel not None):
         """Remove a channel; its unfinished messages keep no segment any more."""
@@ -773,11 +716,11 @@ cdef class TopicCore(Scheduled):
             # Before the ledgers: after a kill no channel has finished messages that the topic still holds.
             self.state.held_from = end
             store_barrier()
-            self.readable.end = end
+            self.readable.advance_end()
             for channel in self.channels:
-                channel.ledger.finish_range(start, end)
+                channel.cursor.finish_range(start, end)
                 channel.ledger.header.spared += end - start
-            self.forget_held()
+            self.readable.forget_held()
             self.readable.note_held()
             if self.trace is not None:
                 self.trace.note_many(DROPPED, 0, REASON_EMPTIED, end - start, wall_ns())
@@ -866,8 +809,10 @@ cdef class TopicCore(Scheduled):
         """Abandon the log for good: the topic's files and its channels are gone."""
         assert len(self.channels) == 0
         self.log.abandon()
+        self.readable.dues.abandon()
+        self.readable.dues_stored = self.readable.due_end = self.readable.dues.end
         self.readable.oldest_unfinished = self.log.active
-        self.forget_held()
+        self.readable.forget_held()
         self.readable.trim_wanted = False
         # No cycle: a deleted topic must go without a full collection.
         self.readable.topic = None
@@ -892,31 +837,39 @@ cdef class TopicCore(Scheduled):
         assert end <= self.log.end, "channels were given records that the log does not have"
         self.state.given_below = max(self.state.given_below, end + 1)
 
+    def note_dues_synced(self, uint64_t end):
+        """Record that the due times of the records below an ordinal are on stable storage, as these are."""
+        assert end <= self.log.end, "due times of records that the log does not have"
+        # A store dirties the page even if it changes nothing.
+        if self.state.dues_below < end and self.readable.dues.ordinal_end != 0:
+            self.state.dues_below = end
+            self.state_change_count += 1
+
     def recover(self):
-        """After a start, with all channels attached: set the readable end, and park deferred messages that are not."""
+        """After a start, with all channels attached: set the readable end, and count the deferred messages."""
         cdef ChannelCore channel
-        cdef uint64_t start = self.readable.end
+        cdef uint64_t end = self.readable.end
+        cdef uint64_t start = end
         # A needless run of each of many idle topics would map files again that were mapped just now for the load.
         self.readable.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
             for channel in self.channels:
                 # Finished messages were given: the state may be older than the ledgers after a power failure.
-                self.readable.end = max(self.readable.end, channel.ledger.header.cursor, channel.ledger.finished_end())
+                end = max(end, channel.ledger.header.cursor, channel.ledger.finished_end(),
+                          channel.cursor.overridden_end(), channel.deferral.superseded_end())
+            self.readable.move_end(end)
             # Otherwise a topic whose last channel is deleted now would hold these again after the next start.
             self.state.held_from = self.readable.end
             self.finish_missing(start)
-        # Messages that were readable in the earlier run are parked before those that become readable now.
-        for channel in self.channels:
-            channel.park_deferred(min(self.readable.end, self.state.deferred_below))
         if self.channels and not self.state.paused:
             self.release_held()
         else:
             self.readable.end_position()
         for channel in self.channels:
-            channel.catch_up(True)
+            channel.deferral.begin(False)
             if channel.ledger.next_is_finished():
                 self.readable.trim_wanted = True
-            if channel.parking.settle_end != 0 or channel.parking.lags():
+            if channel.deferral.dues_seen != self.readable.due_end:
                 self.scheduler.request_wake(channel)
         if self.readable.trim_wanted:
             self.scheduler.request_wake(self)
@@ -928,9 +881,9 @@ cdef class TopicCore(Scheduled):
         return self.readable.end
 
     @property
-    def parking(self) -> set:
-        """Channels with parked messages whose origins are not settled."""
-        return self.readable.parking
+    def dues(self) -> Dues:
+        """Due times of the log's records."""
+        return self.readable.dues
 
     def end_position(self):
         """Return the Position of `end`."""

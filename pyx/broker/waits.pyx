@@ -1,7 +1,7 @@
 """Waits of a channel: for threads, for disk space and for tokens. The end of each wakes the channel.
 
-    a thread reads pages                  of the cursor, of a message for redelivery, of a due message, for parking
-    a thread syncs a larger ledger file   before a record beyond the ledger's window is handed out or parked
+    a thread reads pages                  of the cursor, of a message for redelivery, of a due message
+    a thread syncs a larger ledger file   before a record beyond the ledger's window is handed out
     a thread syncs the file of a reset    deliveries wait until the reset is made
     no disk space, or a failed run        a timer retries
     no tokens of the rate limit           a timer, when there are some
@@ -86,7 +86,7 @@ cdef class ChannelWaits:
             self.growths -= 1
             raise
 
-    def begin_reset(self, Ledger ledger not None, uint64_t target, uint64_t parked_from, uint64_t reached):
+    def begin_reset(self, Ledger ledger not None, uint64_t target, uint64_t reached):
         """Prepare a reset in a thread, with `prepares_reset` until that has ended. See `Ledger.begin_reset`."""
         assert not self.resets
 
@@ -97,7 +97,7 @@ cdef class ChannelWaits:
         self.growths = 1
         self.resets = self.prepares_reset = True
         try:
-            self.files.prepare_reset(ledger, target, parked_from, reached, ended)
+            self.files.prepare_reset(ledger, target, reached, ended)
         except BaseException:
             self.end_reset()
             raise
@@ -109,7 +109,7 @@ cdef class ChannelWaits:
         self.note_growth_ended()
 
     cdef int note_growth_ended(self) except -1:
-        """Wake the channel after a growth: parking and deliveries have waited."""
+        """Wake the channel after a growth: deliveries have waited."""
         assert self.growths != 0, "a growth has ended twice"
         self.growths -= 1
         return self.wake_channel()

@@ -4,8 +4,8 @@
     but exceptions
 
 The ledger is a mapped file: a page of header and a window of bits, bit i at `i mod capacity_bits`. Setting a bit is the
-FIN; the mapping keeps it over a kill. A bit may also be set at or past the cursor: the record was parked as deferred,
-or dropped, before its delivery, and the cursor will skip it. Depth follows from floor, cursor and `ahead`:
+FIN; the mapping keeps it over a kill. A bit may also be set at or past the cursor: the message was deferred, and is
+finished or cancelled, and the cursor will skip it. Depth follows from floor, cursor and `ahead`:
 `depth = end - cursor - ahead`, plus the messages that wait for redelivery.
 
 Invariants:
@@ -62,6 +62,7 @@ from pyqd.hot.diskqueue.exceptions cimport (
     are_ascending,
     count_exceptions,
     finish_exceptions,
+    index_from,
     is_exception,
     use_exceptions,
 )
@@ -91,8 +92,6 @@ cdef uint64_t WINDOW_BITS_MIN = BITS_PER_PAGE
 # A window of so many bits is not doubled for few unfinished records: those are listed, at so many bits each.
 cdef uint64_t EXCEPTIONS_FROM_BITS = 1 << 20
 cdef uint64_t EXCEPTION_BITS = 64
-# origins_unknown_below of a ledger that replaces a lost one, until its channel is recovered.
-cdef uint64_t UNKNOWN = <uint64_t> -1
 cdef uint64_t ALL_CLEARED = <uint64_t> -1
 GROWING = ".growing"
 
@@ -206,7 +205,7 @@ cdef class Ledger:
         (<LedgerHeader*> mapping.base).trusted_below = WINDOW_BITS_MIN
         if self.rebuilt:
             # In the file before it has its name: a kill or a power failure later in the start takes no caution away.
-            (<LedgerHeader*> mapping.base).origins_unknown_below = UNKNOWN
+            (<LedgerHeader*> mapping.base).replaces_lost = 1
         (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
         (<LedgerHeader*> mapping.base).magic = MAGIC
         self.replace_file(mapping)
@@ -261,9 +260,9 @@ cdef class Ledger:
         if header.version > LEDGER_VERSION:
             raise LaterFormatError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
         if header.sealed != 0 and (header.sealed != LEDGER_SEALED or header.checksum != header_checksum(header)):
-            raise CorruptionError(path, 436, "the checksum of the ledger's header is wrong")
+            raise CorruptionError(path, 412, "the checksum of the ledger's header is wrong")
         if (
-            header.version == 0
+            header.version != LEDGER_VERSION
             or header.capacity_bits < 64
             or header.capacity_bits & (header.capacity_bits - 1)
             or file_bytes_of(header.capacity_bits, header.exceptions_count) > mapping.size_bytes
@@ -314,7 +313,7 @@ cdef class Ledger:
         self.capacity_bits = header.capacity_bits
         self.open_bits = 0 if header.sealed != 0 else self.capacity_bits
         if header.reset_to != 0:
-            self.reset(header.reset_to - 1, header.reset_parked_from)
+            self.reset(header.reset_to - 1)
         self.roomy_below = 0
         self.uncleared_from = ALL_CLEARED
         if header.absorb_to != 0 and self.clears_late:
@@ -355,10 +354,6 @@ cdef class Ledger:
         if self.counted_from() > end:
             self.unseal()
             count_from(header, end)
-        # Records that a damaged end of the log has taken away give their ordinals to others, which are not parked yet.
-        if header.parked_below > end:
-            self.unseal()
-            header.parked_below = end
         if header.floor < oldest:
             self.unseal()
             self.clear_bits(header.floor, min(oldest, header.floor + self.capacity_bits))
@@ -568,6 +563,18 @@ cdef class Ledger:
         debug_require(self.header.floor <= ordinal <= end)
         return window_next_zero(self.words, self.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 
+    cdef uint64_t unfinished_from(self, uint64_t ordinal, uint64_t end) noexcept:
+        """Like `next_unfinished`, from any ordinal on: the exceptions are among them."""
+        cdef uint64_t index
+        if ordinal < self.header.floor:
+            index = index_from(&self.exceptions, ordinal)
+            while index < self.exceptions.count and self.exceptions.ordinals[index] & FINISHED_SINCE:
+                index += 1
+            if index < self.exceptions.count:
+                return min(self.exceptions.ordinals[index], end)
+            ordinal = self.header.floor
+        return self.next_unfinished(ordinal, end) if ordinal < end else end
+
     cdef int reserve_bits(self, uint64_t count) except -1:
         """Make the window so large, for a reset, which keeps its size. Blocks.
 
@@ -713,29 +720,26 @@ cdef class Ledger:
                 self.mapping.failed_syncs += 1
         return 0
 
-    cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1:
-        """Start over at an ordinal: all before it is finished, nothing from it on is finished or parked.
+    cdef int reset(self, uint64_t ordinal) except -1:
+        """Start over at an ordinal: all before it is finished, nothing from it on.
 
-        parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
-        a reset changes but for the window, which `trusted_below` guards: so a power failure leaves all of it or
-        nothing.
+        All that a reset changes lies in one page but for the window, which `trusted_below` guards: so a power failure
+        leaves all of it or nothing.
         Raises: StorageError if it was prepared for a larger window (nothing changed).
         """
         cdef LedgerHeader* header = self.header
-        cdef bint prepared = self.is_prepared_for(ordinal, parked_from)
+        cdef bint prepared = self.is_prepared_for(ordinal)
         cdef bint has_to_grow = prepared and (<LedgerHeader*> self.growing.base).capacity_bits > self.capacity_bits
         try:
             if prepared:
-                return self.reset_in_prepared(ordinal, parked_from)
+                return self.reset_in_prepared(ordinal)
             if self.resets_in_new_file():
-                return self.reset_in_new_file(ordinal, parked_from)
+                return self.reset_in_new_file(ordinal)
         except StorageError:
             # On a full disk, which this may be to relieve: in place, as without --sync-fin.
             if has_to_grow:
                 raise
         self.unseal()
-        header.reset_parked_from = parked_from
-        store_barrier()
         header.reset_to = ordinal + 1
         store_barrier()
         header.absorb_to = 0
@@ -745,8 +749,8 @@ cdef class Ledger:
         header.floor = ordinal
         header.cursor = ordinal
         count_from(header, ordinal)
-        header.parked_below = ordinal
-        header.parked_from = parked_from
+        # A reset that a kill has interrupted may take two numbers: none of the notes has the first.
+        header.generation += 1
         # A reset may go back: then the bits on stable storage are of other deliveries. A new file has zeros only.
         header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
         self.pristine = False
@@ -764,7 +768,7 @@ cdef class Ledger:
         """Return True if a reset in place might leave a mixture of both states after a power failure."""
         return self.clears_late and (self.finished_count != 0 or self.uncleared_from != ALL_CLEARED)
 
-    cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t capacity_bits) noexcept:
+    cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t capacity_bits) noexcept:
         cdef LedgerHeader header = self.header[0]
         debug_require(capacity_bits >= self.capacity_bits)
         header.sealed = 0
@@ -775,24 +779,23 @@ cdef class Ledger:
         header.floor = ordinal
         header.cursor = ordinal
         count_from(&header, ordinal)
-        header.parked_below = ordinal
-        header.parked_from = parked_from
+        header.generation += 1
         header.trusted_below = ordinal + capacity_bits
         return header
 
-    cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1:
+    cdef int reset_in_new_file(self, uint64_t ordinal) except -1:
         """Like `reset`, in another file, so that a power failure leaves all of the former ledger or all of this one.
 
         Blocks. Raises: StorageError (nothing changed).
         """
         cdef Mapping mapping = self.new_file(self.capacity_bits)
-        (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, parked_from, self.capacity_bits)
+        (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, self.capacity_bits)
         self.sync_and_replace(mapping)
         self.reset_count += 1
         assert self.finished_count == 0 and self.ahead == 0, "the new file has bits"
         return 0
 
-    def begin_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached):
+    def begin_reset(self, uint64_t ordinal, uint64_t reached):
         """Prepare the file of a reset to an ordinal or a later one, for a caller that syncs it in a thread.
 
         reached: an ordinal that its window has to reach. Returns: the mapping to sync as a whole before
@@ -807,7 +810,7 @@ cdef class Ledger:
             return None
         mapping = self.new_file(capacity)
         mapping.hold()
-        (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, parked_from, capacity)
+        (<LedgerHeader*> mapping.base)[0] = self.header_after_reset(ordinal, capacity)
         self.growing = mapping
         self.reset_begun = True
         self.reset_synced = False
@@ -819,7 +822,7 @@ cdef class Ledger:
         assert self.reset_begun or self.growing is not mapping
         self.reset_synced = self.growing is mapping
 
-    cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept:
+    cdef bint is_prepared_for(self, uint64_t ordinal) noexcept:
         """Return True if a reset can continue in the file of `begin_reset` without another sync.
 
         Until the next sync, a power failure may leave the header as it was prepared, which has to be as good as that of
@@ -831,22 +834,21 @@ cdef class Ledger:
         if self.growing is None or not self.reset_begun or not self.reset_synced:
             return False
         header = <LedgerHeader*> self.growing.base
-        now = self.header_after_reset(ordinal, parked_from, header.capacity_bits)
+        now = self.header_after_reset(ordinal, header.capacity_bits)
         return (
             (ordinal == header.floor
              or ordinal > header.floor and self.header.cursor <= header.floor and self.finished_end() <= header.floor)
             and now.paused == header.paused
-            and now.parked_from == header.parked_from
-            and now.moved_until == header.moved_until
-            and now.origins_unknown_below == header.origins_unknown_below
+            and now.generation == header.generation
+            and now.replaces_lost == header.replaces_lost
             and memcmp(now.settings, header.settings, sizeof(now.settings)) == 0
         )
 
-    cdef int reset_in_prepared(self, uint64_t ordinal, uint64_t parked_from) except -1:
+    cdef int reset_in_prepared(self, uint64_t ordinal) except -1:
         """Like `reset`, in the file of `begin_reset`. Raises: StorageError (nothing changed)."""
         cdef Mapping mapping = self.growing
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base
-        header[0] = self.header_after_reset(ordinal, parked_from, header.capacity_bits)
+        header[0] = self.header_after_reset(ordinal, header.capacity_bits)
         self.continue_in(mapping)
         self.reset_count += 1
         assert self.finished_count == 0 and self.ahead == 0, "the new file has bits"
@@ -864,10 +866,10 @@ cdef class Ledger:
         mapping.unpin()
         return 0
 
-    cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept:
+    cdef bint reset_reaches(self, uint64_t ordinal, uint64_t reached) noexcept:
         """Return True if the window reaches an ordinal after a reset, as it was prepared for that."""
         return (
-            self.is_prepared_for(ordinal, parked_from)
+            self.is_prepared_for(ordinal)
             and reached - ordinal < (<LedgerHeader*> self.growing.base).capacity_bits
         )
 
@@ -1141,39 +1143,27 @@ cdef class Ledger:
         return self.header.start
 
     @property
-    def parked_from(self) -> int:
-        return self.header.parked_from
+    def generation(self) -> int:
+        return self.header.generation
 
-    @parked_from.setter
-    def parked_from(self, uint64_t ordinal):
-        self.unseal()
-        self.header.parked_from = ordinal
-
-    @property
-    def parked_below(self) -> int:
-        return self.header.parked_below
-
-    def recheck_past_cursor(self):
-        """Before a channel's recovery: let parking examine again which of the records past the cursor are parked."""
-        if self.header.parked_below > self.header.cursor:
+    @generation.setter
+    def generation(self, uint32_t number):
+        """Take up the notes of a ledger that is lost."""
+        if self.header.generation != number:
             self.unseal()
-            self.header.parked_below = self.header.cursor
+            self.header.generation = number
 
     @property
     def replaces_lost(self) -> bool:
         """True if the ledger replaces a lost one and its channel has not been recovered since."""
-        return self.header.origins_unknown_below == UNKNOWN
+        return self.header.replaces_lost != 0
 
-    @property
-    def origins_unknown_below(self) -> int:
-        return self.header.origins_unknown_below
-
-    def note_recovered(self, uint64_t parked_end):
-        """Record after a start that the channel is recovered. parked_end: end of its parked log; 0 if there is none."""
-        if self.header.origins_unknown_below > parked_end:
+    def note_recovered(self):
+        """Record after a start that the channel is recovered."""
+        if self.header.replaces_lost != 0:
             self.unseal()
             self.change_count += 1
-            self.header.origins_unknown_below = parked_end
+            self.header.replaces_lost = 0
 
     cdef LedgerSettings* newest_settings(self) noexcept:
         """Return the valid settings with the higher number; NULL if there are none."""
@@ -1222,17 +1212,10 @@ cdef class Ledger:
 
     def unfinished(self, uint64_t end):
         """Yield the ordinals below `end` that are not finished."""
-        cdef uint64_t at
-        for at in range(self.exceptions.open_from, self.exceptions.count):
-            # The flag of a finished one puts it above all ordinals.
-            if self.exceptions.ordinals[at] < end:
-                yield self.exceptions.ordinals[at]
-        at = self.header.floor
+        cdef uint64_t at = self.unfinished_from(0, end)
         while at < end:
-            at = self.next_unfinished(at, end)
-            if at < end:
-                yield at
-            at += 1
+            yield at
+            at = self.unfinished_from(at + 1, end)
 
     def marked(self, uint64_t start, uint64_t end):
         """Return the ordinals of `[start, end)` whose bits are set. Cost: O(these ordinals, and the words between)."""
@@ -1287,4 +1270,4 @@ cdef class Ledger:
 
     def start_at(self, uint64_t ordinal):
         """Reset the ledger to an ordinal, from Python."""
-        self.reset(ordinal, self.header.parked_from)
+        self.reset(ordinal)

@@ -523,20 +523,6 @@ cdef class Log:
             ordinal += ordinals_of(record)
         self.synced_end = max(self.synced_end, ordinal)
 
-    def unsynced_deferred_end(self):
-        """Return 1 + the ordinal of the last record with a due time in segments with unsynced bytes; or 0.
-
-        Cost: a walk over the headers in these segments.
-        """
-        cdef Segment segment = self.first
-        cdef uint64_t found = 0
-        while segment is not None:
-            if segment.header().synced_bytes < segment.tail:
-                self.ready(segment)
-                found = max(found, segment.deferred_end())
-            segment = segment.next
-        return found
-
     def size_bytes(self):
         """Return the bytes that the log's segments and spares take on disk."""
         cdef Segment segment = self.first

@@ -254,19 +254,6 @@ cdef class Segment:
         self.checked_bytes = min(end, self.file_bytes)
         return True
 
-    cdef uint64_t deferred_end(self) noexcept:
-        """Return 1 + the ordinal of the last record with a due time, in a verified segment; 0: there is none."""
-        cdef uint64_t offset = SEGMENT_HEADER_BYTES
-        cdef uint64_t found = 0
-        cdef const Record* record
-        debug_require(not self.unverified)
-        while offset < self.tail:
-            record = <const Record*> (self.base + offset)
-            if record.due_ns != 0:
-                found = (record.seq & ORDINAL_MASK) + 1
-            offset += record_span(record.size_bytes)
-        return found
-
     cdef int note_staged(self, uint64_t start) except -1:
         """Record that bytes from there on are written by pwrite(2), which puts no page into the page table."""
         assert start >= SEGMENT_HEADER_BYTES

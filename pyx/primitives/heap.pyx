@@ -1,6 +1,6 @@
 """Binary heap of deadlines, which knows the place of each slot.
 
-The owner numbers what can wait (a parked message, a timer) by slots, small integers. The heap holds (deadline,
+The owner numbers what can wait (a note, a timer) by slots, small integers. The heap holds (deadline,
 slot) by value and, per slot, the place of its entry, so that a deadline can be removed or moved without a search:
 
     entries   [ due, slot | due, slot | ... ]      entries[i].due_ns <= entries[2i+1].due_ns, entries[2i+2].due_ns

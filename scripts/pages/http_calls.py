@@ -175,7 +175,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         finished=INTEGER,
         skip=INTEGER,
         in_flight=INTEGER,
-        parked=INTEGER,
+        deferred=INTEGER,
         depth=INTEGER,
         dry_run=BOOLEAN,
     ),

@@ -129,7 +129,7 @@ def test_a_seek_reports_its_effect_in_a_dry_run_and_moves_the_channel(app: HttpA
     app.post("/channel/create?topic=moved&channel=c")
     answer = {
         "topic": "moved", "channel": "c", "from": 0, "to": 15, "redeliver": 0, "finished": 0, "skip": 15,
-        "in_flight": 0, "parked": 0, "depth": 5,
+        "in_flight": 0, "deferred": 0, "depth": 5,
     }  # fmt: skip
     seek = "/channel/seek?topic=moved&channel=c&to=15"
     assert app.post(seek + "&dry_run=true").json() == {**answer, "dry_run": True}

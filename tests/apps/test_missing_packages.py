@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_picture_of_a_profile_names_the_extra_and_the_format_without_it(monkey
 @pytest.mark.parametrize("level", [1, 6, 9])
 def test_deflate_works_without_the_faster_library(level: int, tmp_path: Path) -> None:
     bodies: Sequence[bytes] = [b"small", bytes(range(256)) * 2000, b"x" * 900_000]
-    options = {"compression": "deflate", "deflate_level": level}
+    options: dict[str, Any] = {"compression": "deflate", "deflate_level": level}
     broker = Implementation("pyqd", without("isal", "pyqd.apps.daemon"))
     with running(Daemon(broker, tmp_path)) as daemon:
         address = f"127.0.0.1:{daemon.tcp_port}"

@@ -245,18 +245,23 @@ def test_a_log_without_a_segment_opens_on_a_full_disk_and_accepts_records_once_t
     assert None not in [spare.mapping.path for spare in topic.log.pool.spares]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 1, "epoch": -1}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 3, "epoch": -1}'])
 def test_an_invalid_node_file_is_set_aside_and_re_created(tmp_path, content):
     (tmp_path / "node.json").write_text(content)
     assert broker_on(tmp_path).power_failed
     assert (tmp_path / "node.json.bad").read_text() == content
 
 
-def test_a_node_file_of_a_later_format_is_refused_and_not_touched(tmp_path):
-    (tmp_path / "node.json").write_text('{"format": 3}')
-    with pytest.raises(StartupError, match=r"node\.json was written by a later pyqd"):
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(5, "by a later pyqd"), (2, r"by an unreleased pyqd - format 2.*: export the directory with that build")],
+)
+def test_a_node_file_of_another_format_is_refused_and_not_touched(tmp_path, number, reason):
+    content = f'{{"format": {number}}}'
+    (tmp_path / "node.json").write_text(content)
+    with pytest.raises(StartupError, match=rf"node\.json was written {reason}"):
         broker_on(tmp_path)
-    assert (tmp_path / "node.json").read_text() == '{"format": 3}'
+    assert (tmp_path / "node.json").read_text() == content
 
 
 def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp_path):

@@ -294,7 +294,7 @@ def test_a_restart_restores_unfinished_messages_with_their_attempts(kept, tmp_pa
     assert channel.requeue_count == 1
 
 
-def test_attempts_noted_by_a_clean_stop_are_used_once(kept, tmp_path):
+def test_attempts_noted_by_a_clean_stop_are_counted_on_over_a_kill(kept, tmp_path):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     publish(kept, 1)
@@ -303,18 +303,22 @@ def test_attempts_noted_by_a_clean_stop_are_used_once(kept, tmp_path):
         channel.requeue_message(consumer, guid, 0)
     kept.broker.close()
     channel = broker_on(tmp_path).topic("t").channel("c")
-    assert not os.path.exists(channel.files.path_of("attempts"))
     assert channel.take_message(consumer_on(channel))[:2] == (guid, 8)
+    # A kill.
     channel = broker_on(tmp_path).topic("t").channel("c")
-    assert channel.take_message(consumer_on(channel))[:2] == (guid, 2)
+    consumer = consumer_on(channel)
+    assert channel.take_message(consumer)[:2] == (guid, 9)
+    assert channel.notes.count == 1
+    channel.finish_message(consumer, guid)
+    assert channel.notes.count == 0
 
 
 def test_a_channel_whose_attempts_cannot_be_saved_costs_no_other_channel_theirs(tmp_path, caplog):
     class FullForOne(FullFiles):
-        def write(self, path, content):
-            if path.endswith("b.channel/attempts"):
-                raise DiskFull("write", path, errno.ENOSPC, "No space left on device")
-            super().write(path, content)
+        def new_mapped(self, path, size_bytes, populate):
+            if path is not None and "b.channel/notes" in path:
+                raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
+            return super().new_mapped(path, size_bytes, populate)
 
     broker = broker_on(tmp_path, FullForOne())
     topic = broker.topic("t")
@@ -334,7 +338,7 @@ def test_a_channel_whose_attempts_cannot_be_saved_costs_no_other_channel_theirs(
     assert attempts == {"a": 4, "b": 2, "c": 4}
 
 
-def test_on_a_full_disk_a_message_stays_in_flight_if_it_cannot_be_parked(kept):
+def test_on_a_full_disk_a_message_stays_in_flight_if_its_due_time_cannot_be_stored(kept):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     publish(kept, 1)

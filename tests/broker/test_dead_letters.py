@@ -170,7 +170,7 @@ def test_a_warning_comes_once_for_each_reason(tmp_path, caplog):
 @pytest.mark.parametrize("how", ["empty", "seek", "delete"])
 def test_operations_that_remove_messages_remove_waiting_dead_letters(bench, how):
     Syncer(bench.broker, run_inline)
-    bench.channel.parking.durable = True
+    bench.channel.dead_letters.durable = True
     bench.publish(b"buried", b"doomed")
     bench.requeue()
     bench.requeue()
@@ -222,7 +222,7 @@ class TestWithASyncer:
     def synced(self, tmp_path):
         bench = Bench(tmp_path)
         bench.syncer = Syncer(bench.broker, run_inline)
-        bench.channel.parking.durable = True
+        bench.channel.dead_letters.durable = True
         bench.publish(b"x")
         bench.requeue()
         bench.requeue()

@@ -16,6 +16,7 @@ from pyqd.hot.broker.message_lookup import (
     AT_DEFERRED,
     AT_FINISHED,
     AT_IN_FLIGHT,
+    AT_NOTED,
     AT_QUEUED,
     AT_RETURNED,
     AT_UNKNOWN,
@@ -26,6 +27,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.http.messages import Request
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
+from tests.support.held_clock import HeldClock
 from tests.support.invariants import check_channel, check_topic
 from tests.support.storage import (
     SEGMENT_HEADER_BYTES,
@@ -49,7 +51,7 @@ def topic(tmp_path):
 
 
 def find(topic: Any, guid: int, per_turn: int = 1) -> MessageLookup:
-    lookup = MessageLookup(topic.channel("c"), guid, slots_per_step=per_turn, entries_per_step=per_turn)
+    lookup = MessageLookup(topic.channel("c"), guid, notes_per_step=per_turn, entries_per_step=per_turn)
     for _ in range(1000):
         if lookup.step(topic.reader):
             return lookup
@@ -65,16 +67,23 @@ def change(topic: Any, guid: int, how: message_lookup.Change) -> list[message_lo
     return message_lookup.change_message(topic, [topic.channel("c")], guid, how, lambda: None)
 
 
-@pytest.mark.parametrize("per_turn", [1, 7, 1000])
+@pytest.mark.parametrize("per_turn", [5, 1000])
 def test_each_message_is_found_in_its_place_with_steps_of_any_size(topic, per_turn):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    ready, deferred, due = publish(topic, 40), publish(topic, 40, due_ns=wall() + HOUR_NS), publish(topic, 40, due_ns=1)
-    topic.broker.scheduler.run_timers(mono() + 1)
-    taken = [channel.take_message(consumer)[0] for _ in range(10)]
+    with HeldClock() as clock:
+        ready, deferred = publish(topic, 40), publish(topic, 40, due_ns=wall() + HOUR_NS)
+        due = publish(topic, 40, due_ns=wall() + 2)
+        run_all_wakes(topic.broker)
+        clock.advance(2)
+        topic.broker.scheduler.run_timers(mono())
+    taken = [channel.take_message(consumer)[0] for _ in range(20)]
     assert channel.finish_message(consumer, taken[0]) == 0
+    for guid in taken[10:]:
+        assert channel.requeue_message(consumer, guid, HOUR_NS) == 0
     assert find(topic, taken[0], per_turn).place in (AT_FINISHED, AT_UNKNOWN)
-    assert all(find(topic, guid, per_turn).place == AT_IN_FLIGHT for guid in taken[1:])
+    assert all(find(topic, guid, per_turn).place == AT_IN_FLIGHT for guid in taken[1:10])
+    assert all(find(topic, guid, per_turn).place == AT_NOTED for guid in taken[10:])
     left = {AT_QUEUED: ready, AT_DEFERRED: deferred, AT_RETURNED: due}
     for place, ids in left.items():
         assert all(find(topic, guid, per_turn).place == place for guid in set(ids) - set(taken))
@@ -85,16 +94,21 @@ def test_each_message_is_found_in_its_place_with_steps_of_any_size(topic, per_tu
 def test_a_message_that_moves_behind_the_search_is_found(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    first, *_, last = publish(topic, 20, due_ns=1)
-    lookup = MessageLookup(channel, last, slots_per_step=8, entries_per_step=8)
+    first, *_, last = publish(topic, 20)
+    for guid in [channel.take_message(consumer)[0] for _ in range(20)]:
+        assert channel.requeue_message(consumer, guid, 1) == 0
+    lookup = MessageLookup(channel, last, notes_per_step=8, entries_per_step=8)
     assert not lookup.step(topic.reader)
     topic.broker.scheduler.run_timers(mono() + 1)
     taken = {channel.take_message(consumer)[0] for _ in range(20)}
     assert {first, last} <= taken
+    # Its next note takes a slot that the search has passed.
+    assert channel.finish_message(consumer, first) == 0
     assert channel.requeue_message(consumer, last, HOUR_NS) == 0
+    assert {row[0]: slot for slot, row in channel.notes.rows().items()}[19] < 8
     while not lookup.step(topic.reader):
         pass
-    assert lookup.place == AT_DEFERRED
+    assert lookup.place == AT_NOTED
     lookup.cancel()
     assert channel.deferred_count == 0
     assert find(topic, last).place in (AT_FINISHED, AT_UNKNOWN)
@@ -181,9 +195,8 @@ def test_changes_are_counted_as_finished(topic):
     assert (channel.depth, channel.finish_count, channel.message_count) == (0, 3, 3)
 
 
-def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_settled(topic):
+def test_a_message_is_put_off_before_its_turn_and_comes_once(topic):
     channel = topic.channel("c")
-    channel.parking.durable = True
     consumer = consumer_on(channel)
     ids = publish(topic, 5)
     change = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
@@ -192,7 +205,7 @@ def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_se
     assert (channel.depth, channel.deferred_count) == (3, 2)
     assert [channel.take_message(consumer)[0] for _ in range(3)] == [ids[0], ids[3], ids[4]]
     assert channel.take_message(consumer) is None
-    channel.settle(channel.parked.log.end)
+    assert (topic.log.end, channel.notes.count) == (5, 2)
     check_topic(topic)
     now = message_lookup.reschedule_to(topic, wall())
     for guid in ids[1:3]:

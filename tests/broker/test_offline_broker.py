@@ -80,7 +80,7 @@ def test_a_directory_is_read_as_a_start_reads_it(operations, stops):
         topic = broker_on(killed).topics["t"]
         assert (rows[None].depth, rows[None].cursor, rows[None].paused) == (topic.depth, topic.end, topic.paused)
         for name, channel in topic.channels_by_name.items():
-            assert (rows[name].depth, rows[name].parked) == (channel.depth, channel.deferred_count)
+            assert (rows[name].depth, rows[name].deferred) == (channel.depth, channel.deferred_count)
             assert (rows[name].floor, rows[name].cursor) == (channel.ledger.floor, channel.ledger.cursor)
             assert len(exported[name]) == channel.depth + channel.deferred_count
             queued = [
@@ -109,7 +109,7 @@ def test_topics_are_loaded_one_at_a_time(tmp_path):
     [
         (None, "is not a data directory of pyqd: node.json is missing"),
         (b"{", "not a node file"),
-        (b'{"format": 3, "epoch": 0, "boot": "", "clean": true}', "was written by a later pyqd - format 3"),
+        (b'{"format": 99, "epoch": 0, "boot": "", "clean": true}', "was written by a later pyqd - format 99"),
     ],
 )
 def test_a_directory_without_a_usable_node_file_is_refused(tmp_path, content, reason):

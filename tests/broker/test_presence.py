@@ -84,11 +84,8 @@ class Loop:
     def __init__(self, directory: Path):
         self.directory = directory
 
-    def cool(self, was_read: bool = False, parked: bool = True) -> None:
-        """Leave all pages of the logs on the disk only, but those of the headers.
-
-        was_read: in the last second. parked: also those of parked logs.
-        """
+    def cool(self, was_read: bool = False) -> None:
+        """Leave all pages of the logs on the disk only, but those of the headers. was_read: in the last second."""
         if was_read:
             time.sleep(KNOWN_S)
         drop_from_cache(self.directory)
@@ -96,8 +93,7 @@ class Loop:
             places = [line.split() for line in maps if str(self.directory) in line]
         for span, _, offset, _, _, path in places:
             start, end = (int(address, 16) for address in span.split("-"))
-            is_cooled = path.endswith(".seg") and (parked or "parked" not in path)
-            if is_cooled and int(offset, 16) == 0 and end - start > PAGE_BYTES:
+            if path.endswith(".seg") and int(offset, 16) == 0 and end - start > PAGE_BYTES:
                 address = ffi.cast("void *", start + PAGE_BYTES)
                 assert libc.madvise(address, end - start - PAGE_BYTES, MADV_DONTNEED) == 0
         for each in self.directory.rglob("*.seg"):
@@ -253,14 +249,13 @@ def test_due_and_returned_messages_wait_for_a_thread_that_reads_them(topic, loop
     assert loop.fault_count() <= OTHER_FAULTS_MAX
 
 
-def test_parking_and_a_seek_over_deferred_messages_leave_the_disk_to_a_thread(topic, loop, jobs):
+def test_deferring_and_a_seek_over_deferred_messages_leave_the_disk_to_a_thread(topic, loop, jobs):
     publish(topic, COUNT, BODY_BYTES, due_ns=wall() + HOUR_NS)
     loop.cool()
     channel = topic.channel("c")
     deliver_all(topic, consumer_on(channel), jobs)
     assert channel.deferred_count == COUNT
-    # Drained segments of the parked log are filled again, which is no reading.
-    loop.cool(was_read=True, parked=False)
+    loop.cool(was_read=True)
     replay.move(topic, channel, replay.LogPlace(earliest=True), pause)
     deliver_all(topic, consumer_on(channel), jobs)
     assert channel.deferred_count == COUNT
@@ -305,8 +300,7 @@ def test_a_message_is_not_changed_after_the_stop_that_comes_while_it_is_searched
 
         def read_in(self, mapping, start_bytes, length_bytes):
             super().read_in(mapping, start_bytes, length_bytes)
-            # The last read before the change.
-            if "parked" in mapping.path and not self.has_stopped:
+            if not self.has_stopped:
                 self.has_stopped = True
                 broker.close()
 

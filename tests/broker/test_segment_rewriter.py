@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.broker import replay, segment_rewriter
+from pyqd.broker import message_lookup, peek, replay, segment_rewriter
 from pyqd.broker.segment_rewriter import rewrite_old_segments
-from pyqd.hot.primitives.clock import mono
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StorageError
 from tests.support.invariants import check_topic
 from tests.support.rewritten import chain, rewritten
 from tests.support.storage import (
     RECORD_HEADER_BYTES,
+    SEGMENT_BYTES_MIN,
     SEGMENT_HEADER_BYTES,
     FullFiles,
     Jobs,
@@ -96,7 +97,7 @@ def test_unfinished_messages_stay_in_place_and_the_others_leave_gaps(tmp_path, n
     # The first two have three messages in less than 64 KiB, the other ones none.
     assert (topic.log.first.rewrites > 0, topic.log.size_bytes() < used // 2) == (True, True)
     assert [number for number in kept(topic.log) if number < 49] == [1, 3, 9]
-    assert (channel.depth, channel.in_flight_count, channel.parked) == (1, 2, None)
+    assert (channel.depth, channel.in_flight_count) == (1, 2)
     again = channel.take_message(consumer)
     assert again == (waiting[0], 2, *waiting[2:])
     assert channel.touch_message(consumer, in_flight[0]) == 0
@@ -105,6 +106,63 @@ def test_unfinished_messages_stay_in_place_and_the_others_leave_gaps(tmp_path, n
     assert channel.take_message(consumer) is None
     assert len(bench.segments()) == 1
     bench.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_message_requeued_with_a_delay_is_found_in_a_rewritten_segment(tmp_path, restarts):
+    bench = Bench(tmp_path, 1, 3, 9, 30)
+    for number in (3, 9, 30):
+        bench.channel.requeue_message(bench.consumer, bench.messages[number][0], HOUR_NS + number)
+    bench.rewrite()
+    assert bench.topic.log.first.rewrites > 0
+    bench.check()
+    channel, consumer, topic = bench.channel, bench.consumer, bench.topic
+    if restarts:
+        topic = broker_on(tmp_path).topic("t")
+        channel = topic.channel("c")
+        consumer = consumer_on(channel)
+        assert channel.take_message(consumer)[0] == bench.messages[1][0]
+    page = peek.page_of_channel(topic, channel, peek.DEFERRED, peek.Cursor(), 10, 100, lambda: None)
+    assert [number_in(row.body) for row in page.rows] == [3, 9, 30]
+    change = message_lookup.reschedule_to(topic, wall())
+    for number in (9, 3, 30):
+        message_lookup.change_message(topic, [channel], bench.messages[number][0], change, lambda: None)
+    topic.broker.scheduler.run_timers(mono() + SECOND_NS)
+    check_topic(topic)
+    found = {number_in(message[3]): message[1] for message in take_all(channel, consumer)}
+    assert found == {3: 2, 9: 2, 30: 2}
+    for number in (1, 3, 9, 30):
+        assert channel.finish_message(consumer, bench.messages[number][0]) == 0
+    check_topic(topic)
+    assert channel.notes.count == 0
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_message_that_is_far_from_due_does_not_hold_a_long_log(tmp_path, restarts):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    (deferred,) = publish(topic, 1, BODY_BYTES, due_ns=wall() + HOUR_NS)
+    publish(topic, COUNT, BODY_BYTES, 1)
+    for guid, *_ in take_all(channel, consumer):
+        assert channel.finish_message(consumer, guid) == 0
+    topic.note_given(topic.end)
+    rewrite_old_segments(topic)
+    rewrite_old_segments(topic)
+    assert topic.log.size_bytes() < 3 * SEGMENT_BYTES_MIN
+    check_topic(topic)
+    if restarts:
+        topic = broker_on(tmp_path).topic("t")
+        channel = topic.channel("c")
+        consumer = consumer_on(channel)
+    assert (channel.depth, channel.deferred_count) == (0, 1)
+    change = message_lookup.reschedule_to(topic, wall())
+    message_lookup.change_message(topic, [channel], deferred, change, lambda: None)
+    topic.broker.scheduler.run_timers(mono() + 1)
+    assert [(message[0], message[1], number_in(message[3])) for message in take_all(channel, consumer)] == [
+        (deferred, 1, 0)
+    ]
+    check_topic(topic)
 
 
 def test_the_file_is_the_one_that_the_manual_describes(tmp_path):

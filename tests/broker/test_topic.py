@@ -5,7 +5,7 @@ import pytest
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.primitives.errors import DiskFull
 from tests.support.invariants import check_topic
 from tests.support.storage import (
     FullFiles,
@@ -88,7 +88,7 @@ def test_a_paused_topic_holds_published_messages_over_a_restart(topic, tmp_path,
     topic.pause(True)
     publish(topic, 3, start=2)
     topic.publish_body(body_of(77), wall(), wall() + HOUR_NS)
-    topic.publish_body(body_of(5), wall(), 17)
+    topic.publish_body(body_of(5), 5, 17)
     assert (topic.depth, channel.depth, channel.deferred_count) == (5, 2, 0)
     topic = again(topic, tmp_path, closed)
     channel = topic.channel("c")
@@ -98,6 +98,7 @@ def test_a_paused_topic_holds_published_messages_over_a_restart(topic, tmp_path,
     topic.pause(False)
     assert (topic.depth, channel.depth, channel.deferred_count) == (0, 5, 2)
     assert (late.depth, late.deferred_count) == (3, 2)
+    run_all_wakes(topic.broker)
     topic.broker.scheduler.run_timers(mono())
     assert (channel.depth, channel.deferred_count) == (6, 1)
     assert sorted(numbers(channel)) == [0, 1, 2, 3, 4, 5]
@@ -243,7 +244,7 @@ def test_a_full_disk_refuses_a_message_and_accepts_the_next_after_space_is_freed
         ]
 
     before = counts()
-    for room in (0, 1, 2, 3):
+    for room in (0, 1):
         with pytest.raises(DiskFull):
             topic.publish_body(b"x" * 30_000, wall(), due_ns)
         assert counts() == before
@@ -259,21 +260,6 @@ def test_a_full_disk_refuses_a_message_and_accepts_the_next_after_space_is_freed
     check_topic(topic)
     for name in ("c", "d"):
         assert numbers(topic.channel(name)) == ([0, 1] if due else [0, 1, 2])
-
-
-def test_a_deferred_message_that_cannot_be_parked_at_the_cursor_is_delivered_early(topic):
-    publish(topic, 1)
-    topic.publish_body(body_of(1), wall(), wall() + HOUR_NS)
-    publish(topic, 1, start=2)
-
-    class NoParking(FullFiles):
-        def make_directory(self, path):
-            if path.endswith("parked"):
-                raise StorageError("create", path, 28, "No space left on device")
-            super().make_directory(path)
-
-    topic.broker.files = topic.files = NoParking()
-    assert numbers(topic.channel("c")) == [0, 1, 2]
 
 
 def test_a_refused_deferred_message_keeps_no_segment_that_all_channels_have_finished(topic):

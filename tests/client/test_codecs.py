@@ -140,7 +140,7 @@ class TestOption:
 )
 def test_the_error_for_a_missing_package_names_the_extra(monkeypatch, package, make):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SettingError, match=rf"pip install 'pyqd\[{package}\]'"):
+    with pytest.raises(SettingError, match=rf"pip install 'pyqd-client\[{package}\]'"):
         make()
 
 

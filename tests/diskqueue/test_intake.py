@@ -10,7 +10,7 @@ from pyqd.hot.broker.intake import enqueue_frames, must_queue, set_limits_for_te
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.primitives.guid import id_after
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
-from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
 from tests.support.invariants import check_topic
 from tests.support.storage import (
@@ -275,17 +275,13 @@ def test_a_deferred_batch_is_deferred_whatever_happens_to_its_topic_between_slic
     check_topic(topic)
 
 
-def test_a_deferred_batch_without_space_to_park_it_is_refused_although_its_topic_had_no_channel(topic, monkeypatch):
-    queued = begun(topic, 0, 100, wall() + HOUR_NS)
-    topic.channel("c")
-
-    def refuse(_size_bytes):
-        raise StorageError("reserve", "parked", 28, "No space left on device")
-
-    monkeypatch.setattr(topic, "on_parking_wanted", refuse)
+def test_a_deferred_batch_without_space_for_its_due_times_is_refused(tmp_path):
+    topic = broker_on(tmp_path, files := FullFiles()).topic("t")
+    files.room = 0
+    queued = enqueue_frames(topic, frames(0, 100), wall(), wall() + HOUR_NS)
     run_all_wakes(topic.broker)
-    assert isinstance(queued.error, StorageError)
-    assert (topic.log.end, topic.message_count) == (0, 0)
+    assert isinstance(queued.error, DiskFull)
+    assert (topic.log.end, topic.message_count, topic.dues.end) == (0, 0, 0)
     check_topic(topic)
 
 

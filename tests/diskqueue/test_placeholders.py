@@ -74,7 +74,7 @@ def finish(ledger: Any, count: int) -> None:
         ledger.note_finished(ledger.cursor - 1)
 
 
-MISSING = ["state", "c.channel/ledger", "c.channel/parked.ledger"]
+MISSING = ["state", "c.channel/ledger"]
 
 
 @pytest.mark.parametrize("missing", [*([name] for name in MISSING), MISSING], ids=lambda names: "+".join(names))

@@ -55,7 +55,7 @@ def files() -> RecordingFiles:
 @pytest.fixture
 def broker(tmp_path: Path, files: RecordingFiles) -> Iterator[Broker]:
     broker = Broker(options_for(tmp_path, sync_every=1), files)
-    broker.parks_durably = True
+    broker.has_syncer = True
     broker.load()
     files.root = broker.root
     files.taken()
@@ -182,7 +182,7 @@ def test_a_channel_made_later_is_synced_with_its_ledger(
     assert {"t.topic/", "t.topic/late.channel/", "t.topic/late.channel/ledger"} <= set(files.taken())
 
 
-def test_a_deferred_message_syncs_the_parked_log_with_its_name(
+def test_a_deferred_message_syncs_its_due_time_with_the_names(
     broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
 ) -> None:
     topic = broker.topic("t")
@@ -193,8 +193,8 @@ def test_a_deferred_message_syncs_the_parked_log_with_its_name(
     publish(commit, topic, time.time_ns() + 3600 * 10**9)
     held.finish_one()
     synced = files.taken()
-    assert {"t.topic/c.channel/parked/*.seg", "t.topic/c.channel/parked/", "t.topic/c.channel/"} <= set(synced)
-    assert "t.topic/c.channel/ledger" not in files_of(synced)
+    assert {"t.topic/dues/0", "t.topic/dues/", "t.topic/"} <= set(synced)
+    assert not [path for path in synced if "c.channel" in path]
 
 
 def test_a_new_segment_is_synced_by_name(
@@ -343,31 +343,21 @@ class Visits:
             yield channel
 
 
-def test_a_round_visits_only_the_channels_that_have_something_to_write(
-    broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
-) -> None:
+def test_a_round_visits_no_channel(broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit) -> None:
     topic = broker.topic("t")
     channels = [topic.channel(f"c{number}") for number in range(20)]
     publish(commit, topic)
     held.finish_one()
-    publish(commit, topic, time.time_ns() + 3600 * 10**9)
-    # Parked logs are opened in some turns.
-    for _ in channels:
-        broker.scheduler.run_wakes()
-    held.finish_one()
+    taken = channels[3].take_message(consumer := consumer_on(channels[3]))
+    assert taken is not None
+    assert channels[3].requeue_message(consumer, taken[0], 3600 * 10**9) == 0
     publish(commit, topic)
     held.finish_one()
-    assert topic.parking == set()
-    taken = channels[3].take_message(consumer_on(channels[3]))
-    assert taken is not None
-    assert channels[3].requeue_message(channels[3].consumers[0], taken[0], 3600 * 10**9) == 0
-    assert topic.parking == {channels[3]}
     visits = Visits(topic.channels_by_name)
     topic.channels_by_name = visits  # type: ignore[assignment]
     files.taken()
-    publish(commit, topic)
+    publish(commit, topic, time.time_ns() + 3600 * 10**9)
     held.finish_one()
     topic.channels_by_name = visits.channels
     assert visits.count == 0
-    assert [path for path in files_of(files.taken()) if "/c" in path] == ["t.topic/c3.channel/parked/*.seg"]
-    assert topic.parking == set()
+    assert not [path for path in files.taken() if "/c" in path]

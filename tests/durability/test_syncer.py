@@ -154,19 +154,24 @@ def test_a_pause_is_synced(broker: Broker, files: RecordingFiles, syncer: Syncer
     assert "t.topic/c.channel/ledger" in files.taken()
 
 
-def test_a_parked_message_is_synced_before_the_ledger_that_refers_to_it(
-    broker: Broker, files: RecordingFiles, syncer: Syncer
-) -> None:
-    broker.topic("t").channel("c")
+def test_due_times_and_notes_are_synced_with_their_names(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    channel = broker.topic("t").channel("c")
+    publish(broker, "t")
     syncer.sync_dirty()
     files.taken()
     publish(broker, "t", due_ns=time.time_ns() + 3600 * 10**9)
     syncer.sync_dirty()
     synced = files.taken()
-    parked = synced.index("t.topic/c.channel/parked/*.seg")
-    assert parked < synced.index("t.topic/c.channel/ledger")
-    assert "t.topic/c.channel/parked.ledger" in synced
-    assert "t.topic/c.channel/parked/" in synced
+    assert {"t.topic/dues/0", "t.topic/dues/", "t.topic/"} <= set(synced)
+    client = consumer()
+    taken = channel.take_message(client)
+    assert taken is not None
+    assert channel.requeue_message(client, taken[0], 3600 * 10**9) == 0
+    syncer.sync_dirty()
+    synced = files.taken()
+    assert {"t.topic/c.channel/notes/0", "t.topic/c.channel/notes/", "t.topic/c.channel/"} <= set(synced)
+    assert syncer.sync_dirty()
+    assert files.taken() == []
 
 
 def test_ephemeral_topics_and_channels_are_not_synced(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:

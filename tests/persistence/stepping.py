@@ -56,6 +56,9 @@ RUN_STEP_BYTES_MAX = 256
 RUN_STATES_MIN = 48
 RUN_STRIDE = 16
 
+# Those of files, beside topics and channels.
+DIRECTORIES = ("log", "dues", "notes", "topics", "discarded")
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 _libc.ptrace.restype = ctypes.c_long
@@ -71,7 +74,13 @@ def names_in(directory: str) -> list[str]:
         found.append(at)
         for name in sorted(os.listdir(at)):
             found.append(name)
-            if name.endswith((".topic", ".channel")) or name in ("log", "parked", "topics", "discarded"):
+            if name.endswith((".topic", ".channel")) or name in (
+                "dues",
+                "log",
+                "notes",
+                "topics",
+                "discarded",
+            ):
                 waiting.append(os.path.join(at, name))
     return found
 

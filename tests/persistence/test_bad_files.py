@@ -181,19 +181,6 @@ def test_a_bad_or_missing_ledger_means_everything_kept_comes_again(tmp_path, cap
     assert path.with_suffix(".bad").exists() == (content is not None)
 
 
-def test_a_missing_parked_ledger_means_all_that_is_parked_comes_again(tmp_path, caplog):
-    broker = broker_on(tmp_path)
-    topic = broker.topic("t")
-    topic.channel("c")
-    publish(topic, 3, SIZE, due_ns=wall() + HOUR_NS)
-    broker.close()
-    (tmp_path / "topics" / "t.topic" / "c.channel" / "parked.ledger").unlink()
-    (row,) = [row for row in Inspection(str(tmp_path), verify=True).rows if row.channel == "c"]
-    assert row.parked == 3
-    assert broker_on(tmp_path).topic("t").channel("c").deferred_count == 3
-    assert "parked.ledger" in caplog.text
-
-
 def test_damage_is_counted_and_shown_and_health_stays_well(tmp_path):
     filled(tmp_path)
     change(segments(tmp_path)[0], 128 + 7 * RECORD_BYTES, b"\xff" * 2 * RECORD_BYTES)
@@ -217,23 +204,7 @@ def test_damage_is_counted_and_shown_and_health_stays_well(tmp_path):
     assert head_stats(broker, 0)["damage"] == found
 
 
-def test_damage_of_a_parked_log_is_shown_with_its_channel(tmp_path):
-    broker = broker_on(tmp_path)
-    topic = broker.topic("t")
-    topic.channel("c")
-    publish(topic, 5, SIZE, due_ns=wall() + HOUR_NS)
-    broker.close()
-    (path,) = (tmp_path / "topics" / "t.topic" / "c.channel" / "parked").iterdir()
-    change(path, 128 + 2 * RECORD_BYTES + 60, b"\xff" * 10)
-    topic = broker_on(tmp_path).topic("t")
-    assert topic.channel("c").deferred_count == 4
-    shown = topic_stats(topic, Selection())
-    assert shown is not None
-    assert "damage" not in shown
-    assert shown["channels"][0]["damage"] == {"count": 1, "records_lost": 1, "bytes": RECORD_BYTES}
-
-
-@pytest.mark.parametrize("place", ["queued", "held", "parked"])
+@pytest.mark.parametrize("place", ["queued", "held", "deferred"])
 def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged(tmp_path, place):
     root, target = tmp_path / "data", tmp_path / "exported"
     root.mkdir()
@@ -241,10 +212,9 @@ def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged
     topic = broker.topic("t")
     if place != "held":
         topic.channel("c")
-    publish(topic, 9, SIZE, due_ns=wall() + HOUR_NS if place == "parked" else 0)
+    publish(topic, 9, SIZE, due_ns=wall() + HOUR_NS if place == "deferred" else 0)
     broker.close()
-    directory = root / "topics" / "t.topic"
-    (path,) = (directory / "c.channel" / "parked" if place == "parked" else directory / "log").iterdir()
+    (path,) = (root / "topics" / "t.topic" / "log").iterdir()
     change(path, 128 + 4 * RECORD_BYTES + 60, b"\xff" * 2 * RECORD_BYTES)
     assert Inspection(str(root), verify=True).problems
     broker_on(root).close()
@@ -333,8 +303,8 @@ def test_a_segment_of_a_later_format_is_refused_by_name_and_not_touched(tmp_path
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("version", [0, 3, 255])
-@pytest.mark.parametrize("file", ["c.channel/ledger", "c.channel/parked.ledger", "c.channel/cancelled.ledger", "state"])
+@pytest.mark.parametrize("version", [0, 4, 255])
+@pytest.mark.parametrize("file", ["c.channel/ledger", "c.channel/cancelled.ledger", "state"])
 def test_a_version_in_one_file_concerns_no_other_channel_and_is_reported(tmp_path, file, version):
     broker = broker_on(tmp_path)
     for topic in (broker.topic("t"), broker.topic("other")):

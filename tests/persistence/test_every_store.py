@@ -10,7 +10,6 @@ import pytest
 
 from pyqd.broker import message_lookup, replay, segment_rewriter
 from pyqd.diskqueue.segment_jobs import SegmentJobs
-from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.broker.intake import enqueue_frames, set_limits_for_tests
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.wire.record import span_bytes
@@ -181,7 +180,7 @@ def test_publishing_in_slices_stores_all_slices_or_nothing(bench, size_bytes, du
     def store():
         former = set_limits_for_tests(500, 2 * size_bytes)
         enqueue_frames(bench.topic, frames, wall(), far() if due else 0)
-        # The turns in which the channels park are no part of it.
+        # The turns in which the channels see the messages are no part of it.
         for _ in range(4):
             bench.broker.scheduler.run_wakes()
         set_limits_for_tests(*former)
@@ -207,22 +206,6 @@ def test_handing_out_a_deferred_message(bench):
     bench.publish(due_ns=DUE)
     bench.release()
     assert_all_or_nothing(bench, lambda: bench.take())
-
-
-@pytest.mark.parametrize("state", ["waiting", "in flight", "in the ring", "requeued"])
-def test_moving_a_parked_message_to_the_end_of_its_log(bench, state):
-    bench.take(5)
-    channel = bench.channels[0]
-    bench.publish(1, due_ns=far() if state == "waiting" else DUE)
-    bench.release()
-    if state in ("in flight", "requeued"):
-        (guid,) = bench.take()
-        if state == "requeued":
-            bench.requeue(guid, 0)()
-    while channel.parked.log.first is channel.parked.log.active:
-        bench.publish(1, 9000, due_ns=far())
-    assert_all_or_nothing(bench, lambda: move_parked(channel, 1))
-    assert channel.parked.ledger.floor > 0
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -289,7 +272,7 @@ def test_requeueing_a_message_is_all_or_nothing(bench, delay):
 )
 def test_changing_a_message_by_its_id(bench, state, change, durably):
     channel = bench.channels[0]
-    channel.parking.durable = durably
+    channel.dead_letters.durable = durably
     if state != "queued":
         bench.publish(2, due_ns=far())
     position = 3
@@ -351,6 +334,22 @@ def test_the_timeout_of_a_message_is_all_or_nothing(bench):
     assert_all_or_nothing(bench, lambda: bench.broker.scheduler.run_timers(mono() + 2 * MINUTE_NS))
 
 
+@pytest.mark.parametrize("delivered", ["from the log", "deferred"])
+def test_a_stop_stores_the_attempts_of_a_message_or_leaves_it(bench, delivered):
+    position = 0
+    if delivered == "deferred":
+        bench.take(5)
+        bench.publish(due_ns=DUE)
+        bench.release()
+        position = 5
+    (guid,) = bench.take()
+    assert guid == [guid for _, guid, *_ in bench.topic.log.records()][position]
+    for _ in range(3):
+        bench.requeue(guid, 0)()
+        bench.take()
+    assert_all_or_nothing(bench, bench.channels[0].close)
+
+
 @pytest.mark.parametrize("paused", [True, False])
 def test_pausing_a_channel_is_all_or_nothing(bench, paused):
     bench.channels[0].pause(not paused)
@@ -374,7 +373,7 @@ def go_to(bench, place):
 @pytest.mark.parametrize("durably", [False, True])
 @pytest.mark.parametrize("place", [replay.LogPlace(earliest=True), replay.LogPlace()], ids=["earliest", "latest"])
 def test_a_seek_moves_a_channel_or_leaves_it(bench, place, durably):
-    bench.channels[0].parking.durable = durably
+    bench.channels[0].dead_letters.durable = durably
     guids = bench.take(4)
     bench.finish(guids[0])()
     bench.requeue(guids[1], far_delay())()

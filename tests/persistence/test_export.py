@@ -182,7 +182,7 @@ def test_inspection_shows_the_state_that_a_start_finds_and_changes_nothing(tmp_p
     assert snapshot(tmp_path) == before
     assert problems == []
     worker = rows["busy", "worker"]
-    assert (worker.records, worker.floor, worker.cursor, worker.depth, worker.parked) == (9, 1, 6, 7, 2)
+    assert (worker.records, worker.floor, worker.cursor, worker.depth, worker.deferred) == (9, 1, 6, 7, 2)
     assert worker.paused
     assert wall() < worker.next_due_ns < wall() + HOUR_NS
     assert (rows["busy", None].records, rows["busy", None].depth) == (11, 0)
@@ -193,7 +193,7 @@ def test_inspection_shows_the_state_that_a_start_finds_and_changes_nothing(tmp_p
         counted = found if channel is None else found.channels_by_name[channel]
         assert (row.depth, row.paused) == (counted.depth, counted.paused)
         if channel is not None:
-            assert row.parked == counted.deferred_count
+            assert row.deferred == counted.deferred_count
 
 
 def test_the_offline_reader_treats_directories_without_files_as_a_start_does(tmp_path):
@@ -288,6 +288,6 @@ def test_inspect_as_a_command(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "format 1, epoch 0, stopped cleanly"
     assert lines[1].split() == [
-        "topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next", "due", "health"
+        "topic", "channel", "records", "bytes", "floor", "cursor", "depth", "deferred", "next", "due", "health"
     ]  # fmt: skip
     assert len(lines) == 2 + 8

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.persistence.views import deferred_in
 from tests.support.nsq import Client, Message
 from tests.support.server import Daemon, wait_until
 from tests.support.storage import broker_on
@@ -104,8 +105,7 @@ def test_due_times_are_kept_to_the_millisecond(daemon, kills):
         daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=0, deferred_count=2, in_flight_count=0, requeue_count=1)
     daemon.kill()
-    log = broker_on(daemon.data_path).topic("t").channel("c").parked.log
-    due_ns = {body: due for _, _, _, due, _, body in log.records()}
+    due_ns = dict(deferred_in(broker_on(daemon.data_path).topic("t").channel("c")))
     for body, delay_ms in ((b"requeued", 60_000), (b"deferred", 90_000)):
         assert before_ns + delay_ms * MS_NS <= due_ns[body] <= after_ns + delay_ms * MS_NS
     daemon.start()

@@ -10,7 +10,6 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.inspection import Inspection
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import wall
-from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import body_of, broker_on, consumer_on, number_in, publish
 
 COUNT = 100
@@ -41,9 +40,9 @@ def left_by_stop(root: Path, sync_every: int = 2500) -> Path:
     return root / "data"
 
 
-def segments(root: Path, log: str = "log") -> list[Path]:
-    """Return the segments of the topic's log, or of its channel's parked log, in order."""
-    found = [path for path in (root / "topics/t.topic" / log).iterdir() if any(path.read_bytes()[16:24])]
+def segments(root: Path) -> list[Path]:
+    """Return the segments of the topic's log, in order."""
+    found = [path for path in (root / "topics/t.topic/log").iterdir() if any(path.read_bytes()[16:24])]
     return sorted(found, key=lambda path: path.read_bytes()[16:24][::-1])
 
 
@@ -146,23 +145,6 @@ def test_a_power_failure_takes_no_caution_away_from_what_was_synced(tmp_path, cu
     node = (root / "node.json").read_text()
     (root / "node.json").write_text(node.replace('"boot": "', '"boot": "x'))
     assert broker_on(root).damage.lost_count == COUNT - KEPT
-
-
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
-def test_a_parked_log_that_was_cut_is_reported_with_the_number_of_missing_messages(tmp_path, cut, stopped):
-    (tmp_path / "data").mkdir()
-    broker = broker_on(tmp_path / "data")
-    topic = broker.topic("t")
-    topic.channel("c")
-    publish(topic, COUNT, SIZE, due_ns=wall() + HOUR_NS)
-    Syncer(broker, run_inline).sync_all()
-    if stopped:
-        broker.close()
-    shutil.copytree(tmp_path / "data", tmp_path / "found")
-    cut(segments(tmp_path / "found", "c.channel/parked")[-1])
-    found = broker_on(tmp_path / "found")
-    assert found.damage.lost_count == COUNT - KEPT
 
 
 @pytest.mark.parametrize("offset", [42, 112, 114, 119], ids=["message_count", *3 * ["count_ahead"]])

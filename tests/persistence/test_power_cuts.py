@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from pyqd.api.limits import LimitRoutes
-from pyqd.broker import message_lookup, replay, segment_rewriter
+from pyqd.broker import replay, segment_rewriter
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel_settings import NO_LIMITS
 from pyqd.diskqueue.files import PAGE_BYTES
@@ -18,9 +18,10 @@ from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
+from tests.persistence.views import deferred_in
 from tests.support.invariants import check_channel, check_topic
 from tests.support.power import Change, PowerFiles
-from tests.support.storage import consumer_on, frames_of, options_for
+from tests.support.storage import consumer_on, frames_of, options_for, run_all_wakes
 
 # Each test repeats a history of the broker for many places of a power cut.
 pytestmark = pytest.mark.slow
@@ -281,34 +282,13 @@ def test_an_id_is_not_given_twice_though_the_clock_went_back_before_the_power_fa
     assert len(set(ids_in(topic.log))) == 11
 
 
-def test_an_id_of_a_parked_message_is_not_given_again_though_its_topics_log_is_lost(machine: Machine) -> None:
-    topic = machine.topic()
-    topic.channel("c")
-    machine.publish([b"synced"])
-    now_ns = time.time_ns()
-    topic.publish_body(b"not synced", now_ns, now_ns + HOUR_NS)
-    lost = machine.files.pages_of(topic.mapping) | machine.files.pages_of(topic.log.active.mapping)
-    machine.cut(tuple(change for change in machine.files.changes() if change not in lost))
-    topic = machine.topic()
-    parked = ids_in(topic.channel("c").parked.log)
-    assert len(parked) == 1
-    topic.publish_body(b"later", now_ns)
-    assert not set(parked) & set(ids_in(topic.log))
-
-
 def kept_in(channel: Any) -> set[bytes]:
     """Return the messages that a channel delivers now or later."""
     consumer = consumer_on(channel)
     kept = set()
     while (taken := channel.take_message(consumer)) is not None:
         kept.add(taken[3])
-    if channel.parked is not None:
-        dropped, ledger = channel.parked.dropped_below, channel.parked.ledger
-        kept.update(
-            body
-            for ordinal, *_, body in channel.parked.log.records()
-            if ordinal >= dropped and not ledger.has_finished(ordinal)
-        )
+    kept.update(body for body, _ in deferred_in(channel))
     return kept
 
 
@@ -342,15 +322,14 @@ def test_the_space_of_messages_dropped_by_a_seek_is_reclaimed_with_the_next_sync
     for _ in range(20):
         topic.publish_body(10_000 * b"x", time.time_ns(), time.time_ns() + HOUR_NS)
     assert machine.syncer.sync_all()
-    parked = channel.parked
-    before = parked.log.size_bytes()
+    before = topic.log.size_bytes()
     replay.move(topic, channel, replay.LogPlace(), replay.no_pause)
     assert channel.deferred_count == 0
     topic.publish_body(b"later", time.time_ns(), time.time_ns() + HOUR_NS)
     assert machine.syncer.sync_all()
-    assert parked.log.first is parked.log.active
-    assert parked.log.size_bytes() < before
-    assert parked.ledger.floor == parked.log.end - 1
+    run_all_wakes(machine.broker)
+    assert topic.log.first is topic.log.active
+    assert topic.log.size_bytes() < before
     machine.load()
     assert machine.topic().channel("c").deferred_count == 1
 
@@ -413,27 +392,6 @@ def test_the_limits_of_a_new_channel_are_durable_when_they_are_answered(machine:
     assert LimitRoutes(machine.broker).set_limits(request).status == 200
     machine.cut()
     assert machine.topic().channels_by_name["c"].limits.rate == 5
-
-
-def test_after_a_kill_parked_records_are_durable_before_the_start_finishes_their_originals(machine: Machine) -> None:
-    topic = machine.topic()
-    channel = topic.channel("c")
-    machine.publish([b"once", b"twice"])
-    assert machine.syncer.sync_all()
-    consumer = consumer_on(channel)
-    guids = [channel.take_message(consumer)[0] for _ in range(2)]
-    assert channel.requeue_message(consumer, guids[1], MINUTE_NS) == 0
-    assert machine.syncer.sync_all()
-    assert channel.requeue_message(consumer, guids[0], MINUTE_NS) == 0
-    sought = message_lookup.change_message(
-        topic, [channel], guids[1], message_lookup.reschedule_to(topic, time.time_ns() + HOUR_NS), lambda: None
-    )
-    assert [outcome.status for outcome in sought] == [message_lookup.DONE]
-    machine.load()
-    for number, written in enumerate(subsets(machine)):
-        cut = machine.branch(number, written)
-        assert kept_in(cut.topic().channel("c")) == {b"once", b"twice"}, written
-        cut.close()
 
 
 def test_zeros_in_the_synced_part_of_the_open_segment_are_reported(

@@ -60,12 +60,12 @@ class Machine:
         """Start a broker on a disk's content, after a boot."""
         self.files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
         self.broker = broker_on(root, self.files, sync_fin=True)
-        self.broker.parks_durably = True
+        self.broker.has_syncer = True
         # The channels opened by the start are not registered anywhere yet.
         self.fin_sync = FinSync(self.broker, run_now, gevent.get_hub().loop.run_callback)
         self.channel = self.broker.topic("t").channel("c")
         self.channel.on_finished = self.fin_sync.note
-        self.channel.parking.durable = True
+        self.channel.dead_letters.durable = True
         self.consumer: Any = consumer_on(self.channel)
 
     def publish(self, bodies: list[bytes]) -> None:

@@ -13,8 +13,8 @@ from pyqd.broker import message_lookup
 from pyqd.broker.broker import Broker
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
-from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono
+from tests.persistence.views import deferred_in
 from tests.support.invariants import check_channel
 from tests.support.power import PowerFiles
 from tests.support.storage import broker_on, consumer_on, frames_of, options_for
@@ -48,7 +48,6 @@ class World:
             self.broker.journal.start()
         self.commit = GroupCommit(self.broker, self.in_background, gevent.get_hub().loop.run_callback)
         self.count = 0
-        self.moved_count = 0
         self.published: set[bytes] = set()
         self.acknowledged: set[bytes] = set()
         self.later: set[bytes] = set()
@@ -112,13 +111,6 @@ class World:
             else:
                 assert channel.requeue_message(self.consumers[name], guid, self.random.choice((0, HOUR_NS))) == 0
 
-    def compact(self) -> None:
-        """Move unfinished messages out of the oldest segments of the parked logs."""
-        for name in CHANNELS:
-            parked = self.channel(name).parked
-            if parked is not None and parked.log.first is not parked.log.active:
-                self.moved_count += move_parked(self.channel(name), self.random.randrange(1, 50))
-
     def amend(self) -> None:
         """Cancel some messages by their ids, and put some off."""
         topic = self.broker.topic("t")
@@ -147,8 +139,6 @@ class World:
                 self.syncer.sync_dirty()
             elif choice < 0.95:
                 self.files.write_back()
-            elif choice < 0.97:
-                self.compact()
             else:
                 self.amend()
             gevent.sleep(0)
@@ -163,16 +153,8 @@ def unfinished(channel: Any) -> tuple[Counter[bytes], Counter[bytes]]:
     now: Counter[bytes] = Counter()
     while (taken := channel.take_message(consumer)) is not None:
         now[taken[3][:8]] += 1
-    later: Counter[bytes] = Counter()
-    if channel.parked is not None:
-        channel.parked.log.check()
-        ledger = channel.parked.ledger
-        later.update(
-            body[:8]
-            for ordinal, _, _, due_ns, _, body in channel.parked.log.records()
-            if due_ns > time.time_ns() and not ledger.has_finished(ordinal)
-        )
-        assert later.total() == channel.deferred_count
+    later = Counter(body[:8] for body, _ in deferred_in(channel))
+    assert later.total() == channel.deferred_count
     return now, later
 
 
@@ -206,7 +188,7 @@ def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed:
 
 @pytest.mark.parametrize("journaled", [False, True], ids=["logs", "journal"])
 @pytest.mark.parametrize("seed", range(10))
-def test_unsettled_messages_are_there_once_after_a_kill(tmp_path: Path, seed: int, journaled: bool) -> None:
+def test_messages_are_there_once_after_a_kill(tmp_path: Path, seed: int, journaled: bool) -> None:
     world = World(tmp_path, seed, chance=0.0, journaled=journaled)
     world.run(OPERATIONS)
     files = PowerFiles(tmp_path, "before")

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import StorageError
+from tests.persistence.views import deferred_in
 from tests.support.invariants import check_topic
 from tests.support.storage import body_of, broker_on, consumer_on, finish_all, publish
 from tests.support.unreadable import UnreadableFiles, make_unreadable
@@ -127,16 +129,16 @@ def test_a_bad_state_page_costs_the_topic_its_counters(tmp_path: Path) -> None:
     assert (tmp_path / "topics" / "t.topic" / "state.bad").exists()
 
 
-def test_a_bad_page_of_a_parked_log_costs_the_messages_in_it(tmp_path: Path) -> None:
+def test_a_bad_page_costs_the_deferred_messages_in_it(tmp_path: Path) -> None:
     fill(tmp_path)
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     delivered(topic)
     due_ns = wall() + 3600 * 10**9
     publish(topic, 100, BODY_BYTES, due_ns=due_ns)
-    log = topic.channel("c").parked.log
-    broker = on_bad(tmp_path, (log.active.mapping.path, 2))
-    lost = 100 - broker.topic("t").channel("c").deferred_count
+    broker = on_bad(tmp_path, (topic.log.active.mapping.path, 2))
+    topic = broker.topic("t")
+    lost = 100 - len(deferred_in(topic.channel("c")))
     assert 0 < lost <= len(of_page(2))
     assert delivered(broker.topic("other")) == list(range(COUNT))
 
@@ -194,7 +196,7 @@ def test_a_sync_after_a_failed_one_leaves_out_unreadable_ranges(tmp_path: Path) 
 
 
 class NoReading(Files):
-    """Files whose small ones cannot be read if their path has one of the ends. ends: of paths."""
+    """Files that cannot be read if their path has one of the ends. ends: of paths."""
 
     def __init__(self, *ends: str) -> None:
         self.ends = ends
@@ -203,6 +205,12 @@ class NoReading(Files):
         if path.endswith(self.ends):
             raise StorageError("read", path, errno.EIO, "Input/output error")
         return super().read(path)
+
+    def open_mapped(self, path: str) -> Mapping:
+        mapping = super().open_mapped(path)
+        if path.endswith(self.ends):
+            make_unreadable(mapping, 0)
+        return mapping
 
 
 def test_small_files_that_cannot_be_read_keep_nothing_from_starting(tmp_path: Path) -> None:
@@ -214,9 +222,9 @@ def test_small_files_that_cannot_be_read_keep_nothing_from_starting(tmp_path: Pa
     for _ in range(3):
         channel.requeue_message(consumer, channel.take_message(consumer)[0], 0)
     broker.close()
-    broker = broker_on(tmp_path, NoReading("node.json", "attempts"))
+    broker = broker_on(tmp_path, NoReading("node.json", "notes/0"))
     assert broker.power_failed
     channel = broker.topic("t").channel("c")
     assert channel.take_message(consumer_on(channel))[1] == 2
     assert (tmp_path / "node.json.bad").exists()
-    assert not os.path.exists(channel.files.path_of("attempts"))
+    assert os.listdir(channel.files.path_of("notes")) == ["0.bad"]

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pyqd.broker.peek import DEFERRED, Cursor, page_of_channel, parse_cursor
+from pyqd.broker.replay import no_pause
 from pyqd.hot.primitives.clock import mono
 from tests.support.invariants import check_topic
 from tests.support.storage import broker_on, consumer_on
@@ -22,11 +24,13 @@ def counts_of(channel: Any) -> tuple[int, int, int]:
 
 def deferred_in(channel: Any) -> list[tuple[bytes, int]]:
     """Return body and due time of the deferred messages."""
-    if channel.parked is None:
-        return []
-    finished = channel.parked.ledger.has_finished
-    kept = [record for record in channel.parked.log.records() if record[0] >= channel.parked.dropped_below]
-    return sorted((body, due) for ordinal, _, _, due, _, body in kept if not finished(ordinal))
+    found, cursor = [], Cursor()
+    while True:
+        page = page_of_channel(channel.topic, channel, DEFERRED, cursor, 1000, 1 << 30, no_pause)
+        found += [(row.body, row.due_ns) for row in page.rows]
+        if page.after is None:
+            return sorted(found)
+        cursor = parse_cursor(page.after, DEFERRED)
 
 
 def view_of(channel: Any) -> View:

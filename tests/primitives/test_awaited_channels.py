@@ -68,7 +68,7 @@ def test_a_topic_that_is_paused_meanwhile_waits_for_both(topic: Any, unpaused_fi
     assert numbers(channel) == list(range(6))
 
 
-def test_deferred_messages_are_parked_by_every_channel(topic: Any) -> None:
+def test_deferred_messages_are_deferred_in_every_channel(topic: Any) -> None:
     first = topic.channel("first")
     publish(topic, 2, due_ns=wall() + HOUR_NS)
     second = topic.channel("second")

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyqd.broker import segment_rewriter
-from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.examples import examples
 from tests.support.invariants import check_topic
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of, run_all_wakes
 
 # Each test takes long, by itself or with the programs that it starts.
 pytestmark = pytest.mark.slow
@@ -36,12 +35,14 @@ class Message:
 
     state: str
     attempts: int = 0
-    # Of a message that lies in the parked log: the attempts when it was parked. None in the topic's log.
-    parked_attempts: int | None = None
+    # The attempts when it was last deferred; None: it was not, or a clean stop has noted that it was due.
+    deferred_attempts: int | None = None
+    # A note has its attempts.
+    noted: bool = False
     owner: int | None = None
 
-    def park(self, state):
-        self.state, self.parked_attempts = state, self.attempts
+    def defer(self, state):
+        self.state, self.deferred_attempts, self.noted = state, self.attempts, True
 
 
 class ChannelMachine(RuleBasedStateMachine):
@@ -106,13 +107,13 @@ class ChannelMachine(RuleBasedStateMachine):
             for number, state in self.held.items():
                 for messages in self.model.values():
                     messages[number] = Message(state, 0, None if state == QUEUED else 0)
-            self.run_wakes_for(len(self.held))
             self.held = {}
 
-    def run_wakes_for(self, count):
-        """Let the channels park so many messages, which they do in slices, in wakes."""
-        for _ in range(count):
-            self.broker.scheduler.run_wakes()
+    @staticmethod
+    def times_of(state):
+        """Return the time of publishing and the due time of a message."""
+        # A due time that has passed when it is published is none.
+        return {QUEUED: (wall(), 0), DUE: (5, 17), FAR: (wall(), wall() + HOUR_NS)}[state]
 
     def new_number(self, size):
         self.count += 1
@@ -122,10 +123,9 @@ class ChannelMachine(RuleBasedStateMachine):
     @rule(size=SIZES, state=st.sampled_from([QUEUED, QUEUED, FAR, DUE]), full=st.booleans())
     def publish(self, size, state, full):
         number = self.new_number(size)
-        due_ns = {QUEUED: 0, DUE: 1, FAR: wall() + HOUR_NS}[state]
         self.files.room = 0 if full else None
         try:
-            self.topic.publish_body(self.body(number), wall(), due_ns)
+            self.topic.publish_body(self.body(number), *self.times_of(state))
         except DiskFull:
             assert full
         else:
@@ -139,16 +139,14 @@ class ChannelMachine(RuleBasedStateMachine):
     )
     def publish_batch(self, sizes, state, full):
         numbers = [self.new_number(size) for size in sizes]
-        due_ns = {QUEUED: 0, DUE: 1, FAR: wall() + HOUR_NS}[state]
         self.files.room = 0 if full else None
         try:
-            self.topic.publish_frames(frames_of([self.body(number) for number in numbers]), wall(), due_ns)
+            self.topic.publish_frames(frames_of([self.body(number) for number in numbers]), *self.times_of(state))
         except DiskFull:
             assert full
         else:
             for number in numbers:
                 self.deliver(number, state)
-            self.run_wakes_for(len(numbers))
         self.files.room = None
 
     @rule(name=st.sampled_from(NAMES))
@@ -183,6 +181,7 @@ class ChannelMachine(RuleBasedStateMachine):
         message.attempts += 1
         assert attempts == message.attempts
         message.state, message.owner = IN_FLIGHT, owner
+        message.noted = message.noted or message.deferred_attempts is not None
         return True
 
     @precondition(lambda self: self.model)
@@ -247,13 +246,14 @@ class ChannelMachine(RuleBasedStateMachine):
             except DiskFull:
                 assert full
             else:
-                message.park({"far": FAR, "due": DUE}[what])
+                message.defer({"far": FAR, "due": DUE}[what])
 
     def each_message(self):
         return [message for messages in self.model.values() for message in messages.values()]
 
     @rule(late=st.booleans())
     def run_timers(self, late):
+        run_all_wakes(self.broker)
         self.broker.scheduler.run_timers(mono() + (MINUTE_NS + SECOND_NS if late else 1))
         for message in self.each_message():
             if message.state == DUE or (late and message.state == IN_FLIGHT):
@@ -262,14 +262,6 @@ class ChannelMachine(RuleBasedStateMachine):
     @rule()
     def run_wakes(self):
         self.broker.scheduler.run_wakes()
-
-    @rule(count=st.integers(1, 60))
-    def compact_parked(self, count):
-        """No message changes its state by being copied."""
-        for name in self.model:
-            channel = self.topic.channel(name)
-            if channel.parked is not None and channel.parked.log.first is not channel.parked.log.active:
-                move_parked(channel, count)
 
     @rule(full=st.booleans())
     def rewrite(self, full):
@@ -303,19 +295,24 @@ class ChannelMachine(RuleBasedStateMachine):
         self.broker.close()
         self.open()
         for message in self.each_message():
-            if message.state == IN_FLIGHT:
-                message.state = QUEUED
+            if message.state not in (QUEUED, IN_FLIGHT):
+                continue
+            if message.attempts != message.deferred_attempts:
+                message.state, message.noted = QUEUED, message.noted or message.attempts > 0
+            elif message.noted:
+                message.state = DUE
+            else:
+                message.noted, message.deferred_attempts = True, None
 
     @rule()
     def kill_and_start(self):
         self.brokers.append(self.broker)
         self.open()
         for message in self.each_message():
-            if message.parked_attempts is not None:
-                if message.state in (QUEUED, IN_FLIGHT):
-                    message.state = DUE if message.attempts == message.parked_attempts else QUEUED
-            elif message.state == IN_FLIGHT or message.attempts:
-                message.state, message.attempts = QUEUED, 1
+            if message.state in (QUEUED, IN_FLIGHT):
+                message.state = DUE if message.attempts == message.deferred_attempts else QUEUED
+                if not message.noted:
+                    message.attempts = min(message.attempts, 1)
 
     def finish_everything(self):
         """Every message that was published and is not finished comes, and nothing else."""
@@ -330,12 +327,8 @@ class ChannelMachine(RuleBasedStateMachine):
                     self.answer_one(name, number, "finish", False)
             assert {message.state for message in self.model[name].values()} <= {FAR}
         self.agrees()
-        self.settle()
         self.broker.scheduler.run_wakes()
-        assert self.topic.log.first is self.topic.log.active
-
-    def settle(self):
-        """Have the records finished of which there are parked copies: they are already."""
+        assert self.each_message() or self.topic.log.first is self.topic.log.active
 
     @invariant()
     def agrees(self):

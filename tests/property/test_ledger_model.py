@@ -16,7 +16,7 @@ from tests.support.examples import examples
 
 RING_BITS_MIN = 8 * 4096
 HEADER_BYTES = 4096
-FLOOR, ABSORB_FROM, ABSORB_TO = 24, 96, 104
+FLOOR, ABSORB_FROM, ABSORB_TO = 24, 88, 96
 
 
 class LedgerMachine(RuleBasedStateMachine):

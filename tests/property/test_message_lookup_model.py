@@ -33,7 +33,7 @@ class UnsyncedFiles(FullFiles):
 
 
 class AmendMachine(ChannelMachine):
-    """The same model; parked messages may have to wait for a sync before their old record is finished."""
+    """The same model, with changes by id and listings."""
 
     @initialize(durable=st.booleans(), ahead=st.booleans())
     def begin(self, durable, ahead):
@@ -60,10 +60,6 @@ class AmendMachine(ChannelMachine):
         """Note the id of each message of which the log has something: one is published after the other."""
         for _, guid, _, _, _, body in self.topic.log.records():
             self.guid_of[number_in(body)] = guid
-
-    def settle(self):
-        if self.durable:
-            self.sync()
 
     @precondition(lambda self: self.durable)
     @rule()
@@ -112,9 +108,9 @@ class AmendMachine(ChannelMachine):
         if what == "cancel":
             del messages[number]
         elif what == "far":
-            messages[number].park(FAR)
+            messages[number].defer(FAR)
         elif messages[number].state != QUEUED:
-            messages[number].park(DUE)
+            messages[number].defer(DUE)
 
     @rule(name=st.sampled_from(NAMES), count_max=st.sampled_from([1, 7, 1000]), size=SIZES)
     def look(self, name, count_max, size):

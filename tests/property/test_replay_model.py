@@ -23,7 +23,7 @@ from tests.support.storage import body_of, broker_on, consumer_on
 pytestmark = pytest.mark.slow
 
 SIZES = st.one_of(st.integers(8, 100), st.sampled_from([3000, 70_000]))
-QUEUED, FLYING, PARKED, DONE = "queued", "flying", "parked", "done"
+QUEUED, FLYING, DEFERRED, DONE = "queued", "flying", "deferred", "done"
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -62,7 +62,7 @@ class ReplayMachine(RuleBasedStateMachine):
             number = len(self.sizes)
             self.topic.publish_body(body_of(number, size), wall(), wall() + HOUR_NS if deferred else 0)
             self.sizes.append(size)
-            self.states.append(PARKED if deferred else QUEUED)
+            self.states.append(DEFERRED if deferred else QUEUED)
             if deferred:
                 self.deferred.add(number)
 
@@ -79,7 +79,7 @@ class ReplayMachine(RuleBasedStateMachine):
             self.states[number] = FLYING
             self.flying[number] = message[0]
 
-    @rule(data=st.data(), answer=st.sampled_from(["finish", "requeue", "park"]))
+    @rule(data=st.data(), answer=st.sampled_from(["finish", "requeue", "defer"]))
     def answer(self, data, answer):
         if not self.flying:
             return
@@ -89,21 +89,21 @@ class ReplayMachine(RuleBasedStateMachine):
             assert self.channel.finish_message(self.consumer, guid) == 0
             self.states[number] = DONE
         else:
-            assert self.channel.requeue_message(self.consumer, guid, HOUR_NS if answer == "park" else 0) == 0
-            self.states[number] = PARKED if answer == "park" else QUEUED
+            assert self.channel.requeue_message(self.consumer, guid, HOUR_NS if answer == "defer" else 0) == 0
+            self.states[number] = DEFERRED if answer == "defer" else QUEUED
 
     @rule(part=st.floats(0, 1))
     def seek(self, part):
         target = round(part * len(self.sizes))
         shown = replay.preview(self.topic, self.channel, LogPlace(position=target), no_pause)
         assert shown["in_flight"] == len(self.flying)
-        assert shown["parked"] == self.states.count(PARKED)
+        assert shown["deferred"] == self.states.count(DEFERRED)
         assert replay.move(self.topic, self.channel, LogPlace(position=target), no_pause) == shown
         for number in range(len(self.sizes)):
             if number < target:
                 self.states[number] = DONE
             else:
-                self.states[number] = PARKED if number in self.deferred else QUEUED
+                self.states[number] = DEFERRED if number in self.deferred else QUEUED
         self.flying.clear()
         assert shown["depth"] == len(self.sizes) - target
 
@@ -130,7 +130,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def the_counts_are_right(self):
         assert self.channel.depth == self.states.count(QUEUED)
         assert self.channel.in_flight_count == self.consumer.in_flight == len(self.flying)
-        assert self.channel.deferred_count == self.states.count(PARKED)
+        assert self.channel.deferred_count == self.states.count(DEFERRED)
         check_topic(self.topic)
 
 

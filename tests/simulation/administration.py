@@ -178,7 +178,7 @@ class Administration(Operations):
             channel.cancelled.add(number)
             self.model.finish(channel, number)
         elif due_ns > self.wall_ns or copy.state == DEFERRED:
-            copy.state, copy.due_ns, copy.due_mono_ns, copy.parked = DEFERRED, due_ns, 0, True
+            copy.state, copy.due_ns, copy.due_mono_ns, copy.counted = DEFERRED, due_ns, 0, True
             channel.moved.add(number)
             copy.due_reached, copy.noted_due = due_ns <= self.wall_ns, False
             copy.stamp = self.model.tick()

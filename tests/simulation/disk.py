@@ -248,6 +248,19 @@ class Disk:
             if isinstance(node, Directory):
                 self._count(node)
 
+    def lose(self, *names: str, directory: Directory | None = None) -> None:
+        """Lose all directories of some names, with all in them."""
+        directory = directory or self.root
+        for entries in (directory.entries, directory.durable):
+            for name in names:
+                entries.pop(name, None)
+            for node in entries.values():
+                if isinstance(node, Directory):
+                    self.lose(*names, directory=node)
+        self.pending = [[each for each in change if each[1] not in names] for change in self.pending]
+        self.used_pages = 0
+        self._count(self.root)
+
     def paths(self) -> list[str]:
         """Return the paths of all files."""
         return [path for path, _ in self.files()]

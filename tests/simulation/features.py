@@ -23,14 +23,16 @@ FINS = "fins"
 RESETS = "resets"
 # Pages of segments that are not in memory when a channel comes to them.
 ABSENT = "absent"
-# Few unfinished messages become exceptions of ledgers, whose windows stay as small as they begin.
-EXCEPTIONS = "exceptions"
 # Segments that a few messages keep are rewritten, and again, with kills and power cuts at each step of it.
 REWRITES = "rewrites"
+# Few unfinished messages become exceptions of ledgers, whose windows stay as small as they begin.
+EXCEPTIONS = "exceptions"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
 # The trace keeps no bytes of bodies: an MPUB is a run of sizes.
 BODILESS = "bodiless"
+# The notes of all channels are gone before a start.
+NOTES = "notes"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -52,8 +54,10 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (140_000_000, frozenset({REWRITES, WRITES, UNMAPPING})),
     (145_000_000, frozenset({REWRITES, WRITES, UNMAPPING, UNREADABLE})),
     (150_000_000, frozenset({REWRITES, WRITES, FINS, JOURNAL})),
-    (160_000_000, frozenset({EXCEPTIONS})),
-    (165_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
+    (160_000_000, frozenset({NOTES, WRITES, UNMAPPING, FINS, RESETS})),
+    (165_000_000, frozenset({NOTES, REWRITES, WRITES, UNMAPPING})),
+    (170_000_000, frozenset({EXCEPTIONS})),
+    (175_000_000, frozenset({EXCEPTIONS, WRITES, UNMAPPING, FINS, RESETS})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -64,10 +68,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     FINS: (),
     RESETS: (),
     ABSENT: (),
-    EXCEPTIONS: (),
     REWRITES: (),
+    EXCEPTIONS: (),
     TRACE: (),
     BODILESS: (),
+    NOTES: (),
 }
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
@@ -75,8 +80,8 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     FINS: {},
     RESETS: {"begin_empty": (1, (0,))},
+    NOTES: {"lose_notes": (4, (5, 6, 0))},
     ABSENT: {"newest_job": (2, ())},
-    EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_newest": (4, (0, 4))},
     REWRITES: {
         "fill_segment": (3, ()),
         "sub_first": (1, ()),
@@ -84,6 +89,7 @@ WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
         "housekeep": (6, ()),
         "delete_first": (0.3, ()),
     },
+    EXCEPTIONS: {"straggle": (8, (0, 4)), "fin_newest": (4, (0, 4))},
     TRACE: {
         "die_at_store": (8, (60, 1, 0)),
         "kill": (3, ()),
@@ -147,14 +153,6 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mpub", "sub", "fin", "jobs", "begin_empty", "pause_channel", "sync", "empty_channel", "write_back", "cut"),
         ("mpub", "sub", "fin", "begin_empty", "limit", "jobs", "empty_channel", "write_back", "cut"),
     ),
-    EXCEPTIONS: (
-        ("sub", "straggle", "straggle", "straggle", "write_back", "cut"),
-        ("sub", "straggle", "straggle", "jobs", "straggle", "fin", "fin", "sync", "cut"),
-        ("sub", "straggle", "straggle", "jobs", "straggle", "kill", "fin"),
-        ("sub", "straggle", "straggle", "jobs", "straggle", "begin_sync", "straggle", "job", "fin", "jobs", "cut"),
-        ("sub", "straggle", "straggle", "jobs", "straggle", "seek", "straggle", "stop"),
-        ("sub", "straggle", "straggle", "jobs", "straggle", "req", "fin", "housekeep", "sync", "cut"),
-    ),
     REWRITES: tuple(
         ("sub_first", *("fill_segment",) * 3, "sync", "fin_most", "housekeep", *then)
         for then in (
@@ -183,6 +181,14 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
             ("jobs", "write_back", "kill", "cut"),
             ("jobs", "stop", "fin_most"),
         )
+    ),
+    EXCEPTIONS: (
+        ("sub", "straggle", "straggle", "straggle", "write_back", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "fin", "fin", "sync", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "kill", "fin"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "begin_sync", "straggle", "job", "fin", "jobs", "cut"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "seek", "straggle", "stop"),
+        ("sub", "straggle", "straggle", "jobs", "straggle", "req", "fin", "housekeep", "sync", "cut"),
     ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),

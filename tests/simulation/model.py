@@ -47,15 +47,16 @@ class Copy:
     """One unfinished message in one channel. due_reached: its due time has come, at least once in this run.
 
     due_mono_ns: the monotonic clock at which the delay of a requeue in this run may have passed; 0: there was none.
-    noted_due: it had come in an earlier run. If the clock has been set back since, it is to come again, but a power cut
-    may bring back the notes of a stop, which name the messages that were due.
+    counted: a kill forgets none of its attempts. noted_due: it had come in an earlier run. If the clock has been set
+    back since, it is to come again, but a power cut may bring back the notes of a stop, which name the messages that
+    were due.
     """
 
     number: int
     state: str
     due_ns: int = 0
     attempts: int = 0
-    parked: bool = False
+    counted: bool = False
     due_reached: bool = False
     noted_due: bool = False
     owner: int = 0
@@ -250,11 +251,11 @@ class Model:
                 channel.twice[message.number] += 1
                 continue
             state = DEFERRED if message.due_ns else QUEUED
-            parked = message.due_ns != 0
+            counted = message.due_ns != 0
             # Held by the topic until now, it may be due already, and stays due if the clock is set back then.
             is_due = message.due_ns <= now_ns
             channel.copies[message.number] = Copy(
-                message.number, state, message.due_ns, 0, parked, is_due, stamp=self.stamp
+                message.number, state, message.due_ns, 0, counted, is_due, stamp=self.stamp
             )
 
     def publish(self, topic: Topic, messages: list[Message], now_ns: int) -> None:

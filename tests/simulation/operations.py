@@ -38,7 +38,7 @@ COMMITTED = 5
 DELAYS_MS = (1, 500, 3_000, 70_000)
 ADVANCES_NS = (SECOND_NS // 1000, SECOND_NS, 11 * SECOND_NS, 61 * SECOND_NS)
 JUMPS_NS = (-3_600 * SECOND_NS, -SECOND_NS, -(1 << 21), SECOND_NS, 3_600 * SECOND_NS)
-# Smaller jumps of the wall clock leave the delays of requeues as they are: pyx/broker/parked_log.pyx.
+# Smaller jumps of the wall clock leave the delays of requeues as they are: pyx/broker/deferral.pyx.
 JUMP_NS_MIN = 50 * SECOND_NS // 1000
 FAULTS = (SPACE, SYNC, OPEN, MAP)
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -98,6 +98,9 @@ class Operations(World):
     def do_spoil(self, how: int, chance: int, seed: int) -> None:
         """End the process in some way, or let it be for now; pages are unreadable when the next one starts."""
         self.spoil_seed = seed
+        self.end(how, chance, seed)
+
+    def end(self, how: int, chance: int, seed: int) -> None:
         self.fault_count += 1
         if how == 0:
             self.do_stop()
@@ -110,6 +113,11 @@ class Operations(World):
         """Do as `do_spoil` to the files of drained segments."""
         self.spoils_spares = True
         self.do_spoil(how, chance, seed)
+
+    def do_lose_notes(self, how: int, chance: int, seed: int) -> None:
+        """End the process in some way, or let it be for now; no channel has notes when the next one starts."""
+        self.loses_notes = True
+        self.end(how, chance, seed)
 
     def do_advance(self, number: int) -> None:
         by_ns = ADVANCES_NS[number % len(ADVANCES_NS)]
@@ -633,6 +641,19 @@ class Operations(World):
     def do_fin(self, number: int, pick: int, count: int) -> None:
         self.finish(self.held_by(number, pick, 1 + count % 40))
 
+    def do_fin_most(self, number: int, pick: int) -> None:
+        """Finish all messages of a client but the first one or two, as far as it takes more."""
+        for _ in range(6):
+            held = self.held_by(number, 0, 1000)
+            if held is None or self.died():
+                return
+            client, topic, channel, copies = held
+            self.finish((client, topic, channel, copies[1 + pick % 2 :]))
+
+    def do_sub_first(self) -> None:
+        """Subscribe to the first topic."""
+        self.do_sub_at(0, 0, 99)
+
     def do_fin_newest(self, number: int, kept: int) -> None:
         """FIN the messages that a client has in flight, but for the oldest."""
         held = self.held_by(number, 1 + kept, STRAGGLE_COUNT + RDY_MAX)
@@ -649,19 +670,6 @@ class Operations(World):
                 operation()
             if not self.died():
                 self.do_fin_newest(number, kept)
-
-    def do_fin_most(self, number: int, pick: int) -> None:
-        """Finish all messages of a client but the first one or two, as far as it takes more."""
-        for _ in range(6):
-            held = self.held_by(number, 0, 1000)
-            if held is None or self.died():
-                return
-            client, topic, channel, copies = held
-            self.finish((client, topic, channel, copies[1 + pick % 2 :]))
-
-    def do_sub_first(self) -> None:
-        """Subscribe to the first topic."""
-        self.do_sub_at(0, 0, 99)
 
     def finish(self, held: tuple[Client, Topic, Channel, list[Copy]] | None) -> None:
         """FIN some messages, one by one."""
@@ -696,7 +704,7 @@ class Operations(World):
                 copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
                 copy.due_mono_ns = max(1, self.mono_ns + delay_ms * MS_NS - JUMP_NS_MIN) if delay_ms else 0
                 copy.due_reached = copy.noted_due = False
-                copy.parked = copy.parked or delay_ms != 0
+                copy.counted = copy.counted or delay_ms != 0
                 channel.moved.update([copy.number] if delay_ms else [])
                 copy.stamp = self.model.tick()
                 client.in_flight -= 1
@@ -769,7 +777,7 @@ class Operations(World):
             if FINS in self.features:
                 self.do("sync")
             if len(channel.copies) == before:
-                # Parking and deliveries may wait for a job in which a ledger grows.
+                # Deliveries may wait for a job in which a ledger grows.
                 self.do("jobs")
                 self.do("advance", 3)
                 self.do("jobs")

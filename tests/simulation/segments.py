@@ -49,11 +49,9 @@ def record_checksum(record: bytes) -> int:
 
 
 def log_of(path: str) -> tuple[str, str] | None:
-    """Return (topic, channel) of the parked log, or (topic, "") of the log, that a file is a segment of; else None."""
-    topic, _, rest = path.partition("/topics/")[2].partition(".topic/")
-    channel, _, file = rest.rpartition(".channel/")
-    is_segment = file.endswith(".seg") and file.startswith(("log/", "parked/"))
-    return (topic, channel) if is_segment else None
+    """Return (topic, "") of the log that a file is a segment of; else None."""
+    topic, _, file = path.partition("/topics/")[2].partition(".topic/")
+    return (topic, "") if file.endswith(".seg") and file.startswith("log/") else None
 
 
 def is_spare(path: str, content: bytes) -> bool:

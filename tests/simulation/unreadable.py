@@ -129,13 +129,12 @@ class Excuses:
         self.topics.add(topic)
         log = log_of(path)
         if log is not None:
-            # A parked log has no entries in the journal, though a segment of it may have the number of one of the log.
-            content = inode.now() if channel else with_journal(disk, path, inode.now())
+            content = with_journal(disk, path, inode.now())
             self.lost.setdefault(log, set()).update(numbers_in(content, pages))
             self.hidden.setdefault(log, set()).update(numbers_behind_end(content, pages))
-        elif file == "attempts":
+        elif file.startswith("notes/"):
             self.attempts.add((topic, channel))
-        elif file in ("ledger", "parked.ledger", "cancelled.ledger", "state"):
+        elif file in ("ledger", "cancelled.ledger", "state"):
             self.ledgers.add((topic, channel))
 
     def numbers(self, topic: str, channel: str) -> set[int]:

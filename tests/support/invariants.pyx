@@ -1,28 +1,27 @@
 """Checks of the invariants that relate the parts of a channel, and those of a topic, for tests and the simulation.
 
-Each unfinished record that the channel has handed out is in exactly one place, so counting the places of each log finds
-a message that is lost until the next start, or held twice. See invariant 1 in pyx/broker/channel.pyx.
+Each unfinished record that the channel has handed out, or that has a due time, is in exactly one place, so counting the
+places finds a message that is lost until the next start, or held twice. See invariant 1 in pyx/broker/channel.pyx.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.consumer cimport Consumer
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.parked_log cimport ParkedLog
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot, fingerprint
+from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, Slot, fingerprint
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
-from pyqd.hot.wire.record cimport RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_MASK, RECORD_LOST, Record, ordinal_after, record_ordinal, record_span
 
 
 cdef struct Counts:
-    uint64_t[2] held                     # by Source: in flight, for redelivery, or dead letters
-    uint64_t origins_behind              # unsettled origins in the topic's log, below the cursor
-    uint64_t origins_ahead               # and at or past it
-    uint64_t origins_parked              # in the parked log
+    uint64_t behind                      # in flight, for redelivery, dead letters, or deferred, below the cursor
+    uint64_t plain_ahead                 # the same at or past it, without a due time of the publisher's
+    uint64_t due_ahead                   # and with one
 
 
 cdef uint64_t unfinished_lost_in(Log log, Ledger ledger, uint64_t start, uint64_t end) except? 0:
@@ -55,6 +54,45 @@ cdef bint are_accounted_for(Log log, Ledger ledger, uint64_t start, uint64_t end
     return held == unfinished or held + unfinished_lost_in(log, ledger, start, end) == unfinished
 
 
+cdef int count_held(ChannelCore channel, const Record* record, Counts* counts) except -1:
+    """Count a message that is in flight, for redelivery, a dead letter, or waits by a note."""
+    if record_ordinal(record) < channel.cursor.ordinal():
+        counts.behind += 1
+    elif record.due_ns != 0 and channel.cursor.is_in_dues(record_ordinal(record)):
+        counts.due_ahead += 1
+    else:
+        assert channel.cursor.is_overridden(record_ordinal(record)), "the cursor would hand a message out again"
+        counts.plain_ahead += 1
+    return 0
+
+
+cdef int count_deferred(ChannelCore channel, Counts* counts) except -1:
+    """Count the messages that wait for due times."""
+    cdef Deferral deferral = channel.deferral
+    cdef const Record* record
+    cdef uint32_t slot
+    cdef uint64_t index
+    deferral.check()
+    for slot in range(deferral.waiting.slot_count_max):
+        if deferral.waiting.contains(slot):
+            record = deferral.record_of(deferral.notes.at(slot))
+            assert record != NULL, "a note of a record that the log does not keep"
+            count_held(channel, record, counts)
+    for index in range(deferral.published.count):
+        count_entry(channel, deferral.published.entries[index].ref, counts)
+    for index in range(deferral.dues_seen, channel.readable.due_end):
+        count_entry(channel, channel.readable.dues.at(index).seq & ORDINAL_MASK, counts)
+    return 0
+
+
+cdef int count_entry(ChannelCore channel, uint64_t ordinal, Counts* counts) except -1:
+    """Count a message that waits for its publisher's due time, unless the entry is void."""
+    if not channel.deferral.is_void(ordinal):
+        counts.behind += ordinal < channel.cursor.ordinal()
+        counts.due_ahead += ordinal >= channel.cursor.ordinal()
+    return 0
+
+
 cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
     """Count the messages in flight; each is unfinished and counted for its consumer."""
     cdef Consumer consumer
@@ -67,9 +105,9 @@ cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
         held = channel.slots.used(slot)
         if held != NULL:
             assert channel.slots.find(held.record.guid) == slot
-            assert not channel.parking.ledger_of(held.source).is_finished(record_ordinal(held.record))
+            assert not channel.ledger.is_finished(record_ordinal(held.record))
             in_flight[held.consumer] = in_flight.get(held.consumer, 0) + 1
-            counts.held[held.source] += 1
+            count_held(channel, held.record, counts)
     for consumer in channel.dispatcher.consumers:
         assert consumer.in_flight == in_flight.get(consumer.number, 0), "messages in flight of a consumer"
         assert channel.dispatcher.by_number[consumer.number] is consumer
@@ -89,41 +127,8 @@ cdef int count_rings(ChannelCore channel, Counts* counts) except -1:
         for number in range(ring.first, ring.end()):
             entry = ring.at(number)
             assert entry.fingerprint == fingerprint(entry.record.guid)
-            assert not channel.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
-            counts.held[entry.source] += 1
-    return 0
-
-
-cdef int count_origins(ChannelCore channel, Counts* counts) except -1:
-    """Count the unsettled origins that are not finished."""
-    cdef ParkedLog parked = channel.parking.parked
-    cdef uint64_t index, origin
-    assert parked is None or parked.ledger.header.parked_below <= parked.settled <= parked.log.end
-    assert parked is None or channel.parking.settle_end <= parked.log.end
-    for index in range(0 if parked is None else parked.unsettled()):
-        origin = parked.origin_at(index)
-        if origin & 1 == FROM_PARKED:
-            counts.origins_parked += not parked.ledger.is_finished(origin >> 1)
-        elif origin >> 1 >= channel.cursor.ordinal():
-            counts.origins_ahead += 1
-        else:
-            counts.origins_behind += not channel.ledger.is_finished(origin >> 1)
-    return 0
-
-
-cdef int check_waiting(ParkedLog parked) except -1:
-    """Check the parked messages that wait for their due times; each is unfinished."""
-    cdef const Record* record
-    cdef uint32_t slot
-    cdef uint64_t count = 0
-    parked.dues.check()
-    for slot in range(parked.capacity):
-        record = parked.waiting_in(slot)
-        if record != NULL:
-            count += 1
-            assert not parked.ledger.is_finished(record_ordinal(record)), "invariant 1 of the parked log"
-            assert parked.find_fingerprint(record.guid, slot, slot + 1) == slot
-    assert count == parked.count()
+            assert not channel.ledger.is_finished(record_ordinal(entry.record))
+            count_held(channel, entry.record, counts)
     return 0
 
 
@@ -138,18 +143,15 @@ cdef int check_cursor(LogCursor cursor) except -1:
 
 def check_channel(ChannelCore channel not None):
     """Raise AssertionError if an invariant is broken. Cost: O(messages held, and capacity of the ledgers)."""
-    cdef Counts counts = Counts(held=[0, 0], origins_behind=0, origins_ahead=0, origins_parked=0)
+    cdef Counts counts = Counts(behind=0, plain_ahead=0, due_ahead=0)
     cdef Ledger ledger = channel.ledger
-    cdef ParkedLog parked = channel.parking.parked
     cdef uint64_t cursor = channel.cursor.ordinal()
-    cdef uint64_t start, spared
+    cdef uint64_t spared
     ledger.check()
     assert cursor <= channel.readable.end
-    spared = ledger.ahead + channel.parking.unsettled_ahead + channel.parking.pending()
+    spared = ledger.ahead + channel.cursor.dues_ahead() + channel.cursor.overridden_count()
     assert spared <= channel.readable.end - cursor, "the depth is negative"
-    assert channel.parking.lags() or not channel.readable.all_lag, "a channel without a lag has no place to resume at"
     assert channel.slots.deadlines.count() == channel.slots.ids.count == channel.slots.count()
-    assert channel.in_parking == channel.parking.awaits_sync() == (channel in channel.readable.parking)
     assert channel.waits.resets or not channel.waits.prepares_reset
     assert channel.waits.growths != 0 or not channel.waits.resets
     assert not channel.waits.throttled or channel.dispatcher.rate_limit is not None
@@ -159,19 +161,12 @@ def check_channel(ChannelCore channel not None):
     assert channel.dead_letters.pending_unsorted <= channel.dead_letters.pending.count
     count_slots(channel, &counts)
     count_rings(channel, &counts)
-    count_origins(channel, &counts)
-    assert counts.origins_ahead == channel.parking.unsettled_ahead, "origins past the cursor"
+    count_deferred(channel, &counts)
+    assert counts.plain_ahead == channel.cursor.overridden_count(), "messages that the cursor passes over"
+    assert counts.due_ahead == channel.cursor.dues_ahead(), "deferred messages past the cursor"
+    assert channel.cursor.dues_ahead() == channel.cursor.unfinished_dues(cursor, channel.readable.end)
     assert are_accounted_for(
-        channel.readable.log, ledger, ledger.oldest_unfinished(), cursor,
-        counts.held[<int> FROM_TOPIC] + counts.origins_behind), "delivered messages of the topic's log"
-    if parked is not None:
-        parked.ledger.check()
-        check_waiting(parked)
-        assert parked.ledger.header.cursor == parked.log.end, "every parked message waits for its due time at once"
-        start = max(parked.ledger.oldest_unfinished(), parked.dropped_below)
-        assert are_accounted_for(
-            parked.log, parked.ledger, start, parked.log.end,
-            counts.held[<int> FROM_PARKED] + counts.origins_parked + parked.count()), "messages of the parked log"
+        channel.readable.log, ledger, ledger.oldest_unfinished(), cursor, counts.behind), "delivered messages"
 
 
 def check_topic(TopicCore topic not None):
@@ -182,5 +177,8 @@ def check_topic(TopicCore topic not None):
     assert topic.state.last_guid <= topic.guids.last_id and topic.state.given_below <= topic.log.end + 1
     assert topic.log.batch.is_open or topic.open_count == 0
     topic.log.check()
+    topic.readable.dues.check()
+    assert topic.readable.due_end == topic.readable.dues.lower_bound(topic.readable.end)
+    assert topic.readable.due_end <= topic.readable.dues_stored <= topic.readable.dues.end
     for channel in topic.channels:
         check_channel(channel)

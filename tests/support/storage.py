@@ -206,7 +206,7 @@ def finish_all(channel: Any) -> list[int]:
 
 
 def run_all_wakes(broker: Any) -> None:
-    """Run scheduled wakes until none remains: channels park the messages that they have read, and settle them."""
+    """Run scheduled wakes until none remains: channels see their deferred messages."""
     for _ in range(10_000):
         if not broker.scheduler.run_wakes():
             return

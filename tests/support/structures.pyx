@@ -17,6 +17,7 @@ from pyqd.hot.primitives.bitmap cimport (
 )
 from pyqd.hot.primitives.crc32c cimport crc32c_software
 from pyqd.hot.primitives.deadlines cimport DeadlineQueue
+from pyqd.hot.primitives.dueheap cimport DueHeap
 from pyqd.hot.primitives.heap cimport DeadlineHeap
 from pyqd.hot.primitives.idtable cimport PYQD_ID_MULTIPLIER, IdTable
 from pyqd.hot.wire.scanner cimport (
@@ -143,6 +144,48 @@ cdef class Heap:
 
     def shift_odd(self, int64_t by_ns):
         self.core.shift_odd(by_ns)
+
+    def clear(self):
+        self.core.clear()
+
+    def check(self):
+        self.core.check()
+
+
+@cython.final
+cdef class Dues:
+    """A DueHeap for tests in Python; misuse raises instead of corrupting."""
+
+    cdef DueHeap core
+
+    def __cinit__(self):
+        self.core = DueHeap()
+
+    def __len__(self):
+        return self.core.count
+
+    @property
+    def memory_bytes(self):
+        return self.core.memory.bytes
+
+    def push(self, int64_t due_ns, uint64_t ref):
+        self.core.push(due_ns, ref)
+
+    def pop(self):
+        if self.core.count == 0:
+            raise IndexError("the heap is empty")
+        return self.core.pop()
+
+    def peek_due(self):
+        return self.core.peek_due()
+
+    def peek_ref(self):
+        if self.core.count == 0:
+            raise IndexError("the heap is empty")
+        return self.core.peek_ref()
+
+    def entries(self):
+        return [(self.core.entries[index].due_ns, self.core.entries[index].ref) for index in range(self.core.count)]
 
     def clear(self):
         self.core.clear()

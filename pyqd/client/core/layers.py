@@ -144,7 +144,7 @@ def snappy_blocks() -> SnappyBlocks:
         python_snappy = importlib.import_module("snappy")
         return SnappyBlocks(python_snappy.compress, python_snappy.uncompress, python_snappy.UncompressError)
     except (ImportError, AttributeError):
-        raise SettingError("snappy needs a package: pip install 'pyqd[snappy]'") from None
+        raise SettingError("snappy needs a package: pip install 'pyqd-client[snappy]'") from None
 
 
 class SnappyLayer:

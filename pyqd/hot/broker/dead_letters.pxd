@@ -1,6 +1,6 @@
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t
 
-from pyqd.hot.broker.parking cimport Parking
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing
 from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.primitives.schedule cimport Scheduler
@@ -9,7 +9,8 @@ from pyqd.hot.wire.record cimport Record
 cdef class DeadLetterPolicy:
     cdef readonly uint16_t attempts_max  # a message delivered this often is a dead letter; 0: no limit
     cdef readonly object target          # DeadLetterTarget: finds the topic for dead letters, and logs
-    cdef Parking parking                 # the channel's; finishes messages
+    cdef Deferral deferral               # the channel's; has their notes, and the cursor that finishes them
+    cdef public bint durable             # a message is finished when a sync has covered its dead letter
     cdef ReadyRing ready                 # the channel's messages for redelivery
     cdef ReadyRing pending               # dead letters not yet published
     cdef ReadyRing unsynced              # published; finished in the channel when a sync has covered the dead letter
@@ -26,7 +27,7 @@ cdef class DeadLetterPolicy:
     cdef inline bint is_sorted(self) noexcept:
         return self.pending_unsorted + self.ready_unsorted == 0
 
-    cdef int add_returned(self, const Record* record, uint16_t attempts, uint8_t source) except -1
+    cdef int add_returned(self, const Record* record, uint16_t attempts, uint32_t note) except -1
     cdef int change_limit(self, uint16_t attempts_max) except -1
     cdef bint sort_some(self, Scheduler scheduler) except -1
     cdef object topic_for(self, int64_t now_ns)

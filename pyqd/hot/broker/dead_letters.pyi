@@ -2,6 +2,7 @@ from typing import Any, final
 
 @final
 class DeadLetterPolicy:
+    durable: bool
     @property
     def attempts_max(self) -> int: ...
     @property

@@ -1,9 +1,9 @@
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Consumer, Delivery
+from pyqd.hot.broker.deferral cimport Deferral
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, SlotTable
 from pyqd.hot.broker.waits cimport ChannelWaits
@@ -20,7 +20,7 @@ cdef enum Outcome:
 
 cdef class Dispatcher:
     cdef LogCursor cursor
-    cdef Parking parking
+    cdef Deferral deferral
     cdef SlotTable slots                 # in flight
     cdef ReadyRing ready                 # returned messages
     cdef ChannelWaits waits
@@ -30,6 +30,7 @@ cdef class Dispatcher:
     cdef ChannelTrace trace              # None: the channel is not traced
     cdef Presence returned_presence      # of the pages of the oldest returned message; None: not needed yet
     cdef bint ready_next                 # the next message is a returned one, if there is one
+    cdef bint passes_more                # the cursor has passed many deferred records, and goes on in another run
     cdef bint held_back                  # a returned message waits for another with its id, which is in flight
     cdef uint64_t rotation               # index of the consumer that is tried first in the next run
     cdef uint64_t delivered_count        # since the start, each delivery of a message
@@ -38,7 +39,7 @@ cdef class Dispatcher:
 
     cdef inline uint64_t available(self) noexcept:
         # Count the messages that could be delivered now: the depth.
-        return self.parking.queued_count() + self.ready.count
+        return self.cursor.queued_count() + self.ready.count
 
     cdef inline uint64_t deliverable(self) noexcept:
         # Count the messages that may be delivered now: the depth, as far as the rate limit allows.
@@ -53,9 +54,11 @@ cdef class Dispatcher:
     cdef int read_ahead(self) except -1
     cdef int read_in(self) except -1
     cdef bint can_return(self) except -1
-    cdef bint waits_for_window(self, const Record* record, uint8_t source) except -1
+    cdef bint must_wait(self, const ReadyEntry* entry) except -1
+    cdef bint waits_for_window(self, const Record* record) except -1
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int note_delivered(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1
+    cdef int note_attempts(self, const ReadyEntry* entry) except -1
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept
     cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1
 

@@ -17,6 +17,12 @@ cdef class LogCursor:
     cdef Segment unmapped                # what it has found, and the range in it
     cdef uint64_t unmapped_start
     cdef uint64_t unmapped_end
+    cdef set overridden                  # plain records at or past the cursor that it passes over; None: there are none
+    # Deferred records below the readable end that the cursor has passed, or that are finished: as indexes of `dues` are
+    # counted. `ReadableLog.due_end` less this are unfinished and at or past the cursor.
+    cdef uint64_t dues_passed
+    cdef uint64_t next_due               # index of the entry of dues that the cursor is likely to come to next
+    cdef uint64_t dues_void              # entries of dues that the Deferral has yet to drop: finished or superseded
     cdef bint ledger_full                # `next_record` found a record to finish, and the ledger has to grow first
 
     cdef inline uint64_t ordinal(self) noexcept:
@@ -45,17 +51,43 @@ cdef class LogCursor:
             return <const Record*> (self.segment.base + self.offset)
         return NULL
 
+    cdef inline uint64_t dues_ahead(self) noexcept:
+        # Count the deferred records at or past the cursor that are not finished.
+        return self.readable.due_end - self.dues_passed
+
+    cdef inline uint64_t queued_count(self) noexcept:
+        # Count the messages that were neither handed out nor deferred.
+        return (
+            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.dues_ahead()
+            - self.overridden_count())
+
     cdef inline int pass_over(self, const Record* record) except -1:
-        # Move over the record at the cursor, which is handed out now or is the origin of a parked one.
+        # Move over the record at the cursor, which is handed out now, is deferred or is overridden.
         self.offset += record_span(record.size_bytes)
         self.ledger.hand_out()
         return 0
 
+    cdef inline bint is_overridden(self, uint64_t ordinal) except -1:
+        return self.overridden is not None and ordinal in self.overridden
+
+    cdef inline uint64_t overridden_count(self) noexcept:
+        return 0 if self.overridden is None else <uint64_t> len(self.overridden)
+
     cdef inline int finish(self, const Record* record) except -1:
         # Mark a record as finished, and have drained segments trimmed.
+        if record_ordinal(record) >= self.ledger.header.cursor:
+            return self.finish_ahead(record)
         self.ledger.finish(record_ordinal(record))
         return self.readable.note_floor(self.ledger)
 
+    cdef int finish_ahead(self, const Record* record) except -1
+    cdef bint is_in_dues(self, uint64_t ordinal) except -1
+    cdef bint steps_over(self, const Record* record) except -1
+    cdef int finish_range(self, uint64_t start, uint64_t end) except -1
+    cdef uint64_t unfinished_dues(self, uint64_t start, uint64_t end) except? <uint64_t> -1
+    cdef int count_dues(self) except -1
+    cdef bint try_finish_one(self, uint64_t ordinal) except -1
+    cdef list unfinished_dues_from(self, uint64_t start)
     cdef const Record* find_next_record(self) except? NULL
     cdef bint is_present(self) except -1
     cdef bint look_ahead(self, uint64_t end) except -1
@@ -75,3 +107,5 @@ cdef class LogCursor:
     cdef bint skip_finished(self) except -1
     cdef bint skip_segment(self) except -1
     cdef int note_finished_ahead(self) except -1
+    cdef int forget_overridden(self, uint64_t ordinal) except -1
+    cdef uint64_t overridden_end(self) except? 0

@@ -11,11 +11,18 @@ AT_RETURNED: int
 AT_DEFERRED: int
 AT_IN_FLIGHT: int
 AT_DEAD_LETTER: int
+AT_NOTED: int
 
 @final
 class MessageLookup:
     def __init__(
-        self, channel: ChannelCore, guid: int, *, slots_per_step: int = ..., entries_per_step: int = ...
+        self,
+        channel: ChannelCore,
+        guid: int,
+        *,
+        slots_per_step: int = ...,
+        notes_per_step: int = ...,
+        entries_per_step: int = ...,
     ) -> None: ...
     @property
     def channel(self) -> ChannelCore: ...

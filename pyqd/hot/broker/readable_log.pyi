@@ -1,11 +1,12 @@
-from typing import Any, final
+from typing import final
 
+from pyqd.hot.diskqueue.dues import Dues
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.schedule import Scheduled, Scheduler
 
 @final
 class ReadableLog:
-    def __init__(self, log: Log, scheduler: Scheduler, topic: Scheduled, end: int) -> None: ...
+    def __init__(self, log: Log, dues: Dues, scheduler: Scheduler, topic: Scheduled, end: int) -> None: ...
     @property
     def end(self) -> int: ...
     @property
@@ -13,4 +14,4 @@ class ReadableLog:
     @property
     def scheduler(self) -> Scheduler: ...
     @property
-    def parking(self) -> set[Any]: ...
+    def dues(self) -> Dues: ...

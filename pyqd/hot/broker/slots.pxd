@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.arrays cimport Array
 from pyqd.hot.primitives.deadlines cimport DeadlineQueue
@@ -9,10 +9,6 @@ cdef inline uint32_t fingerprint(uint64_t guid) noexcept nogil:
     # Return the fingerprint of a message id, by which searches distinguish ids without reading records.
     return <uint32_t> ((guid * <uint64_t> 0x9E3779B97F4A7C15) >> 32)
 
-cdef enum Source:
-    FROM_TOPIC = 0                       # the record lies in the topic's log
-    FROM_PARKED = 1                      # in the channel's parked log
-
 cdef enum:
     LOADED_AT_ONCE = 32                  # messages; processors wait for fewer loads at the same time
 
@@ -21,7 +17,13 @@ cdef struct Slot:
     int64_t delivered_ns                 # monotonic
     uint64_t consumer                    # number of the owner
     uint16_t attempts                    # deliveries, this one included
-    uint8_t source
+    uint32_t note                        # of the message; NO_NOTE: it has none
+
+cdef struct ReadyEntry:
+    const Record* record
+    uint32_t fingerprint                 # of the message's id, so that a search need not read the records
+    uint16_t attempts                    # deliveries so far
+    uint32_t note                        # as of a Slot
 
 cdef class SlotTable:
     cdef Slot* slots
@@ -59,25 +61,12 @@ cdef class SlotTable:
     cdef inline uint32_t next_slot(self) noexcept:
         return self.deadlines.peek_slot()
 
-    cdef inline int repoint(self, uint32_t slot, const Record* record, uint8_t source) noexcept:
-        # Note that the record of a slot lies elsewhere now.
-        self.slots[slot].record = record
-        self.slots[slot].source = source
-        return 0
-
     cdef int load_slots_ahead(self, const uint64_t* guids, uint32_t count) noexcept
     cdef int add(
-        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
-        int64_t now_ns, int64_t deadline_ns) except -1
+        self, const ReadyEntry* entry, uint64_t consumer, int64_t now_ns, int64_t deadline_ns) except -1
     cdef int remove(self, uint32_t slot) except -1
     cdef int clear(self) except -1
     cdef int grow(self) except -1
-
-cdef struct ReadyEntry:
-    const Record* record
-    uint32_t fingerprint                 # of the message's id, so that a search need not read the records
-    uint16_t attempts                    # deliveries so far
-    uint8_t source
 
 cdef class ReadyRing:
     cdef ReadyEntry* entries             # capacity is a power of two
@@ -96,7 +85,7 @@ cdef class ReadyRing:
         # Return the entry of a number in `[first, end)`.
         return &self.entries[(self.head + <uint32_t> (number - self.first)) & (self.capacity - 1)]
 
-    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
+    cdef int push(self, const Record* record, uint16_t attempts, uint32_t note) except -1
     cdef ReadyEntry pop(self) noexcept
     cdef int remove(self, uint64_t number) except -1
     cdef int grow(self) except -1

@@ -10,7 +10,7 @@ from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record
 
 cdef enum:
     TOPIC_STATE_BYTES = 4096
-    TOPIC_STATE_VERSION = 1
+    TOPIC_STATE_VERSION = 2              # 1: of builds that were never released
 
 cdef struct TopicState:
     uint64_t magic
@@ -18,6 +18,7 @@ cdef struct TopicState:
     uint32_t paused
     uint64_t held_from                   # ordinal of the first message no channel has been given
     uint64_t deferred_below              # 1 + ordinal of the last record with a due time; 0: there was none
+    uint64_t dues_below                  # the due times of records below it are on stable storage, as the records are
     uint64_t last_guid                   # no id to come is at or below it
     uint64_t message_count               # accepted, ever
     uint64_t message_bytes               # of their bodies
@@ -47,11 +48,8 @@ cdef struct MessageBatch:
     int64_t now_ns                       # Unix
     int64_t due_ns                       # Unix, of all of them; 0: at once
     const int64_t* dues                  # or one for each, and 8 ignored bytes precede each size
-    uint64_t body_bytes                  # this and the next two: of those added
-    uint64_t deferred_count
-    uint64_t deferred_end                # 1 + ordinal of the last one with a due time
+    uint64_t body_bytes                  # of those added
     bint in_slices                       # the loop runs between the parts that are added
-    bint at_once                         # the channels park them at once
     uint32_t kept                        # messages to store; an ephemeral topic has no room for the rest
 
 cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
@@ -69,8 +67,6 @@ cdef class TopicCore(Scheduled):
     cdef readonly bint ephemeral
     cdef public bint exiting
     cdef readonly bint awaits_channels   # messages are held until channels that are known elsewhere are created
-    # Called with bytes that the channels may park soon; raises StorageError if there is no space. None: not checked.
-    cdef public object on_parking_wanted
     # While the topic is deleted: called in its runs to drop some channels, returns True if others remain. Else None.
     cdef public object on_drop_wanted
     cdef readonly bint busy                    # publishes wait in `intake`, or are refused: each further one goes there
@@ -82,14 +78,7 @@ cdef class TopicCore(Scheduled):
     cdef uint64_t state_change_count     # changes of the state, apart from those that messages make
     cdef uint64_t open_count             # messages added to the log's batch under way; 0: there is none
     cdef uint64_t open_bytes             # of their bodies
-    cdef uint64_t held_deferred          # messages with a due time among those held, if that is known
-    cdef bint held_known                 # False if an earlier run held some of the messages
     cdef readonly TracePlace trace       # None: the topic is not traced
-
-    cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
-    cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
-    cdef int try_prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
-    cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
     cdef int recount(self, bint power_failed) except -1
     cdef int restore(self, bytes journaled, bint fresh) except -1
@@ -109,6 +98,10 @@ cdef class TopicCore(Scheduled):
     cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1
     cdef int accept_messages(self, MessageBatch* batch) except -1
     cdef int drop_messages(self, MessageBatch* batch) except -1
+    cdef int reserve_dues(self, uint64_t count) except -1
+    cdef int note_deferred(self) except -1
+    cdef int take_dues_back(self) except -1
+    cdef int trim_to(self, uint64_t floor) except -1
     cdef bint is_readable(self) noexcept
     cdef int advance_end(self) except -1
     cdef int finish_missing(self, uint64_t start) except -1

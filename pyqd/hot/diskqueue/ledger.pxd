@@ -7,7 +7,7 @@ from pyqd.hot.diskqueue.mapping cimport Mapping
 
 cdef enum:
     LEDGER_HEADER_BYTES = 4096
-    LEDGER_VERSION = 2                   # 1: without exceptions
+    LEDGER_VERSION = 3                   # those before are of builds that were never released
     LEDGER_SEALED = 0x4c414553           # "SEAL"
     SETTINGS_BYTES_MAX = 112
 
@@ -26,9 +26,6 @@ cdef struct LedgerHeader:
     uint64_t cursor                      # ordinal of the next record never handed out; >= floor
     uint64_t cursor_segment              # number of the segment the cursor is in
     uint64_t cursor_offset               # and the offset there
-    # Deferred records of the topic below this ordinal are parked already. In a parked log's ledger: the origins of
-    # the records below it are finished, on stable storage.
-    uint64_t parked_below
     uint64_t start                       # ordinal at which the channel began
     uint64_t requeue_count
     uint64_t timeout_count
@@ -37,13 +34,10 @@ cdef struct LedgerHeader:
     uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
     uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
     uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
-    uint64_t moved_until                 # records of the parked log below it may stand for queued ones with no due time
+    uint64_t generation                  # of the channel's notes that count; each reset begins another one
     uint64_t dead_letter_count
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
-    uint64_t parked_from                 # records of the parked log below it were dropped by a reset
-    uint64_t reset_parked_from           # parked_from of a reset under way
-    # Records of the parked log below it may be finished and their origins not, as an earlier ledger is lost.
-    uint64_t origins_unknown_below
+    uint64_t replaces_lost               # 1: it takes the place of a lost one, and its channel is not recovered yet
     uint64_t spared                      # records from `start` on that the channel was not given: the topic was emptied
     # The checksums lie behind all else that changes, as the disk may write a page while it changes.
     uint32_t sealed                      # LEDGER_SEALED: both checksums are right; 0: the file has changed since
@@ -139,6 +133,7 @@ cdef class Ledger:
     cdef uint64_t start_of_newest(self, uint64_t count, uint64_t end) except? 0
     cdef uint64_t unfinished_in(self, uint64_t start, uint64_t end) noexcept
     cdef uint64_t next_unfinished(self, uint64_t ordinal, uint64_t end) noexcept
+    cdef uint64_t unfinished_from(self, uint64_t ordinal, uint64_t end) noexcept
     cdef int prepare_range(self, uint64_t start, uint64_t end) except -1
     cdef int reserve_bits(self, uint64_t count) except -1
     cdef bint is_finished(self, uint64_t ordinal) noexcept
@@ -148,18 +143,18 @@ cdef class Ledger:
     cdef int skip(self) except -1
     cdef uint64_t finished_run(self, uint64_t end) noexcept
     cdef int skip_run(self, uint64_t count) except -1
-    cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1
+    cdef int reset(self, uint64_t ordinal) except -1
     cdef int absorb(self) except -1
     cdef int clear_absorbed(self) except -1
     cdef int clear_late_bits(self, uint64_t end) except -1
     cdef int sync_floor(self) except -1
     cdef bint resets_in_new_file(self) noexcept
-    cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t parked_from, uint64_t capacity_bits) noexcept
-    cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1
-    cdef bint is_prepared_for(self, uint64_t ordinal, uint64_t parked_from) noexcept
-    cdef bint reset_reaches(self, uint64_t ordinal, uint64_t parked_from, uint64_t reached) noexcept
+    cdef LedgerHeader header_after_reset(self, uint64_t ordinal, uint64_t capacity_bits) noexcept
+    cdef int reset_in_new_file(self, uint64_t ordinal) except -1
+    cdef bint is_prepared_for(self, uint64_t ordinal) noexcept
+    cdef bint reset_reaches(self, uint64_t ordinal, uint64_t reached) noexcept
     cdef int continue_in(self, Mapping mapping) except -1
-    cdef int reset_in_prepared(self, uint64_t ordinal, uint64_t parked_from) except -1
+    cdef int reset_in_prepared(self, uint64_t ordinal) except -1
     cdef int sync_and_replace(self, Mapping mapping) except -1
     cdef int count_ahead(self) except -1
     cdef LedgerSettings* newest_settings(self) noexcept

@@ -4,7 +4,7 @@ from pyqd.hot.diskqueue.batchwriter cimport BatchWriter
 from pyqd.hot.diskqueue.logstart cimport FoundSegments
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment, SegmentHeader
 from pyqd.hot.diskqueue.segmentpool cimport SegmentPool
-from pyqd.hot.wire.record cimport Record
+from pyqd.hot.wire.record cimport ORDINAL_BITS, Record
 
 # Place of a reader: before the record `ordinal`, which is (or will be) at `offset` of `segment`.
 cdef class Position:
@@ -32,6 +32,10 @@ cdef class Log:
     cdef uint64_t end_of_spares          # ordinal at which the last spare found would have begun
     cdef readonly uint64_t synced_end    # records below are on stable storage, here or in the journal
     cdef readonly uint64_t flushed_end   # records below are on stable storage here
+
+    cdef inline uint64_t next_seq(self) noexcept:
+        # Return the sequence number of the next record, for which space is reserved.
+        return (self.epoch << ORDINAL_BITS) | self.end
 
     cdef int reserve(self, uint64_t span_bytes) except -1
     cdef char* append(

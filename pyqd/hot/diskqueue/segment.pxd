@@ -77,7 +77,6 @@ cdef class Segment:
     cdef int leave(self) except -1
     cdef bint check_next_pages(self, files, uint64_t span_bytes) except -1
     cdef bint read_to(self, files, uint64_t end) except -1
-    cdef uint64_t deferred_end(self) noexcept
     cdef int note_staged(self, uint64_t start) except -1
     cdef int note_mapped(self, uint64_t end) except -1
     cdef int note_journaled(self, uint64_t end_bytes) except -1

@@ -187,7 +187,7 @@ def seeks_table(rows: Sequence[Row]) -> Fitted:
         number("Of these finished", "finished", 5),
         number("Skipped", "skip"),
         number("In flight", "in_flight", 6),
-        number("Parked", "parked", 7),
+        number("Deferred", "deferred", 7),
         number("Depth", "depth", 1),
         STATE,
     )

@@ -270,7 +270,7 @@ class TestPackages:
     def test_without_a_package_the_error_names_the_extra(self, monkeypatch):
         for name in ("cramjam", "snappy"):
             monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(SettingError, match=r"pip install 'pyqd\[snappy\]'"):
+        with pytest.raises(SettingError, match=r"pip install 'pyqd-client\[snappy\]'"):
             SnappyLayer()
 
     def test_checksums_are_the_same_without_compiled_modules(self, monkeypatch):

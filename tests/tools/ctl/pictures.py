@@ -181,7 +181,7 @@ def peek() -> RenderableType:
 
 
 def seek() -> RenderableType:
-    row = {"from": 841_201, "redeliver": 12_045, "finished": 11_960, "skip": 0, "in_flight": 8, "parked": 77}
+    row = {"from": 841_201, "redeliver": 12_045, "finished": 11_960, "skip": 0, "in_flight": 8, "deferred": 77}
     rows = [{"node": BROKERS[0], **row, "to": 829_156, "depth": 12_122, "dry_run": True}]
     return seeks_table(rows)
 

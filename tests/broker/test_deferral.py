@@ -1,20 +1,20 @@
-"""Tests of pyqd.hot.broker.parked, through a channel."""
+"""Tests of pyqd.hot.broker.deferral, through channels: order, counts, restarts, slices, clocks and full disks."""
 
 import struct
 
 import pytest
 
-from pyqd.diskqueue.files import Files
-from pyqd.hot.broker.parked_log import ParkedLog
-from pyqd.hot.diskqueue.ledger import Ledger
-from pyqd.hot.diskqueue.log import Log
+from pyqd.broker import message_lookup, peek, replay
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
+from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
-from tests.support.invariants import check_channel
-from tests.support.storage import broker_on, consumer_on
+from tests.support.invariants import check_channel, check_topic
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of, run_all_wakes, take_all
 
 SOON_NS = 1
+# More than a channel sees in one run.
+MANY = 50_000
 
 
 @pytest.fixture
@@ -27,6 +27,12 @@ def topic(tmp_path):
 def counts(channel):
     check_channel(channel)
     return channel.depth, channel.in_flight_count, channel.deferred_count
+
+
+def release(topic):
+    """Let the channels see the deferred messages, and return those that are due."""
+    run_all_wakes(topic.broker)
+    topic.broker.scheduler.run_timers(mono() + 1)
 
 
 def again(topic, tmp_path, closed):
@@ -43,7 +49,7 @@ def test_a_deferred_message_waits_for_its_time(topic):
     assert counts(channel) == (1, 0, 1)
     assert channel.take_message(consumer)[3] == b"now"
     assert channel.take_message(consumer) is None
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     assert counts(channel) == (0, 1, 1)
 
 
@@ -55,13 +61,13 @@ def test_due_messages_are_delivered_by_due_time_with_their_ids_and_attempts(topi
         topic.publish_body(body, 5, due_ns)
         guids[body] = topic.guids.last_id
     assert counts(channel) == (0, 0, 3)
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     assert counts(channel) == (3, 0, 0)
     for body in (b"first", b"second", b"third"):
         assert channel.take_message(consumer) == (guids[body], 1, 5, body)
         assert channel.finish_message(consumer, guids[body]) == 0
     assert counts(channel) == (0, 0, 0)
-    assert channel.parked.ledger.floor == channel.parked.log.end == 3
+    assert channel.ledger.floor == 3
 
 
 def test_a_message_requeued_with_a_delay_keeps_its_attempts(topic):
@@ -73,9 +79,9 @@ def test_a_message_requeued_with_a_delay_keeps_its_attempts(topic):
         assert (found, timestamp, body) == (attempts, 5, b"again")
         assert channel.requeue_message(consumer, guid, SOON_NS) == 0
         assert counts(channel) == (0, 0, 1)
-        topic.broker.scheduler.run_timers(mono() + 1)
+        release(topic)
         assert counts(channel) == (1, 0, 0)
-    assert channel.ledger.floor == topic.log.end == 1
+    assert (channel.ledger.floor, topic.log.end, channel.notes.count) == (0, 1, 1)
     assert (channel.requeue_count, consumer.in_flight) == (5, 0)
 
 
@@ -92,19 +98,19 @@ def test_due_times_outlive_the_process(topic, tmp_path, closed):
     topic = again(topic, tmp_path, closed)
     channel = topic.channel("c")
     assert counts(channel) == (0, 0, 3)
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     assert counts(channel) == (1, 0, 2)
     consumer = consumer_on(channel)
     assert channel.take_message(consumer)[1:] == (1, 5, b"soon")
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_parked_message_in_flight_comes_again_after_a_restart(topic, tmp_path, closed):
+def test_a_deferred_message_in_flight_comes_again_after_a_restart(topic, tmp_path, closed):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     topic.publish_body(b"x", 5, 17)
     for _ in range(3):
-        topic.broker.scheduler.run_timers(mono() + 1)
+        release(topic)
         guid, attempts, *_ = channel.take_message(consumer)
         channel.requeue_message(consumer, guid, 0)
     channel.take_message(consumer)
@@ -115,51 +121,27 @@ def test_a_parked_message_in_flight_comes_again_after_a_restart(topic, tmp_path,
     assert channel.take_message(consumer_on(channel)) == (guid, 5, 5, b"x")
 
 
-def test_a_finished_parked_message_does_not_come_again(topic, tmp_path):
+def test_a_finished_deferred_message_does_not_come_again(topic, tmp_path):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     for _ in range(4):
         topic.publish_body(b"x", 5, 17)
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     for _ in range(2):
         channel.finish_message(consumer, channel.take_message(consumer)[0])
     topic = again(topic, tmp_path, False)
     assert counts(topic.channel("c")) == (0, 0, 2)
 
 
-def test_parked_segments_are_trimmed_while_others_are_in_flight(topic):
-    channel = topic.channel("c")
-    consumer = consumer_on(channel)
-    bodies = {bytes([65 + index]) * 20_000: index for index in range(20)}
-    for body in bodies:
-        topic.publish_body(body, 5, 17)
-    topic.broker.scheduler.run_timers(mono())
-    taken = [channel.take_message(consumer) for _ in range(20)]
-    size_before = channel.parked.log.size_bytes()
-    stuck = taken.pop(7)
-    for guid, *_ in taken:
-        assert channel.finish_message(consumer, guid) == 0
-    for _ in range(30):
-        topic.publish_body(b"w" * 20_000, 5, 17)
-        topic.broker.scheduler.run_timers(mono() + 1)
-        channel.finish_message(consumer, channel.take_message(consumer)[0])
-    assert channel.requeue_message(consumer, stuck[0], 0) == 0
-    assert channel.take_message(consumer) == (stuck[0], 2, *stuck[2:])
-    channel.finish_message(consumer, stuck[0])
-    assert channel.parked.log.first is channel.parked.log.active
-    assert channel.parked.log.size_bytes() <= size_before
-    channel.parked.log.check()
-
-
-def test_thousands_of_parked_messages_come_once_each(topic, tmp_path):
+def test_thousands_of_deferred_messages_come_once_each(topic, tmp_path):
     channel = topic.channel("c")
     count = 3000
     for index in range(count):
-        topic.publish_body(struct.pack("<Q", index), 5, 2 + 2 * (index * 7919 % count))
+        topic.publish_body(struct.pack("<Q", index), 5, 6 + 2 * (index * 7919 % count))
     topic = again(topic, tmp_path, False)
     channel = topic.channel("c")
     assert counts(channel) == (0, 0, count)
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     consumer = consumer_on(channel)
     taken = [channel.take_message(consumer) for _ in range(count)]
     assert [struct.unpack("<Q", body)[0] * 7919 % count for *_, body in taken] == list(range(count))
@@ -177,7 +159,7 @@ def returned(topic, consumer, body, delay_ns):
 
 def due_bodies(topic, consumer):
     """Run the timers, and finish what is due. Returns: the bodies."""
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     messages = list(iter(lambda: topic.channel("c").take_message(consumer), None))
     assert [topic.channel("c").finish_message(consumer, guid) for guid, *_ in messages] == [0] * len(messages)
     return [body for *_, body in messages]
@@ -216,36 +198,147 @@ def test_a_published_due_time_follows_the_wall_clock_past_requeues(tmp_path):
         assert due_bodies(topic, consumer) == [b"after a delay"]
 
 
-def test_emptying_drops_parked_messages(topic):
+def test_emptying_drops_deferred_messages(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     for due_ns in (17, 17, wall() + HOUR_NS):
         topic.publish_body(b"x", 5, due_ns)
-    topic.broker.scheduler.run_timers(mono())
+    release(topic)
     guid, *_ = channel.take_message(consumer)
     channel.empty()
     assert counts(channel) == (0, 0, 0)
     assert channel.finish_message(consumer, guid) == 1
-    assert channel.parked.ledger.floor == channel.parked.log.end
+    assert channel.ledger.floor == topic.log.end
     topic.publish_body(b"y", 5, 17)
-    topic.broker.scheduler.run_timers(mono() + 1)
+    release(topic)
     assert channel.take_message(consumer)[3] == b"y"
 
 
-def test_a_damaged_record_of_a_parked_log_counts_as_finished(tmp_path):
-    files = Files()
-    log = Log(files, str(tmp_path / "log"), 1)
-    for guid in range(1, 6):
-        log.append_message(guid, b"x" * 16, 5, 17)
-    ledger = Ledger(files, str(tmp_path / "ledger"))
-    ParkedLog(log, ledger)
-    assert (ledger.floor, ledger.cursor) == (0, 5)
-    ledger.note_finished(1)
-    ledger.note_finished(4)
-    log.active.mapping.view()[128 + 3 * 64] ^= 1
-    log = Log(files, str(tmp_path / "log"), 1)
-    ledger = Ledger(files, str(tmp_path / "ledger"))
-    ParkedLog(log, ledger)
-    ledger.check()
-    assert (ledger.floor, ledger.cursor, ledger.finished_count) == (0, 5, 3)
-    assert list(ledger.unfinished(5)) == [0, 2]
+def test_a_deferred_message_that_damage_has_taken_counts_as_finished_when_it_is_due(topic, tmp_path):
+    for number in range(5):
+        topic.publish_body(body_of(number), 5, 17)
+    path = topic.log.first.mapping.path
+    topic.broker.close()
+    with open(path, "r+b") as file:
+        file.seek(file.read().index(body_of(3)))
+        file.write(b"damaged!")
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    assert counts(channel) == (0, 0, 5)
+    release(topic)
+    assert counts(channel) == (4, 0, 0)
+    for guid, *_ in take_all(channel, consumer):
+        assert channel.finish_message(consumer, guid) == 0
+    assert channel.ledger.floor == 5
+
+
+def defer(topic, count):
+    topic.publish_frames(frames_of([body_of(number) for number in range(count)]), wall(), wall() + HOUR_NS)
+
+
+def counts_of(topic):
+    """Return (depth, deferred) of each channel."""
+    check_topic(topic)
+    return [(channel.depth, channel.deferred_count) for channel in topic.channels_by_name.values()]
+
+
+@pytest.fixture
+def two(topic):
+    topic.channel("d")
+    return topic
+
+
+def test_deferred_messages_count_at_once_and_are_taken_up_in_several_runs(two):
+    defer(two, MANY)
+    two.publish_body(b"now", wall())
+    two.publish_body(b"later", wall(), wall() + HOUR_NS)
+    run_count = 0
+    assert counts_of(two) == [(1, MANY + 1)] * 2
+    while two.broker.scheduler.run_wakes():
+        assert counts_of(two) == [(1, MANY + 1)] * 2
+        run_count += 1
+    assert run_count > 2
+    consumer = consumer_on(two.channel("c"))
+    # The cursor passes over some deferred messages at a time.
+    (taken,) = filter(None, (two.channel("c").take_message(consumer) for _ in range(MANY // 500)))
+    assert taken[3] == b"now"
+
+
+@pytest.mark.parametrize("runs", [0, 1, 2])
+def test_a_kill_between_two_runs_loses_nothing_and_doubles_nothing(two, tmp_path, runs):
+    defer(two, MANY)
+    for _ in range(runs):
+        two.broker.scheduler.run_wakes()
+    for _ in range(2):
+        two = broker_on(tmp_path).topic("t")
+        assert counts_of(two) == [(0, MANY)] * 2
+        run_all_wakes(two.broker)
+
+
+@pytest.mark.parametrize("held_by", ["no channel", "a pause"])
+def test_held_deferred_messages_count_as_soon_as_channels_get_them(tmp_path, held_by):
+    topic = broker_on(tmp_path).topic("t")
+    topic.pause(held_by == "a pause")
+    if topic.paused:
+        topic.channel("c")
+    defer(topic, MANY)
+    topic.publish_body(b"now", wall())
+    assert (topic.depth, counts_of(topic)) == (MANY + 1, [(0, 0)] if topic.paused else [])
+    topic.pause(False)
+    topic.channel("c")
+    assert counts_of(topic) == [(1, MANY)]
+    run_all_wakes(topic.broker)
+    assert counts_of(topic) == [(1, MANY)]
+
+
+def test_a_seek_counts_the_deferred_messages_since_its_place_whether_they_were_seen_or_not(topic):
+    channel = topic.channel("c")
+    defer(topic, MANY)
+    topic.publish_body(b"now", wall())
+    for place, left in ((replay.LogPlace(position=100), MANY - 100), (replay.LogPlace(), 0)):
+        replay.move(topic, channel, place, replay.no_pause)
+        assert counts_of(topic) == [(int(left != 0), left)]
+        run_all_wakes(topic.broker)
+        assert counts_of(topic) == [(int(left != 0), left)]
+
+
+def test_an_unseen_message_is_cancelled_or_rescheduled_by_its_id(topic):
+    channel = topic.channel("c")
+    defer(topic, MANY)
+    last = topic.guids.last_id
+    for guid, action in ((last, message_lookup.cancel), (last - 1, message_lookup.reschedule_to(topic, wall()))):
+        (outcome,) = message_lookup.change_message(topic, [channel], guid, action, replay.no_pause)
+        assert (outcome.status, outcome.was) == (message_lookup.DONE, peek.DEFERRED)
+    release(topic)
+    assert counts(channel) == (1, 0, MANY - 2)
+    assert channel.take_message(consumer_on(channel))[:2] == (last - 1, 1)
+
+
+def test_a_deferred_message_makes_no_file_in_any_of_many_channels(topic, tmp_path):
+    for number in range(40):
+        topic.channel(f"c{number}")
+    before = sorted(tmp_path.rglob("*.channel/*"))
+    defer(topic, 1)
+    run_all_wakes(topic.broker)
+    assert counts_of(topic) == [(0, 1)] * 41
+    assert sorted(tmp_path.rglob("*.channel/*")) == before
+
+
+def test_a_deferred_message_is_refused_while_there_is_no_space_for_its_due_time(tmp_path):
+    topic = broker_on(tmp_path, files := FullFiles()).topic("t")
+    channel = topic.channel("c")
+    topic.publish_body(b"now", wall())
+    files.room = 0
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            topic.publish_body(b"later", wall(), wall() + HOUR_NS)
+        with pytest.raises(DiskFull):
+            defer(topic, 3)
+        assert (topic.message_count, counts(channel)) == (1, (1, 0, 0))
+    topic.publish_body(b"at once", wall())
+    files.room = None
+    defer(topic, 3)
+    assert counts(channel) == (2, 0, 3)
+    topic = broker_on(tmp_path).topic("t")
+    assert counts(topic.channel("c")) == (2, 0, 3)

@@ -1,0 +1,552 @@
+"""Due times of a topic's records: an index, in the order of the log, that all channels read.
+
+    dues/0, dues/1, ...   | header | entry | entry | entry | ...        an entry takes one slot of 32 bytes
+
+A record with a due time has an entry, which is stored before the record is valid. So channels learn due times without
+reading records. An entry never says that a message exists: entries of records that are finished, or that rewriting made
+part of a gap, stay until their file is trimmed.
+
+Entries have dense indexes, in the order of the ordinals of their records. The number of a file fixes the indexes of its
+entries. The header comes with the first entry, and its `origin` is 1 + the ordinal of the last entry in earlier files.
+So a start knows whether the files that are missing had entries of records that the log has.
+
+Entries are dropped at the end only, if a batch is discarded. Behind the last one all slots are free.
+
+A start compares the files with the log. After a kill they are complete up to the log's end, and may have entries of
+records that did not become valid. After a power failure they are complete up to the last sync; the records from there
+on are walked over. If a file is missing or damaged, all entries are made again by a walk over the headers of the log. A
+disk without space for them leaves them in memory, and the next start makes them again.
+
+Invariants: 1. the ordinals of the entries ascend, their checksums are right, and slots at or past `end` are free.
+2. the files in `held` have all indexes from `first` to before `space_end`.
+
+Source: docs/storage.md, "Due times".
+"""
+
+cimport cython
+from libc.string cimport memset
+
+from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.diskqueue.notefiles cimport (
+    NOTE_PUBLISHED,
+    begin_header,
+    fill_slot,
+    note_checksum,
+    note_offset,
+    note_place,
+)
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
+from pyqd.hot.primitives.debug cimport debug_require
+from pyqd.hot.primitives.releases cimport PAGE_BYTES
+from pyqd.hot.wire.record cimport ORDINAL_MASK, Record, record_ordinal, record_span, store_word
+
+import logging
+import os
+
+from pyqd.primitives.errors import CorruptionError, DiskFull
+
+cdef uint64_t MAGIC = 0x455544_44515950          # "PYQDDUE\0", little-endian
+
+logger = logging.getLogger(__name__)
+
+
+cdef inline bint is_free(const Note* at) noexcept nogil:
+    return (<const uint64_t*> at)[0] == 0
+
+
+cdef inline bint is_sound(const Note* at) noexcept nogil:
+    return at.checksum == note_checksum(at) and at.kind == NOTE_PUBLISHED
+
+
+cdef inline uint64_t entry_ordinal(const Note* at) noexcept nogil:
+    return at.seq & ORDINAL_MASK
+
+
+@cython.final
+cdef class DueFile:
+    """One file of entries."""
+
+    def __init__(self, Mapping mapping not None, uint64_t number):
+        self.mapping = mapping
+        self.number = number
+        self.entries = <Note*> mapping.base + HEADER_SLOTS
+        self.first = first_entry_of(number)
+        self.end = first_entry_of(number + 1)
+
+
+@cython.final
+cdef class Dues:
+    """Due times of one topic, in the files of a directory, which the first entry makes; None: in memory.
+
+    files, directory, limit, on_named, prepare: as for NoteFiles. on_named is also called for the directory.
+    """
+
+    def __init__(self, files not None, directory, limit not None, on_named=None, prepare=None):
+        self.store = NoteFiles(MAGIC, "due times", files, directory, limit, on_named, prepare)
+        self.held = []
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return self.store.size_bytes
+
+    # Changes.
+
+    cdef int reserve_files(self, uint64_t count) except -1:
+        """Make files for so many more entries, and have the next one made ahead if the last one is nearly full."""
+        cdef uint64_t number
+        cdef DueFile file
+        while self.space_end - self.end < count:
+            if not self.held:
+                self.store.make_directory()
+            number = self.first_number + <uint64_t> len(self.held)
+            file = DueFile(self.store.make(number), number)
+            self.enter(file)
+        if self.end + count > self.ahead_at:
+            self.ahead_at = self.space_end
+            self.store.ask_ahead(self.first_number + <uint64_t> len(self.held))
+        return 0
+
+    cdef int enter(self, DueFile file) except -1:
+        """Add a file to those in use, behind the last one."""
+        if not self.held:
+            self.first_number = file.number
+            self.first = self.end = file.first
+        assert file.number == self.first_number + <uint64_t> len(self.held), "files have consecutive numbers"
+        self.held.append(file)
+        self.space_end = file.end
+        self.ahead_at = file.end - (file.end - file.first) // 4
+        return 0
+
+    cdef int append(self, uint64_t seq, int64_t due_ns, uint64_t place) noexcept:
+        """Add the entry of a record, behind all others; its space is reserved.
+
+        place: number of the record's segment << 32 | offset there / 8.
+        """
+        cdef DueFile file = self.file_of(self.end)
+        cdef Note entry = Note(
+            checksum=0, attempts=0, kind=NOTE_PUBLISHED, reserved=0, seq=seq, due_ns=due_ns, place=place)
+        debug_require(self.end < self.space_end)
+        debug_require(due_ns != 0)
+        debug_require((seq & ORDINAL_MASK) >= self.ordinal_end)
+        if self.end == file.first:
+            begin_header(file.mapping, MAGIC, file.number, self.ordinal_end)
+        fill_slot(file.entries + (self.end - file.first), &entry)
+        self.ordinal_end = (seq & ORDINAL_MASK) + 1
+        self.end += 1
+        self.change_count += 1
+        return 0
+
+    cdef int take_back(self, uint64_t end) except -1:
+        """Drop the entries from an index on: their records did not become valid. Their space stays."""
+        assert self.first <= end <= self.end, "only entries are dropped"
+        if end == self.end:
+            return 0
+        self.ordinal_end = self.file_of(end).header().origin if end == self.file_of(end).first else (
+            entry_ordinal(self.at(end - 1)) + 1)
+        return self.clear_from(end, self.end)
+
+    cdef int clear_from(self, uint64_t end, uint64_t stored_end) except -1:
+        """Free the slots from `end` to before `stored_end`, the last first: a kill leaves dense indexes."""
+        cdef DueFile file
+        cdef Note* at
+        cdef uint64_t index = stored_end
+        while index > end:
+            index -= 1
+            file = self.file_of(index)
+            at = file.entries + (index - file.first)
+            store_word(<char*> at, 0)
+            memset(<char*> at + 8, 0, sizeof(Note) - 8)
+            if index == file.first:
+                store_barrier()
+                (<NoteHeader*> file.mapping.base).magic = 0
+        self.end = end
+        self.stored_end = max(self.stored_end, stored_end)
+        self.synced_end = min(self.synced_end, end)
+        self.change_count += 1
+        self.taken_back_at = self.change_count
+        return 0
+
+    cdef int trim(self, uint64_t ordinal) except -1:
+        """Remove the files whose entries all belong to records below an ordinal, but not that of the last entry."""
+        cdef DueFile file
+        while len(self.held) > 1:
+            file = self.held[0]
+            if file.end >= self.end or entry_ordinal(self.at(file.end - 1)) >= ordinal:
+                break
+            del self.held[0]
+            self.first_number += 1
+            self.first = file.end
+            self.synced_end = max(self.synced_end, self.first)
+            self.store.remove(file.mapping)
+        return 0
+
+    cdef uint64_t lower_bound(self, uint64_t ordinal) noexcept:
+        """Return the index of the first entry of a record with that ordinal or a greater one. Cost: O(log entries)."""
+        cdef uint64_t low = self.first
+        cdef uint64_t high = self.end
+        cdef uint64_t middle
+        while low < high:
+            middle = low + ((high - low) >> 1)
+            if entry_ordinal(self.at(middle)) < ordinal:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    cdef int forget_files(self) except -1:
+        """Drop all entries; later ones have indexes of their own."""
+        cdef uint64_t number = self.first_number + <uint64_t> len(self.held)
+        self.held = []
+        self.first_number = number
+        self.first = self.end = self.space_end = self.ahead_at = first_entry_of(number)
+        self.synced_end = self.end
+        self.stored_end = 0
+        self.change_count += 1
+        self.taken_back_at = self.synced_change_count = self.change_count
+        return 0
+
+    cdef int abandon(self) except -1:
+        """Drop all entries, because the files are gone; later ones are kept in memory only."""
+        cdef DueFile file
+        for file in self.held:
+            file.mapping.file_removed()
+        self.store.abandon()
+        return self.forget_files()
+
+    def files_moved(self, str directory not None):
+        """Set the directory in which the files are now, until they are removed."""
+        cdef DueFile file
+        self.store.files_moved(directory)
+        for file in self.held:
+            if file.mapping.path is not None:
+                file.mapping.moved(os.path.join(directory, os.path.basename(file.mapping.path)))
+
+    # Syncs.
+
+    def dirty_ranges(self):
+        """Return [(Mapping, start, length)] of bytes since the last `mark_synced`, and the index that covers them."""
+        cdef DueFile file
+        cdef uint64_t stored_end = max(self.end, self.stored_end)
+        cdef uint64_t start, end
+        ranges = []
+        if self.synced_end < stored_end and self.store.directory is not None:
+            for file in self.held[file_number_of(self.synced_end) - self.first_number:]:
+                if file.first >= stored_end:
+                    break
+                start = (max(self.synced_end, file.first) - file.first + HEADER_SLOTS) * sizeof(Note)
+                end = (min(stored_end, file.end) - file.first + HEADER_SLOTS) * sizeof(Note)
+                if self.synced_end <= file.first:
+                    start = 0
+                start &= ~<uint64_t> (PAGE_BYTES - 1)
+                ranges.append((file.mapping, start, end - start))
+        return ranges, self.end
+
+    def mark_synced(self, uint64_t end, uint64_t change_count):
+        """Record that the ranges of an earlier `dirty_ranges` are on stable storage.
+
+        end: as it returned it. change_count: as it was then. If entries have been taken back since, the next sync
+        covers what this one would. May be called in a thread, as the interpreter's lock is held.
+        """
+        if change_count < self.taken_back_at:
+            return
+        self.synced_end = max(self.synced_end, end)
+        self.synced_change_count = max(self.synced_change_count, change_count)
+        self.stored_end = 0
+
+    # Start.
+
+    cdef int resume(self, list found, uint64_t end, uint64_t ordinal_end) except -1:
+        """Go on with files of an earlier run, of which the entries below an index count."""
+        cdef DueFile file
+        cdef uint64_t stored_end
+        for file in found:
+            self.enter(file)
+        self.synced_end = self.first
+        self.ordinal_end = ordinal_end
+        stored_end = self.space_end
+        while stored_end > end and is_free(self.at(stored_end - 1)):
+            stored_end -= 1
+        self.end = end
+        if stored_end > end:
+            self.clear_from(end, stored_end)
+        while self.held and (<DueFile> self.held[len(self.held) - 1]).first >= end:
+            file = self.held.pop()
+            self.space_end = self.ahead_at = file.first
+            self.store.remove(file.mapping)
+        if not self.held:
+            self.forget_files()
+        return 0
+
+    cdef int note_found_synced(self, uint64_t synced_below) except -1:
+        """Record that an earlier run has synced the entries of records below an ordinal."""
+        self.synced_end = min(self.lower_bound(synced_below), self.end)
+        self.change_count += self.synced_end != self.end
+        return 0
+
+    cdef int walk(self, Log log, uint64_t ordinal) except -1:
+        """Add the entries of the records of a log from an ordinal on. Raises: StorageError (some of them are there)."""
+        cdef Segment segment
+        cdef const Record* record
+        cdef Position position
+        cdef uint64_t offset
+        if ordinal >= log.end:
+            return 0
+        position = log.locate(ordinal)
+        segment, offset = position.segment, position.offset
+        while segment is not None:
+            log.ready(segment)
+            while offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                if record.due_ns != 0 and record.flags == 0 and record_ordinal(record) >= ordinal:
+                    self.reserve(1)
+                    self.append(record.seq, record.due_ns, note_place(segment.number, offset))
+                offset += record_span(record.size_bytes)
+            segment = segment.next
+            offset = SEGMENT_HEADER_BYTES
+        return 0
+
+    # From Python: imports, tests.
+
+    def add(self, uint64_t seq, int64_t due_ns, uint64_t place=0):
+        """Add the entry of a record. Returns: its index. Raises: StorageError (nothing changed)."""
+        self.reserve(1)
+        self.append(seq, due_ns, place)
+        return self.end - 1
+
+    def reserve_entries(self, uint64_t count):
+        """Reserve space for so many entries. Raises: StorageError (nothing changed)."""
+        self.reserve(count)
+
+    def drop_from(self, uint64_t end):
+        """Drop the entries from an index on."""
+        self.take_back(end)
+
+    def trim_below(self, uint64_t ordinal):
+        """Remove the files whose entries all belong to records below an ordinal, but not that of the last entry."""
+        self.trim(ordinal)
+
+    def index_of(self, uint64_t ordinal):
+        """Return the index of the first entry of a record with that ordinal or a greater one."""
+        return self.lower_bound(ordinal)
+
+    def forget(self):
+        """Drop all entries, because the files are gone."""
+        self.abandon()
+
+    def rows(self):
+        """Return [(seq, due time, segment number, offset)] of all entries, in order."""
+        cdef uint64_t index
+        cdef const Note* at
+        rows = []
+        for index in range(self.first, self.end):
+            at = self.at(index)
+            rows.append((at.seq, at.due_ns, at.place >> 32, note_offset(at)))
+        return rows
+
+    def check(self):
+        """Assert the invariants. Cost: O(slots)."""
+        cdef DueFile file
+        cdef uint64_t index
+        cdef uint64_t number = self.first_number
+        cdef uint64_t ordinal_end = 0
+        cdef const Note* at
+        assert self.first <= self.end <= self.space_end and self.synced_end <= max(self.end, self.first)
+        assert self.ahead_at <= self.space_end and self.synced_change_count <= self.change_count
+        assert self.first == first_entry_of(self.first_number), "invariant 2"
+        for file in self.held:
+            assert file.number == number and file_number_of(file.first) == number, "invariant 2"
+            assert file_number_of(file.end - 1) == number, "invariant 2"
+            number += 1
+            if file.first < self.end:
+                assert file.header().magic == MAGIC and file.header().origin >= ordinal_end
+                assert file.first == self.first or file.header().origin == ordinal_end
+                ordinal_end = file.header().origin
+            else:
+                assert file.header().magic == 0
+            for index in range(file.first, file.end):
+                at = file.entries + (index - file.first)
+                if index < self.end:
+                    assert is_sound(at) and entry_ordinal(at) >= ordinal_end, "invariant 1"
+                    ordinal_end = entry_ordinal(at) + 1
+                else:
+                    assert is_free(at), "invariant 1"
+        assert self.space_end == first_entry_of(number), "invariant 2"
+        assert self.end == self.first or self.ordinal_end == ordinal_end
+
+
+@cython.final
+cdef class FoundDues:
+    """Files of an earlier run, compared with the log."""
+
+    cdef Log log
+    cdef list found                      # DueFile, consecutive
+    cdef uint64_t end                    # index behind the last entry that counts
+    cdef uint64_t ordinal_end            # 1 + ordinal of the last one that there ever was
+    cdef uint64_t synced_below           # entries of records below are complete; the log's end unless the power failed
+    cdef bint power_failed
+    cdef str problem                     # None: the files are complete up to `synced_below`
+
+    def __init__(
+        self, Dues dues not None, Log log not None, uint64_t due_below, uint64_t synced_below, bint power_failed,
+        bint found,
+    ):
+        self.log = log
+        self.power_failed = power_failed
+        self.synced_below = min(synced_below, log.end) if power_failed else log.end
+        self.found = []
+        if found:
+            self.find(dues)
+        if self.problem is None:
+            self.scan()
+        if self.problem is None:
+            self.check_end(due_below)
+        if self.problem is None:
+            self.drop_last()
+
+    cdef int find(self, Dues dues) except -1:
+        """Find the files that follow one another up to the last one; others, and those without entries, are removed."""
+        cdef DueFile file
+        cdef uint64_t number
+        left = []
+        for number in dues.store.found_numbers():
+            try:
+                file = DueFile(dues.store.open(number), number)
+            except CorruptionError as error:
+                if not self.power_failed:
+                    self.problem = str(error)
+                # It counts as missing.
+                left.append(dues.store.path_of(number))
+                continue
+            if file.header().magic == 0:
+                if not self.power_failed and not is_free(file.entries):
+                    self.problem = f"{file.mapping.path}: the header of the file is missing"
+            elif file.header().origin <= self.log.first.first_ordinal:
+                # The entries of all files before belong to records that the log has no more.
+                for earlier in self.found:
+                    dues.store.remove((<DueFile> earlier).mapping)
+                self.found = [file]
+                continue
+            elif self.found and file.number == (<DueFile> self.found[len(self.found) - 1]).number + 1:
+                self.found.append(file)
+                continue
+            elif not self.power_failed or file.header().origin < self.synced_below:
+                self.problem = f"{file.mapping.path}: the file before it is missing"
+            dues.store.remove(file.mapping)
+        for path in left:
+            dues.store.files.remove(path)
+        return 0
+
+    cdef int scan(self) except -1:
+        """Find the end of the entries, and check all of them."""
+        cdef DueFile file
+        cdef Note* at
+        cdef bint ended = False
+        if self.found:
+            file = self.found[0]
+            self.end, self.ordinal_end = file.first, file.header().origin
+        for file in self.found:
+            if not ended and file.header().origin != self.ordinal_end:
+                self.problem = f"{file.mapping.path}: it does not continue the file before"
+                return 0
+            at = file.entries
+            while at < file.entries + (file.end - file.first):
+                if is_free(at):
+                    ended = True
+                elif not is_sound(at):
+                    self.problem = f"{file.mapping.path}: an entry is damaged"
+                    return 0
+                elif not ended and entry_ordinal(at) >= self.ordinal_end:
+                    self.end += 1
+                    self.ordinal_end = entry_ordinal(at) + 1
+                elif not self.power_failed or entry_ordinal(at) < self.synced_below:
+                    self.problem = f"{file.mapping.path}: an entry is at a wrong place"
+                    return 0
+                else:
+                    ended = True
+                at += 1
+        return 0
+
+    cdef const Note* entry(self, uint64_t index):
+        cdef DueFile file = self.found[file_number_of(index) - (<DueFile> self.found[0]).number]
+        return file.entries + (index - file.first)
+
+    cdef int drop_last(self) except -1:
+        """Leave out entries at the end of records that did not become valid, or that a power failure may have taken."""
+        cdef uint64_t first = (<DueFile> self.found[0]).first if self.found else 0
+        while self.end > first:
+            if entry_ordinal(self.entry(self.end - 1)) < self.synced_below and self.has_record(
+                    self.entry(self.end - 1).seq):
+                return 0
+            self.end -= 1
+            self.ordinal_end = (
+                entry_ordinal(self.entry(self.end - 1)) + 1 if self.end > first
+                else (<DueFile> self.found[0]).header().origin)
+        return 0
+
+    cdef bint has_record(self, uint64_t seq) except -1:
+        """Return whether a record of the log has, or may have had, that sequence number."""
+        cdef uint64_t ordinal = seq & ORDINAL_MASK
+        cdef Segment segment = self.log.segment_of(ordinal)
+        if not segment.first_ordinal <= ordinal < segment.end_ordinal():
+            return ordinal < self.log.end
+        return seq == segment.header().first_seq + (ordinal - segment.first_ordinal)
+
+    cdef int check_end(self, uint64_t due_below) except -1:
+        """Find out whether entries at the end are missing. due_below: as for `open_dues`."""
+        cdef uint64_t log_first = self.log.first.first_ordinal
+        cdef uint64_t needed_end = min(due_below, self.log.end)
+        if needed_end <= log_first:
+            return 0
+        if not self.found:
+            self.problem = "all files are missing"
+        elif self.ordinal_end < needed_end and (not self.power_failed or due_below <= self.synced_below):
+            # Otherwise the last entry may be one that the power failure took.
+            self.problem = "the last entry is missing"
+        return 0
+
+
+cdef Dues remade(
+    files, directory, limit, Log log, on_named, prepare,
+):
+    """Return all due times of a log. Raises: StorageError."""
+    cdef Dues dues = Dues(files, directory, limit, on_named, prepare)
+    dues.walk(log, log.first.first_ordinal)
+    return dues
+
+
+def open_dues(
+    files not None, directory, limit not None, Log log not None, *, uint64_t due_below, uint64_t synced_below,
+    bint power_failed, bint found, on_named=None, prepare=None,
+):
+    """Return the due times of a log, complete, with those of an earlier run.
+
+    due_below: 1 + ordinal of the last record with a due time, as the topic's state says; 0: there was none.
+    synced_below: a sync has covered the records below it and their entries. found: the directory is there. on_named,
+    prepare: as for Dues. Cost: O(entries); if the files are damaged, O(records). Raises: StorageError.
+    """
+    cdef Dues dues = Dues(files, directory, limit, on_named, prepare)
+    cdef FoundDues kept
+    if directory is None:
+        return dues
+    kept = FoundDues(dues, log, due_below, synced_below, power_failed, found)
+    try:
+        if kept.problem is None:
+            dues.resume(kept.found, kept.end, kept.ordinal_end)
+            dues.note_found_synced(synced_below)
+            if power_failed:
+                dues.walk(log, max(kept.synced_below, log.first.first_ordinal))
+            return dues
+        logger.warning(
+            "DISKQUEUE(%s): %s - the index of due times is made again from the records", directory, kept.problem)
+        for file in kept.found:
+            dues.store.remove((<DueFile> file).mapping)
+        return remade(files, directory, limit, log, on_named, prepare)
+    except DiskFull as error:
+        logger.warning(
+            "DISKQUEUE(%s): %s - the index of due times is kept in memory; the next start makes it again from the "
+            "records", directory, error)
+        for number in dues.store.found_numbers():
+            files.remove(dues.store.path_of(number))
+        return remade(files, None, limit, log, None, None)
