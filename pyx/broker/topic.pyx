@@ -322,7 +322,7 @@ cdef class TopicCore(Scheduled):
         cdef const char* end
         if self.ephemeral and not self.is_readable():
             assert self.open_count == 0 and gap_bytes == 0
-            return self.publish_deferred_batch(at, count, body_words, now_ns, 0, NULL)
+            return self.publish_deferred_batch(at, count, body_words, 0, now_ns, 0, NULL)
         if not self.log.batch.is_open:
             assert self.open_count == 0
             self.log.begin_batch(span, may_stage)
@@ -374,17 +374,19 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int publish_deferred_batch(
-        self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns, const int64_t* dues,
+        self, const char* at, uint32_t count, uint64_t body_words, uint64_t gap_bytes, int64_t now_ns, int64_t due_ns,
+        const int64_t* dues,
     ) except -1:
         """Accept `count` messages with a due time (Unix ns, 0: at once), checked before; all or none.
 
         dues NULL: `due_ns` is the due time of all, and the form is that of `publish_batch`. Otherwise dues has one for
-        each, and 8 ignored bytes precede each size. body_words: as there. Raises: StorageError (nothing was accepted).
+        each, and 8 ignored bytes precede each size. gap_bytes: skipped between two messages. body_words: as there.
+        Raises: StorageError (nothing was accepted).
         """
         cdef MessageBatch batch
         assert count != 0 and self.open_count == 0, "a batch is open"
         memset(&batch, 0, sizeof(MessageBatch))
-        batch.at, batch.count, batch.body_words = at, count, body_words
+        batch.at, batch.count, batch.body_words, batch.gap_bytes = at, count, body_words, gap_bytes
         batch.now_ns, batch.due_ns, batch.dues = now_ns, due_ns, dues
         self.begin_messages(&batch)
         try:
@@ -420,7 +422,7 @@ cdef class TopicCore(Scheduled):
         cdef int64_t due_ns = batch.due_ns
         cdef const char* at = batch.at
         assert count <= batch.count - batch.done
-        if due_ns == 0 and batch.dues == NULL and batch.kept == batch.count:
+        if due_ns == 0 and batch.dues == NULL and batch.gap_bytes == 0 and batch.kept == batch.count:
             batch.at = self.log.batch.append_frames(at, count, 0, batch.now_ns, self.guids)
             batch.body_bytes += batch.at - at - count * sizeof(uint32_t)
             batch.done += count
@@ -439,7 +441,7 @@ cdef class TopicCore(Scheduled):
                         self.log.batch.seq, due_ns, note_place(self.log.active.number, self.log.batch.tail))
                 self.log.batch.append(guid, batch.now_ns, due_ns, 0, at, size)
             batch.body_bytes += size
-            batch.at = at + size
+            batch.at = at + size + batch.gap_bytes
             batch.done += 1
         return 0
 
@@ -622,7 +624,7 @@ cdef class TopicCore(Scheduled):
         if frames.count == 0:
             raise ValueError("there is no message")
         if due_ns != 0:
-            self.publish_deferred_batch(at, frames.count, frames.words, now_ns, due_ns, NULL)
+            self.publish_deferred_batch(at, frames.count, frames.words, 0, now_ns, due_ns, NULL)
         else:
             self.publish_batch(at, frames.count, frames.words, now_ns)
         return id_after_steps(self.guids.last_id, 1 - <int64_t> frames.count)

@@ -15,10 +15,10 @@ finishes one message at a time costs no greenlet switch, which would take a tent
 IDENTIFY, AUTH, SUB and CLS are rare and are executed by the Python half (`client.command`). They may switch greenlets,
 so the rest of the pass is saved first: no pointer into the scratch survives a switch.
 
-A pass takes a millisecond or two, unless its commands do more than their bytes tell: a REQ with a delay copies a body
-of any size, a PUB may make a topic, a DPUB is work for each channel of its topic, a refusal is a line in the log. So
-the pass looks at the clock behind each of these, and behind some dozens of others. After PASS_NS_MAX it saves the rest
-and waits for another turn, in the queue in which all long work of the loop waits.
+A pass takes a millisecond or two, unless its commands do more than their bytes tell: a REQ with a delay may make a file
+of notes, a PUB may make a topic, a refusal is a line in the log. So the pass looks at the clock behind each of these,
+and behind some dozens of others. After PASS_NS_MAX it saves the rest and waits for another turn, in the queue in which
+all long work of the loop waits.
 
 The parts of a connection call each other in one direction: IoLoop -> Publisher -> ClientOutput. The publishing commands
 are in pyx/tcp/publisher.pyx, everything that is sent goes through pyx/tcp/output.pyx.
@@ -661,8 +661,8 @@ cdef class IoLoop:
         elif line.command == COMMAND_MPUB:
             used = publisher.publish_batch(line, body, size_bytes)
         elif line.command == COMMAND_DPUB:
-            self.note_slow()
             used = publisher.publish(line, body, size_bytes, True, &commands)
+            self.note_more(commands - 1)
         elif line.command == COMMAND_DMPUB:
             self.note_slow()
             used = publisher.publish_deferred_batch(line, body, size_bytes)

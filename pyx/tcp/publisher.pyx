@@ -210,12 +210,13 @@ cdef class Publisher:
     cdef int64_t publish(
         self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred, uint32_t* commands,
     ) except -1:
-        """PUB and DPUB, with the PUBs that repeat its line. Source: docs/nsq/tcp-protocol.md, "PUB", "DPUB".
+        """PUB and DPUB, with those that repeat its line. Source: docs/nsq/tcp-protocol.md, "PUB", "DPUB".
 
         commands: becomes their number. Returns: the bytes of their bodies, and of the lines in between.
         """
         cdef int32_t size
         cdef int64_t due_ns = 0
+        cdef uint64_t used = 0
         cdef TopicCore topic
         commands[0] = 1
         if line.param_count < (2 if deferred else 1) or not is_name(line.params[0].at, line.params[0].size_bytes):
@@ -238,6 +239,9 @@ cdef class Publisher:
                     topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
             if not deferred and topic.trace is None:
                 return self.add_run(topic, line, at, size_bytes, commands)
+            if due_ns != 0 and topic.trace is None and self.publish_run(
+                    topic, line, at, size_bytes, due_ns, &used, commands):
+                return <int64_t> used
             if self.open_topic is not None:
                 self.close_batches()
             if topic.trace is not None:
@@ -251,10 +255,10 @@ cdef class Publisher:
     cdef uint32_t walk_run(
         self, CommandLine* line, const char* at, uint64_t size_bytes, uint64_t* used, uint64_t* body_words,
     ) noexcept:
-        """Find the complete PUBs that follow a line and repeat it. at: behind the line, at a complete body.
+        """Find the complete PUBs or DPUBs that follow a line and repeat it. at: behind the line, at a complete body.
 
         used, body_words: become the bytes from `at` to the end of the last body, and the words of all bodies. Returns:
-        the number of PUBs, the one of the line included.
+        the number of commands, the one of the line included.
         """
         cdef uint64_t line_bytes = line.line_bytes
         cdef uint64_t offset = 4 + <uint64_t> read_be32(at)
@@ -273,6 +277,28 @@ cdef class Publisher:
             count += 1
         used[0] = offset
         return count
+
+    cdef bint publish_run(
+        self, TopicCore topic, CommandLine* line, const char* at, uint64_t size_bytes, int64_t due_ns, uint64_t* used,
+        uint32_t* commands,
+    ) except -1:
+        """Publish a DPUB, whose body is complete, and those that repeat its line, as one batch.
+
+        used, commands: as for `publish`. Returns: False if there is one only, or no space for all: nothing is done.
+        """
+        cdef uint64_t body_words = 0
+        cdef uint32_t count = self.walk_run(line, at, size_bytes, used, &body_words)
+        if count == 1 or (topic.ephemeral and not topic.is_readable()):
+            return False
+        if self.open_topic is not None:
+            self.close_batches()
+        try:
+            topic.publish_deferred_batch(at, count, body_words, line.line_bytes, self.wall_now_ns, due_ns, NULL)
+        except StorageError:
+            return False
+        commands[0] = count
+        self.accepted(topic, topic.guids.last_id, count, count, False)
+        return True
 
     cdef int64_t add_run(
         self, TopicCore topic, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t* commands,
@@ -405,7 +431,7 @@ cdef class Publisher:
             if topic.trace is not None:
                 topic.trace.publisher = self.output.traced_client()
             topic.publish_deferred_batch(
-                at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns, due_ns, dues)
+                at + 8, self.batch.count, self.batch.body_words, 0, self.wall_now_ns, due_ns, dues)
         except StorageError as error:
             self.refuse_write(b"DMPUB", error)
         finally:

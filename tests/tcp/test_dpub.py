@@ -57,6 +57,16 @@ def test_a_deferred_message_does_not_hold_up_others(client: Client, topic: str) 
     client.expect_alive()
 
 
+def test_many_at_once_are_each_answered_and_delivered_once(client: Client, topic: str) -> None:
+    bodies = [b"%d." % number * (1 + number % 50) for number in range(300)]
+    client.send(b"".join(dpub(topic, 1 + number // 100, body) for number, body in enumerate(bodies)))
+    assert [client.read_frame().data for _ in bodies] == [b"OK"] * 300
+    client.sub(topic, rdy_count=300)
+    messages = [client.read_message() for _ in bodies]
+    assert sorted(message.body for message in messages) == sorted(bodies)
+    assert len({message.id for message in messages}) == 300
+
+
 def test_zero_milliseconds_is_a_plain_publish(client: Client, topic: str) -> None:
     client.dpub(topic, 0, b"now")
     client.sub(topic, rdy_count=1)

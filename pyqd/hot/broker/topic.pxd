@@ -48,6 +48,7 @@ cdef struct MessageBatch:
     int64_t now_ns                       # Unix
     int64_t due_ns                       # Unix, of all of them; 0: at once
     const int64_t* dues                  # or one for each, and 8 ignored bytes precede each size
+    uint64_t gap_bytes                   # skipped between two messages
     uint64_t body_bytes                  # of those added
     bint in_slices                       # the loop runs between the parts that are added
     uint32_t kept                        # messages to store; an ephemeral topic has no room for the rest
@@ -92,7 +93,7 @@ cdef class TopicCore(Scheduled):
     cdef int commit_batches(self) except -1
     cdef int abort_batches(self) except -1
     cdef int publish_deferred_batch(
-        self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
+        self, const char* at, uint32_t count, uint64_t body_words, uint64_t gap_bytes, int64_t now_ns, int64_t due_ns,
         const int64_t* dues) except -1
     cdef int begin_messages(self, MessageBatch* batch) except -1
     cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1

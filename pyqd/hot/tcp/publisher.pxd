@@ -85,6 +85,9 @@ cdef class Publisher:
     cdef bint is_permitted(self, CommandLine* line) except -1
     cdef uint32_t walk_run(
         self, CommandLine* line, const char* at, uint64_t size_bytes, uint64_t* used, uint64_t* body_words) noexcept
+    cdef bint publish_run(
+        self, TopicCore topic, CommandLine* line, const char* at, uint64_t size_bytes, int64_t due_ns, uint64_t* used,
+        uint32_t* commands) except -1
     cdef int64_t add_run(
         self, TopicCore topic, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t* commands) except -1
     cdef int add_to_batch(
