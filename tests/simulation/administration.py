@@ -75,7 +75,7 @@ class Administration(Operations):
 
         def wait() -> None:
             self.let_grow(found.topic)
-            # Messages may have been parked meanwhile.
+            # Messages may have become due meanwhile.
             promise()
 
         def move() -> None:
