@@ -97,7 +97,7 @@ def closed(url: str, users: Path, world: World, start_admin: Callable[..., Admin
     world.publish("held", {0: 0})
     flags = (f"--lookupd-http-address={world.lookupd}", f"--trace-database={url}", f"--users-file={users}")
     started = start_admin("pyqadmin", *flags)
-    wait_until(lambda: b">held<" in started.ask("GET", "/?q=held", headers=ADA).body, "the first poll", 40)
+    wait_until(lambda: b">held<" in started.ask("GET", "/topics?q=held", headers=ADA).body, "the first poll", 40)
     return started
 
 

@@ -138,22 +138,6 @@ def test_dead_letters_that_cannot_be_published_are_shown_in_their_order(topic, l
     assert channel.depth == 6
 
 
-def test_deferred_messages_that_a_topic_holds_are_shown_page_by_page(topic):
-    dues = [wall() + HOUR_NS + number for number in range(25)]
-    for number, due_ns in enumerate(dues):
-        topic.publish_body(body_of(number), wall(), due_ns)
-        topic.publish_body(body_of(100 + number), wall())
-    rows: list[peek.ListedMessage] = []
-    cursor = peek.Cursor()
-    while True:
-        found = peek.page_of_topic(topic, peek.DEFERRED, cursor, 10, 8, no_pause)
-        rows += found.rows
-        if found.after is None:
-            break
-        cursor = peek.parse_cursor(found.after, peek.DEFERRED)
-    assert [row.due_ns for row in rows] == dues
-
-
 def test_a_requeued_message_is_shown_among_the_deferred_ones_by_due_time(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)

@@ -133,11 +133,11 @@ def test_a_start_without_the_flag_replays_the_journal_and_removes_it(daemon: Dae
     daemon.kill()
     fail_power(daemon)
     start(daemon, OFTEN)
-    assert node_of(daemon)["format"] == 2
+    assert node_of(daemon)["format"] == 4
     assert delivered(daemon, len(bodies)) == sorted(bodies)
     wait_until(lambda: not files_of(daemon), "a sync is complete", WAIT_S)
     daemon.stop()
-    assert node_of(daemon)["format"] == 1
+    assert node_of(daemon)["format"] == 3
 
 
 def test_a_clean_stop_leaves_no_journal(daemon: Daemon) -> None:
@@ -149,16 +149,16 @@ def test_a_clean_stop_leaves_no_journal(daemon: Daemon) -> None:
 
 
 def test_the_format_of_the_node_file_shows_that_there_may_be_a_journal(daemon: Daemon) -> None:
-    assert node_of(daemon)["format"] == 2
+    assert node_of(daemon)["format"] == 4
     daemon.kill()
-    assert node_of(daemon)["format"] == 2
+    assert node_of(daemon)["format"] == 4
     start(daemon, SYNC_EACH)
     daemon.stop()
-    assert node_of(daemon)["format"] == 1
+    assert node_of(daemon)["format"] == 3
     start(daemon, NO_SYNC)
-    assert node_of(daemon)["format"] == 1
+    assert node_of(daemon)["format"] == 3
     daemon.kill()
-    assert node_of(daemon)["format"] == 1
+    assert node_of(daemon)["format"] == 3
     start(daemon)
 
 

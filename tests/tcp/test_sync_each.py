@@ -77,6 +77,11 @@ class Controlled:
             for _ in range(3):
                 client.pub(topic, b"prepared")
 
+    def prepare_to_defer(self, topic: str) -> None:
+        """Make the name of the topic's index of due times durable: the first due time is synced with it."""
+        with self.client() as client:
+            client.dpub(topic, 60_000, b"prepared")
+
     def is_journaled(self, client: Client) -> bool:
         """Publish to a topic without consumers. Returns: whether the commit went to the journal.
 
@@ -124,6 +129,7 @@ def expect_silence(client: Client) -> None:
 @pytest.mark.parametrize("kind", ["PUB", "MPUB", "DPUB"])
 def test_an_ok_leaves_when_its_commit_is_in_the_journal(controlled: Controlled, topic: str, kind: str) -> None:
     command = {"PUB": pub(topic, b"x"), "MPUB": mpub(topic, [b"x", b"y"]), "DPUB": dpub(topic, 60_000, b"x")}[kind]
+    controlled.prepare_to_defer(topic)
     controlled.hold()
     with controlled.client() as client:
         client.send(command)
@@ -138,6 +144,7 @@ def test_a_failed_commit_is_reported_to_the_publisher_and_its_messages_are_durab
     controlled: Controlled, topic: str, kind: str
 ) -> None:
     command = {"PUB": pub(topic, b"x"), "MPUB": mpub(topic, [b"x", b"y"]), "DPUB": dpub(topic, 60_000, b"x")}[kind]
+    controlled.prepare_to_defer(topic)
     controlled.switch("failing", True)
     with controlled.client() as client:
         client.send(command)

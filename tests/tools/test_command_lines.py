@@ -139,7 +139,7 @@ def test_a_mistake_in_the_syntax_exits_with_2(run, tool, arguments, mistake) -> 
 def test_it_prints_its_version(run, tool) -> None:
     result = run(tool, "--version")
     assert result.code == 0
-    assert re.fullmatch(rf"(pyq|nsq)_{tool.removeprefix('pyq_')} v[0-9.]+\n", result.out.decode())
+    assert re.fullmatch(rf"(pyq|nsq)_{tool.removeprefix('pyq_')} v[0-9.]+( \(NSQ v[0-9.]+\))?\n", result.out.decode())
 
 
 @pytest.mark.parametrize(
