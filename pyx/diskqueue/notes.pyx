@@ -140,6 +140,7 @@ cdef class Notes:
                 self.store.ask_ahead(self.next_number())
         note = Note(
             checksum=0, attempts=attempts, kind=kind, reserved=0, seq=seq, due_ns=due_ns, place=place)
+        debug_require(at.checksum == 0)
         fill_slot(at, &note)
         file.count += 1
         self.note_change(file)
