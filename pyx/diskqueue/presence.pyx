@@ -98,13 +98,6 @@ cdef class Presence:
         segment = segment_around(log, at)
         return self.has_record(segment, at - segment.base, RECORD_PIECE_BYTES)
 
-    cdef bint has_bytes_at(self, Log log, const Record* record, uint64_t length) except -1:
-        """Like `has_record_at`, for the first bytes of a record."""
-        cdef const char* at = <const char*> record
-        cdef Segment segment = segment_around(log, at)
-        debug_require(record != NULL)
-        return self.has(segment, at - segment.base, length)
-
     cdef bint is_known(self, const char* start, uint64_t length) noexcept:
         """Return whether bytes lie in one of the ranges that are known."""
         cdef int64_t now_ns

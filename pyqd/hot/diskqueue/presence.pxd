@@ -42,6 +42,5 @@ cdef class Presence:
     cdef bint has(self, Segment segment, uint64_t offset, uint64_t length) except -1
     cdef bint has_record(self, Segment segment, uint64_t offset, uint64_t length) except -1
     cdef bint has_record_at(self, Log log, const Record* record) except -1
-    cdef bint has_bytes_at(self, Log log, const Record* record, uint64_t length) except -1
     cdef bint is_known(self, const char* start, uint64_t length) noexcept
     cdef bint set_known(self, Segment segment, uint64_t start, uint64_t end) except -1
