@@ -2,7 +2,7 @@
 
 A page's cursor is a text that names the last message shown, in the order of the state: it needs no memory in the
 broker, never expires, and another reader may use it. Its forms, with numbers: r (returned: entry), q (queued:
-position), f (in flight: slot, run), d (deferred: due time, slot, run), l (dead letter: entry).
+position), f (in flight: slot, run), d (deferred: due time, place, run), l (dead letter: entry).
 
 Long walks pause, and a page that takes too many of them ends early: it may be short, even empty, and not the last.
 """
@@ -24,7 +24,7 @@ STATES: Final = (READY, IN_FLIGHT, DEFERRED, DEAD_LETTER)
 # Slices of a walk over a queue; after these the page is returned as it is.
 TURNS_MAX: Final = 100
 
-_CURSOR = re.compile(r"([rql])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,10})\.(\d{1,20})", re.ASCII)
+_CURSOR = re.compile(r"([rql])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,19})\.(\d{1,20})", re.ASCII)
 _INT64_MAX = 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 
@@ -71,7 +71,7 @@ def parse_cursor(text: str, state: str) -> Cursor:
     if (
         kind not in KINDS_OF[state]
         or max(cursor.numbers) > _UINT64_MAX
-        or (kind == "d" and abs(cursor.numbers[0]) > _INT64_MAX)
+        or (kind == "d" and max(map(abs, cursor.numbers[:2])) > _INT64_MAX)
     ):
         raise ValueError(f"not a cursor of this state: {text!r}")
     return cursor
@@ -155,13 +155,13 @@ def deferred_page(
     run = run_of(channel)
     after = (-_INT64_MAX, -1)
     if cursor.kind:
-        due_ns, slot, of_run = cursor.numbers
-        after = (due_ns, slot if of_run == run else -1)
+        due_ns, place, of_run = cursor.numbers
+        after = (due_ns, place if of_run == run else -1)
     search = DeferredSearch(channel, after, count_max)
     presence = topic.reader.presence
     while not (search.step() and search.has_page(presence, body_bytes_max)):
         yield_or_read(topic.broker, presence, pause)
         if channel.is_closed():
             raise TopicGone
-    rows, (due_ns, slot), at_end = search.page(body_bytes_max)
-    return ListedPage([ListedMessage(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")
+    rows, (due_ns, place), at_end = search.page(body_bytes_max)
+    return ListedPage([ListedMessage(*row) for row in rows], None if at_end else f"d{due_ns}.{place}.{run}")

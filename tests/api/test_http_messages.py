@@ -247,6 +247,7 @@ def test_an_id_that_no_message_has_is_not_found(app: HttpApp) -> None:
         ("GET", f"{DEFERRED}&after=d9999999999999999999.0.0", 400, "INVALID_AFTER"),
         ("GET", f"{DEFERRED}&after=d-9999999999999999999.0.0", 400, "INVALID_AFTER"),
         ("GET", f"{DEFERRED}&after=d-9223372036854775808.0.0", 400, "INVALID_AFTER"),
+        ("GET", f"{DEFERRED}&after=d0.9223372036854775808.0", 400, "INVALID_AFTER"),
         ("POST", "/message/cancel", 400, "MISSING_ARG_TOPIC"),
         ("POST", "/message/cancel?topic=!", 400, "INVALID_ARG_TOPIC"),
         ("POST", "/message/cancel?topic=none&id=1", 404, "TOPIC_NOT_FOUND"),

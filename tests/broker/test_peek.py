@@ -138,7 +138,8 @@ def test_dead_letters_that_cannot_be_published_are_shown_in_their_order(topic, l
     assert channel.depth == 6
 
 
-def test_a_requeued_message_is_shown_among_the_deferred_ones_by_due_time(topic):
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_requeued_message_is_shown_among_the_deferred_ones_by_due_time(topic, limit):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     publish(topic, 3)
@@ -148,7 +149,7 @@ def test_a_requeued_message_is_shown_among_the_deferred_ones_by_due_time(topic):
     for number, hours in ((10, 1), (11, 3), (12, 5)):
         topic.publish_body(body_of(number), wall(), wall() + hours * HOUR_NS)
     run_all_wakes(topic.broker)
-    rows = all_pages(topic, peek.DEFERRED, 2)
+    rows = all_pages(topic, peek.DEFERRED, limit)
     assert [int.from_bytes(row.body, "little") for row in rows] == [2, 10, 0, 11, 1, 12]
     assert [row.attempts for row in rows] == [1, 0, 1, 0, 1, 0]
     assert [row.position for row in rows] == [2, 3, 0, 4, 1, 5]
