@@ -83,6 +83,7 @@ test-fast: build $(TOOLS) ## the tests without slow, interop, browser and spark:
 
 debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
 	$(BIN)/python scripts/build/debug_tree.py $(DEBUG_TREE)
+	ln -sfn "$(CURDIR)/.venv" $(DEBUG_TREE)/.venv
 	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 PYQD_BUILD_BENCH=1 "$(CURDIR)/$(BIN)/python" setup.py -q build_ext --inplace
 
 test-debug: debug $(TOOLS) ## the tests on the debug build (tests of the repository itself aside)

@@ -247,14 +247,15 @@ cdef class Deferral:
         assert self.dues_seen <= end <= self.cursor.readable.due_end
         while self.dues_seen != end:
             entry = self.cursor.readable.dues.at(self.dues_seen)
-            if not self.drops_void(entry.seq & ORDINAL_MASK):
+            # Nearly always none is void.
+            if self.cursor.dues_void == 0 or not self.drops_void(entry.seq & ORDINAL_MASK):
                 self.published.push(entry.due_ns, entry.seq & ORDINAL_MASK)
             self.dues_seen += 1
         return 0
 
     cdef bint drops_void(self, uint64_t ordinal) except -1:
         """Return whether an entry of dues, which is about to be seen or due, is void; it is dropped then."""
-        if ordinal in self.superseded:
+        if len(self.superseded) != 0 and ordinal in self.superseded:
             self.superseded.discard(ordinal)
         elif not self.cursor.ledger.is_finished(ordinal):
             return False
