@@ -397,10 +397,13 @@ cdef class ChannelCore(Scheduled):
 
     cdef int see_dues(self) except -1:
         """Go on with the deferred messages that the channel has not seen, until the work budget is used up."""
+        cdef int64_t due_before = self.deferral.next_due()
         if self.deferral.dues_seen != self.readable.due_end:
             if not self.deferral.see(False):
                 self.readable.scheduler.request_wake(self)
-            self.set_next_timer(mono_ns())
+            # The timer is set for the time that came first before.
+            if self.deferral.next_due() < due_before:
+                self.set_next_timer(mono_ns())
         return 0
 
     @property
