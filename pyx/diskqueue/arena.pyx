@@ -70,9 +70,6 @@ from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, ArenaSlots
 from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
 cdef extern from "<signal.h>" nogil:
     enum:
         BUS_ADRERR
@@ -94,11 +91,16 @@ cdef extern from *:
 
 cdef extern from *:
     """
-    static inline int pyqd_try_lock(volatile int *at) { return !__sync_lock_test_and_set(at, 1); }
-    static inline void pyqd_unlock(volatile int *at) { __sync_lock_release(at); }
+    #include <pthread.h>
+    /* Not a flag of our own: gcc sees that its functions store to no other variable of this file, and keeps the counts
+       in registers from before the lock. */
+    static pthread_mutex_t pyqd_arena_mutex = PTHREAD_MUTEX_INITIALIZER;
+    static inline void pyqd_arena_lock(void) { pthread_mutex_lock(&pyqd_arena_mutex); }
+    static inline void pyqd_arena_unlock(void) { pthread_mutex_unlock(&pyqd_arena_mutex); }
     """
-    bint try_lock "pyqd_try_lock" (int* at) noexcept nogil
-    void unlock_at "pyqd_unlock" (int* at) noexcept nogil
+    # A handler of SIGSEGV may take it: by invariant 3 the thread that it has interrupted does not hold it.
+    void lock "pyqd_arena_lock" () noexcept nogil
+    void unlock "pyqd_arena_unlock" () noexcept nogil
 
 cdef enum:
     SLOT_BYTES = 64 << 10
@@ -118,7 +120,6 @@ cdef struct KeptFile:
 
 cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
 
-cdef int lock_word = 0
 cdef bint tried = False
 cdef char* arena = NULL
 cdef ArenaSlots slot_table                # of extents
@@ -150,15 +151,6 @@ cdef uint64_t lost_count = 0
 memset(&slot_table, 0, sizeof(slot_table))
 memset(&present, 0, sizeof(present))
 memset(&guarded, 0, sizeof(guarded))
-
-
-cdef void lock() noexcept nogil:
-    while not try_lock(&lock_word):
-        sched_yield()
-
-
-cdef void unlock() noexcept nogil:
-    unlock_at(&lock_word)
 
 
 cdef Extent* extent_at(const char* address) noexcept nogil:
