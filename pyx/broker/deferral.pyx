@@ -244,13 +244,18 @@ cdef class Deferral:
     cdef int see_to(self, uint64_t end) except -1:
         """Push the entries of dues below an index into the heap. Raises: MemoryError (some were pushed)."""
         cdef const Note* entry
+        cdef uint64_t file_end
         assert self.dues_seen <= end <= self.cursor.readable.due_end
         while self.dues_seen != end:
             entry = self.cursor.readable.dues.at(self.dues_seen)
-            # Nearly always none is void.
-            if self.cursor.dues_void == 0 or not self.drops_void(entry.seq & ORDINAL_MASK):
-                self.published.push(entry.due_ns, entry.seq & ORDINAL_MASK)
-            self.dues_seen += 1
+            file_end = min(end, self.cursor.readable.dues.file_of(self.dues_seen).end)
+            self.published.reserve(file_end - self.dues_seen)
+            while self.dues_seen != file_end:
+                # Nearly always none is void.
+                if self.cursor.dues_void == 0 or not self.drops_void(entry.seq & ORDINAL_MASK):
+                    self.published.push(entry.due_ns, entry.seq & ORDINAL_MASK)
+                self.dues_seen += 1
+                entry += 1
         return 0
 
     cdef bint drops_void(self, uint64_t ordinal) except -1:

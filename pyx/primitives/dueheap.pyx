@@ -3,14 +3,15 @@
 An entry cannot be found or removed but as the least one: that would take an index by reference. The owner of an entry
 that does not count any more leaves it, and drops it when it is popped.
 
-The memory grows by an eighth at a time, so that it has 18 bytes for an entry at most. An empty heap keeps 64 KiB.
+The memory doubles up to 1 MiB, and then grows by an eighth at a time, which moves no entries: so a large heap has 18
+bytes for an entry at most. An empty one keeps 64 KiB.
 
 Invariants: 1. no entry is less than its parent, by (due_ns, ref). 2. the memory has space for `count` entries.
 """
 
 cimport cython
 
-from pyqd.hot.primitives.arrays cimport array_release, array_reserve
+from pyqd.hot.primitives.arrays cimport ARRAY_MAPPED_MIN, array_release, array_reserve
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.releases cimport array_release_later
 
@@ -21,11 +22,6 @@ cdef enum:
 assert sizeof(DueEntry) == 16
 
 
-cdef inline bint precedes(const DueEntry* entry, const DueEntry* other) noexcept nogil:
-    # No branch: which of two entries is earlier cannot be predicted.
-    return (entry.due_ns < other.due_ns) | ((entry.due_ns == other.due_ns) & (entry.ref < other.ref))
-
-
 @cython.final
 cdef class DueHeap:
     """Heap of (due time, reference); of equal times the lesser reference comes first."""
@@ -33,25 +29,15 @@ cdef class DueHeap:
     def __dealloc__(self):
         array_release(&self.memory)
 
-    cdef int push(self, int64_t due_ns, uint64_t ref) except -1:
-        """Add an entry. Cost: O(log count), O(1) if no entry is greater. Raises: MemoryError (nothing changed)."""
-        cdef DueEntry entry = DueEntry(due_ns=due_ns, ref=ref)
+    cdef int reserve(self, uint64_t count) except -1:
+        """Reserve memory for so many more entries. Raises: MemoryError (nothing changed)."""
         cdef uint64_t capacity = self.memory.bytes // sizeof(DueEntry)
-        cdef uint64_t index = self.count
-        cdef uint64_t parent
-        if index == capacity:
-            if array_reserve(
-                    &self.memory, max(<uint64_t> ENTRIES_MIN, capacity + capacity // 8) * sizeof(DueEntry)) != 0:
-                raise MemoryError(f"not enough memory for {index + 1} due times")
+        if self.count + count > capacity:
+            capacity += max(
+                <uint64_t> ENTRIES_MIN, capacity // 8 if self.memory.bytes >= ARRAY_MAPPED_MIN else capacity)
+            if array_reserve(&self.memory, max(self.count + count, capacity) * sizeof(DueEntry)) != 0:
+                raise MemoryError(f"not enough memory for {self.count + count} due times")
             self.entries = <DueEntry*> self.memory.base
-        self.count += 1
-        while index > 0:
-            parent = (index - 1) >> 1
-            if not precedes(&entry, &self.entries[parent]):
-                break
-            self.entries[index] = self.entries[parent]
-            index = parent
-        self.entries[index] = entry
         return 0
 
     cdef uint64_t pop(self) noexcept:

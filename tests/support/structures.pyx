@@ -169,6 +169,7 @@ cdef class Dues:
         return self.core.memory.bytes
 
     def push(self, int64_t due_ns, uint64_t ref):
+        self.core.reserve(1)
         self.core.push(due_ns, ref)
 
     def pop(self):
