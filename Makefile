@@ -29,8 +29,8 @@ BENCH_SOURCES := $(wildcard bench/*.pyx bench/*.pxd tests/support/*.pyx)
 # A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
 NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard $(source:pyx/%.pyx=pyqd/hot/%).*.so),,absent)))
 COUNT := $(words $(NOT_BUILT))
-# A module takes Cython and the C compiler some 1.2 s of a core.
-ALL_SECONDS = $(shell expr $(COUNT) '*' 12 / $$(nproc) / 10)
+# A module takes Cython and the C compiler some 2 s of a core.
+ALL_SECONDS = $(shell expr $(COUNT) '*' 2 / $$(nproc))
 TO_COMPILE = $(if $(filter $(words $(PYX)),$(COUNT)),$(COUNT) modules ($(ALL_SECONDS) s),what has changed)
 BUILD_LOG := build/compile.log
 DIST_LOG := build/dist.log
@@ -150,7 +150,7 @@ wheels: $(VENV)/.with-dist ## wheels for every CPython from 3.10 to 3.14 on this
 	$(BIN)/python scripts/build/wheels.py $(ARGS)
 
 dist: $(VENV)/.with-dist ## sdist, wheel and the client's wheel in dist/
-	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to $(DIST_LOG)'
+	@echo 'dist: building the source distribution, and the wheel from it (two minutes); all that is said goes to $(DIST_LOG)'
 	@mkdir -p build
 	@$(BIN)/python -m build --no-isolation >$(DIST_LOG) 2>&1 || { tail -n 40 $(DIST_LOG); exit 1; }
 	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist $(CLIENT) >$(DIST_LOG) || { cat $(DIST_LOG); exit 1; }

@@ -42,7 +42,12 @@ R = TypeVar("R")
 
 
 class UpstreamError(ClientError):
-    """No broker or lookup daemon that was asked has answered, or one has refused. Its text names each failure."""
+    """No broker or lookup daemon that was asked has answered, or one has refused. Its text names each failure.
+
+    code: of one broker's refusal; empty otherwise.
+    """
+
+    code = ""
 
 
 class AbsentCallError(UpstreamError):
@@ -208,7 +213,9 @@ class Upstream:
             kind = AbsentCallError if is_absent else UpstreamError
             text = f"got response {status_line(reply.status)} {json.dumps(reply.body.decode(errors='replace'))}"
             withheld = self.withheld(address) if reply.status in REFUSALS_OF_LOGIN else ""
-            raise kind(f"{text} ({address} was asked without the token: {withheld})" if withheld else text)
+            failure = kind(f"{text} ({address} was asked without the token: {withheld})" if withheld else text)
+            failure.code = message_of(reply)
+            raise failure
         return reply
 
     def note_given(self, announced: str, given: str) -> None:

@@ -282,11 +282,15 @@ def read_body(broker: BrokerCalls, topic: str, row: Row) -> bytes:
     if not row["truncated"]:
         return base64.b64decode(row["body"])
     position = row["position"]
-    reply = broker.send("GET", "/topic/log", {"topic": topic, "from": position, "to": position + 1})
     try:
+        reply = broker.send("GET", "/topic/log", {"topic": topic, "from": position, "to": position + 1})
         for record in decode(reply.body):
             if record.id.decode() == row["id"]:
                 return record.body
+    except ClientError as error:
+        # A rewritten segment keeps the message, and its positions are gone.
+        if getattr(error, "code", None) != "POSITION_GONE":
+            raise
     except ValueError as error:
         raise ProtocolError(f"{broker.address}: GET /topic/log: {error}") from None
     raise UnreadableError(

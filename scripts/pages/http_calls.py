@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from pyqd.api import debug, messages, replay, trace
+from pyqd.broker import peek
+from pyqd.debug.profiler import SECONDS_MAX
+
 Schema = dict[str, Any]
 
 TEXT: Final = "text/plain"
@@ -20,6 +24,11 @@ NAME: Final[Schema] = {"type": "string", "maxLength": 64, "pattern": "^[.a-zA-Z0
 
 def optional(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
+
+
+def choice(*values: str) -> Schema:
+    """Return the schema of a parameter that has one of the values, by default the first."""
+    return {**STRING, "enum": list(values), "default": values[0]}
 
 
 def array(schema: Schema) -> Schema:
@@ -244,7 +253,9 @@ ID: Final = Parameter("id", {**STRING, "pattern": "^[0-9a-f]{16}$"}, "id of a me
 DEFER: Final = Parameter("defer", INTEGER, "delay in milliseconds; not together with `due`")
 DUE: Final = Parameter("due", STRING, "due time in Unix milliseconds or RFC 3339")
 BYTES: Final = Parameter("bytes", STRING, "a number of bytes, or `default` for that of the daemon's flag")
-MAX_BYTES: Final = Parameter("max_bytes", {**INTEGER, "default": 1 << 20}, "limit of the answer, at most 4194304")
+MAX_BYTES: Final = Parameter(
+    "max_bytes", {**INTEGER, "default": replay.RANGE_BYTES}, f"limit of the answer, at most {replay.RANGE_BYTES_MAX}"
+)
 OPTION: Final = Parameter("opt", STRING, "key of an option", required=True)
 
 
@@ -298,9 +309,13 @@ TRACE_HEADERS: Final = tuple(f"X-Pyqd-{name}" for name in ("Format", "Node", "Po
 PROFILE: Final = Call(
     "Record a flame graph of the next seconds",
     (
-        Parameter("seconds", {**INTEGER, "minimum": 1, "default": 30}, "duration, at most 120"),
-        Parameter("rate", {**INTEGER, "minimum": 1, "default": 100}, "samples a second"),
-        Parameter("format", {**STRING, "enum": ["svg", "raw"], "default": "svg"}, "picture or stacks"),
+        Parameter(
+            "seconds",
+            {**INTEGER, "minimum": 1, "default": debug.SECONDS_DEFAULT},
+            f"duration, at most {SECONDS_MAX}",
+        ),
+        Parameter("rate", {**INTEGER, "minimum": 1, "default": debug.RATE_DEFAULT}, "samples a second"),
+        Parameter("format", choice(debug.FORMAT_SVG, debug.FORMAT_RAW), "picture or stacks"),
     ),
     (Answer("image/svg+xml"), IS_TEXT),
     "400 INVALID_SECONDS INVALID_RATE INVALID_FORMAT",
@@ -308,7 +323,7 @@ PROFILE: Final = Call(
 )
 HEAP: Final = Call(
     "Return memory by type, and while tracing by line of source",
-    (Parameter("lines", {**INTEGER, "default": 50}, "lines of source"),),
+    (Parameter("lines", {**INTEGER, "default": debug.LINES_DEFAULT}, "lines of source"),),
     (IS_TEXT,),
     "400 INVALID_LINES",
 )
@@ -381,14 +396,14 @@ CALLS: Final[dict[str, Call]] = {
         (
             TOPIC,
             ANY_CHANNEL,
+            Parameter("state", choice(*peek.STATES), "state of the messages"),
             Parameter(
-                "state",
-                {**STRING, "enum": ["ready", "in_flight", "deferred", "dead_letter"], "default": "ready"},
-                "state of the messages",
+                "limit",
+                {**INTEGER, "minimum": 1, "maximum": messages.LIMIT_MAX, "default": messages.LIMIT},
+                "messages on a page",
             ),
-            Parameter("limit", {**INTEGER, "minimum": 1, "maximum": 1000, "default": 100}, "messages on a page"),
             Parameter("after", STRING, "`next` of the page before"),
-            Parameter("body", {**STRING, "enum": ["text", "base64", "none"], "default": "text"}, "form of bodies"),
+            Parameter("body", choice(*messages.BODY_FORMS), "form of bodies"),
         ),
         (answer_of("Messages"),),
         f"{ANY_CHANNEL_CODES} 400 INVALID_STATE INVALID_LIMIT INVALID_AFTER INVALID_BODY",
@@ -438,7 +453,9 @@ CALLS: Final[dict[str, Call]] = {
         (
             Parameter("position", {**INTEGER, "default": 0}, "first event"),
             MAX_BYTES,
-            Parameter("wait_ms", {**INTEGER, "default": 0}, "time to wait for events at the end, at most 60000"),
+            Parameter(
+                "wait_ms", {**INTEGER, "default": 0}, f"time to wait for events at the end, at most {trace.WAIT_MS_MAX}"
+            ),
         ),
         (Answer(OCTETS, STRING, TRACE_HEADERS),),
         "400 INVALID_POSITION INVALID_MAX_BYTES INVALID_WAIT_MS",

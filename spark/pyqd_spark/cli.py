@@ -18,6 +18,7 @@ from pyqd.client.http import HTTPS_PORT
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.durations import MILLISECOND_NS, parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd.primitives.program_start import begin_program
 from pyqd_spark.brokers import BrokerError
 from pyqd_spark.discovery import DataLossError
@@ -88,6 +89,7 @@ def failed(text: str, code: int = FAILED) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = Parser(PROGRAM, description="Spark jobs around pyqd's topics.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"{PROGRAM} {VERSIONS}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     add_drain(commands)
     add_compact(commands)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyqd.primitives.nsq_compat import VERSIONS
 from pyqd_spark import cli
 from pyqd_spark.jobs import runner
 from pyqd_spark.options import BrokerOptions
@@ -47,6 +48,13 @@ def test_a_drain_prints_its_report_and_says_0(
     assert capsys.readouterr() == ("nothing new\n", "")
     assert cli.main(["compact", "--path", str(tmp_path / "t")]) == cli.DONE
     assert "nothing to compact" in capsys.readouterr().out
+
+
+def test_it_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pyq_spark {VERSIONS}\n"
 
 
 def test_missing_messages_make_the_exit_code_3(
