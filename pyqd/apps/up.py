@@ -17,6 +17,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -312,11 +313,20 @@ def make_private(database: Path) -> None:
             database.with_name(database.name + end).chmod(0o600)
 
 
+def pyqctl() -> str:
+    """Return how to call pyqctl: by its path if a shell would not find that of this environment."""
+    beside = Path(sys.executable).with_name("pyqctl")
+    found = shutil.which("pyqctl")
+    if not beside.exists() or (found is not None and beside.samefile(found)):
+        return "pyqctl"
+    return os.path.relpath(beside)
+
+
 def welcome(given: argparse.Namespace, has_traces: bool) -> str:
     admin = f"http://{LOOPBACK}:{given.admin_port}"
     story = ""
     if has_traces:
-        story = f"""Its life is at {admin}/messages then, and in `pyqctl trace ID`.
+        story = f"""Its life is at {admin}/messages then, and in `{pyqctl()} trace ID`.
 Traces go to {given.data_path}/{TRACES}, which keeps {given.trace_keep} or {given.trace_keep_bytes}, whichever is less.
 --trace-keep and --trace-keep-bytes change this; --no-trace records none.
 

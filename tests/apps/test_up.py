@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.apps.up import make_private
+from pyqd.apps.up import make_private, pyqctl
 from tests.support.http_stub import http_stub
 from tests.support.server import REPOSITORY, WAIT_S, free_port, wait_until
 
@@ -193,6 +193,14 @@ def test_a_limit_of_traces_that_is_none_is_refused(tmp_path: Path) -> None:
     group = Up(tmp_path, "--trace-keep=soon")
     assert group.process.wait(UP_WAIT_S) == 2
     assert "'soon' is no duration such as" in group.text()
+
+
+def test_pyqctl_is_named_as_a_shell_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    assert pyqctl() == "pyqctl"
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert os.path.samefile(pyqctl(), Path(sys.executable).with_name("pyqctl"))
 
 
 def test_the_traces_of_an_earlier_run_become_private(tmp_path: Path) -> None:

@@ -128,7 +128,9 @@ def limits(facts: Facts) -> Made:
             yield finding(resource, FAILURE, "only the reserve is left; new topics or connections are refused", fix)
     if "process_max_fds" in metrics and not metrics.get("pyqd_machine_limit_reached:descriptors"):
         limit, used = metrics["process_max_fds"], metrics["process_open_fds"]
-        text = f"{count(used)} of {count(limit)} open files"
+        text = f"{count(used)} open files; the limit is {count(limit)}"
+        if limit < DESCRIPTORS_MIN:
+            text += f", less than the {count(DESCRIPTORS_MIN)} of a busy broker"
         scarce = limit < DESCRIPTORS_MIN or used > DESCRIPTORS_SHARE * limit
         yield limit_finding("descriptors", scarce, text, f"{LIMITS['descriptors']}: each connection needs one")
     if "pyqd_files" in metrics and not metrics.get("pyqd_machine_limit_reached:mappings"):

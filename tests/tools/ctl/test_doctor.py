@@ -53,7 +53,7 @@ def test_a_low_limit_of_open_files_is_found(daemon: Daemon, tmp_path: Path) -> N
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (1000, 1000))
     row = found(ctl("doctor"))[(address_of(daemon), "descriptors")]
     assert row["state"] == "warning"
-    assert "of 1,000 open files" in row["finding"]
+    assert "open files; the limit is 1,000, less than the 65,536" in row["finding"]
     assert "LimitNOFILE=" in row["fix"]
     assert "LimitNOFILE=" in ctl("doctor", "--table").out
 
@@ -188,8 +188,8 @@ def test_sound_facts_have_no_findings() -> None:
         (dataclasses.replace(SOUND, offset=Offset(4.2, 5.2)), "clock", "warning", "4 s or more ahead of"),
         (dataclasses.replace(SOUND, offset=Offset(-4001.0, -4000.0)), "clock", "failure", "4000 s or more behind"),
         (of_version("0.0.1"), "version", "warning", f"pyqctl has {__version__}"),
-        (with_metrics(process_max_fds=20_000), "descriptors", "warning", "20 of 20,000"),
-        (with_metrics(process_open_fds=6e5), "descriptors", "warning", "600,000 of 1,000,000"),
+        (with_metrics(process_max_fds=20_000), "descriptors", "warning", "20 open files; the limit is 20,000"),
+        (with_metrics(process_open_fds=6e5), "descriptors", "warning", "600,000 open files; the limit is 1,000,000"),
         (with_metrics(pyqd_machine_limit_reached__memory=1), "memory", "failure", "reserve"),
         (with_metrics(pyqd_machine_limit_reached__descriptors=1), "descriptors", "failure", "reserve"),
         (with_metrics(pyqd_files=40_000), "mappings", "warning", "30,000 can be mapped"),
