@@ -122,7 +122,7 @@ class Administration(Operations):
         if topic is None or topic.name == GRAVEYARD:
             return
         found = self.broker_topic(topic)
-        records = [(guid, int.from_bytes(body[:8], "little")) for _, guid, _, _, _, body in found.log.records()]
+        records = [(guid, int.from_bytes(body[:8], "little")) for _, guid, *_, body in found.log.records()]
         if not records:
             return
         guid, number = records[pick % len(records)]
