@@ -29,7 +29,7 @@ class Administration(Operations):
         """Return (ordinal, number, due time) of all that can be read by its position in the topic's log."""
         log = self.broker_topic(topic).log
         records = log.records(log.earliest)
-        return [(ordinal, int.from_bytes(body[:8], "little"), due) for ordinal, _, _, due, _, body in records]
+        return [(ordinal, int.from_bytes(body[:8], "little"), due) for ordinal, _, _, due, body in records]
 
     def place_of(self, topic: Topic, pick: int) -> replay.LogPlace:
         """Return a place in a topic's log."""

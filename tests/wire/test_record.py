@@ -1,7 +1,7 @@
 """Tests of pyqd.hot.wire.record."""
 
-import os
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -40,8 +40,9 @@ def log_with(directory, record):
     """Return a log whose only record is this one, as a start finds it."""
     log = Log(Files(), str(directory), 1 << 16)
     log.append_message(1, bytes(len(record) - HEADER.size))
-    with open(log.active.mapping.path, "r+b") as file:
-        os.pwrite(file.fileno(), record, SEGMENT_HEADER_BYTES)
+    with Path(str(log.active.mapping.path)).open("r+b") as file:
+        file.seek(SEGMENT_HEADER_BYTES)
+        file.write(record)
     return Log(Files(), str(directory), 1 << 16)
 
 
