@@ -134,10 +134,7 @@ def commits_in(content: bytes, path: str) -> Iterator[Commit]:
 
 
 def entries_of(commit: Commit, path: str) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of a commit, each with its topic's name. path: the file of the journal.
-
-    Raises: LaterFormatError.
-    """
+    """Yield the entries of a commit, each with its topic's name. path: of the journal. Raises: LaterFormatError."""
     at = 0
     while at < len(commit.entries):
         size, name_bytes, state_words, kind, *numbers = _ENTRY.unpack_from(commit.entries, at)

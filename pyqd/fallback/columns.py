@@ -8,18 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyqd.fallback.checksums import values as checksums_of
-from pyqd.fallback.records import (
-    CHECKED_FROM,
-    FLAGS_REFUSED,
-    HEADER_BYTES,
-    LOST,
-    ORDINAL_MASK,
-    Header,
-    body_bytes,
-    damaged_at,
-    refused_at,
-    spans,
-)
+from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, LOST, ORDINAL_MASK, REFUSED, Header, body_bytes, spans
 from pyqd.primitives.durations import MICROSECOND_NS
 
 ID_BYTES: Final = 16
@@ -66,11 +55,11 @@ def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: b
         _, _, position, _, _, _, flags, _, _ = header
         if not is_sound:
             if not skip_damaged:
-                raise ValueError(damaged_at(at))
+                raise ValueError(f"the checksum of the record at offset {at} is wrong")
             lost, damaged, expected = lost + 1, damaged + 1, expected + 1
             continue
-        if flags & FLAGS_REFUSED:
-            raise ValueError(refused_at(at, flags))
+        if flags & REFUSED:
+            raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")
         if position < expected:
             if skip_damaged:
                 break

@@ -16,8 +16,8 @@ ORDINAL_BITS: Final = 48
 ORDINAL_MASK: Final = (1 << ORDINAL_BITS) - 1
 
 LOST: Final = 1
-# Of later formats: a reader that does not know one of these flags refuses the record.
-FLAGS_REFUSED: Final = 0xFF00
+# Flags of later formats: a reader that does not know one refuses the record.
+REFUSED: Final = 0xFF00
 
 CHECKED_FROM: Final = 8
 WORD_BYTES: Final = 8
@@ -66,9 +66,9 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
         end = at + HEADER_BYTES + size
         is_sound = crc32c is None or crc32c(view[at + CHECKED_FROM : end], size) == checksum
         if not is_sound or body_bytes(header) <= 0:
-            raise ValueError(damaged_at(at))
-        if flags & FLAGS_REFUSED:
-            raise ValueError(refused_at(at, flags))
+            raise ValueError(f"the checksum of the record at offset {at} is wrong")
+        if flags & REFUSED:
+            raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")
         if not flags & LOST:
             yield Record(position, b"%016x" % guid, timestamp_ns, due_ns, data[end - body_bytes(header) : end])
     if cut is not None:
@@ -78,14 +78,6 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
 def body_bytes(header: Header) -> int:
     """Return the size of a record's body, which its properties precede."""
     return header[0] - WORD_BYTES * header[7]
-
-
-def damaged_at(at: int) -> str:
-    return f"the checksum of the record at offset {at} is wrong"
-
-
-def refused_at(at: int, flags: int) -> str:
-    return f"the record at offset {at} has flags of a later format: {flags:#x}"
 
 
 def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:
