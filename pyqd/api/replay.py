@@ -10,6 +10,7 @@ from pyqd.api.http_params import existing_channel, number, refusing, requested_t
 from pyqd.api.rights import CHANNEL, CONSUME, TOPIC
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
+from pyqd.fallback.records import FORMAT
 from pyqd.hot.primitives.clock import wall
 from pyqd.http.messages import OCTETS, Handler, HttpError, Request, Response, Route, json_response
 from pyqd.http.query import UrlQuery
@@ -58,7 +59,7 @@ class ReplayRoutes:
         bytes_max = min(number(query, "max_bytes", RANGE_BYTES, 1, digits_max=18), RANGE_BYTES_MAX)
         found = replay.read_range(topic, place, stop, bytes_max, yield_to_loop)
         headers = (
-            ("X-Pyqd-Format", str(replay.FORMAT)),
+            ("X-Pyqd-Format", str(FORMAT)),
             ("X-Pyqd-Node", self.broker.node_name),
             ("X-Pyqd-Created", str(topic.created_ns)),
             ("X-Pyqd-From", str(found.first)),

@@ -14,8 +14,9 @@ from pyqd.api.http_params import FLAG, number, refusing, requested_topic
 from pyqd.api.rights import ADMIN, CONSUME, STATUS, TOPIC
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
-from pyqd.broker.tracing import FORMAT, BlockPage, TraceSetting
+from pyqd.broker.tracing import BlockPage, TraceSetting
 from pyqd.config.options import TRACE_BODY_BYTES_MAX, parse_rate
+from pyqd.fallback.records import FORMAT
 from pyqd.http.messages import OCTETS, HttpError, Request, Response, Route, json_response
 from pyqd.net.loop_driver import yield_to_loop
 

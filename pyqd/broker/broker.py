@@ -39,9 +39,7 @@ DISCARDED_DIRECTORY = "discarded"
 JOURNAL_DIRECTORY = "journal"
 NODE_FILE = "node.json"
 PROBE_FILE = "probe"
-NODE_FORMAT = 3
-# While there may be a journal, whose content an earlier version would lose.
-NODE_FORMAT_WITH_JOURNAL = 4
+NODE_FORMAT = 5
 EPOCH_MAX = 1 << 16
 # Each log goes on above the highest epoch that it has.
 EPOCH_UNKNOWN = 0
@@ -65,16 +63,14 @@ def run_now(job: Job, done: Done) -> None:
 
 def later_format(path: str, found: object) -> StartupError:
     """Return why a data directory cannot be read."""
-    return StartupError(
-        f"{path} was written by a later pyqd - format {found}; this pyqd reads {NODE_FORMAT_WITH_JOURNAL}"
-    )
+    return StartupError(f"{path} was written by a later pyqd - format {found}; this pyqd reads {NODE_FORMAT}")
 
 
 def earlier_format(path: str, found: int) -> StartupError:
     """Return why a data directory of a build before the first release cannot be read, and what to do."""
     return StartupError(
-        f"{path} was written by an unreleased pyqd - format {found}; this pyqd reads {NODE_FORMAT} and"
-        f" {NODE_FORMAT_WITH_JOURNAL}: export the directory with that build (pyqd export), and import that"
+        f"{path} was written by an unreleased pyqd - format {found}; this pyqd reads {NODE_FORMAT}:"
+        " export the directory with that build (pyqd export), and import that"
     )
 
 
@@ -88,7 +84,7 @@ def read_node(files: Files, path: str) -> dict[str, Any] | None:
     try:
         node = json.loads(files.read(path))
         found = node["format"]
-        if isinstance(found, int) and found > NODE_FORMAT_WITH_JOURNAL:
+        if isinstance(found, int) and found > NODE_FORMAT:
             raise later_format(path, found)
         if isinstance(found, int) and 0 < found < NODE_FORMAT:
             raise earlier_format(path, found)
@@ -304,7 +300,7 @@ class Broker:
             self.files.remove_tree(self.journal.directory)
             return
         self.redo = Redo(self.files, self.journal.directory)
-        self.journal.keep_former(self.redo.former, self.redo.latest_created_ns)
+        self.journal.keep_former(self.redo.former, self.redo.latest_created_ns, self.redo.commit_number)
 
     def take_journaled(
         self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool
@@ -354,7 +350,7 @@ class Broker:
         """
         path = os.path.join(self.root, NODE_FILE)
         boot = read_boot_id(self.files)
-        node: dict[str, Any] = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
+        node: dict[str, Any] = {"format": NODE_FORMAT, "epoch": 0, "term": 0, "boot": boot, "clean": True}
         if self.files.exists(path):
             node = read_node(self.files, path) or {**node, "epoch": EPOCH_UNKNOWN, "boot": "", "clean": False}
             self.names_durable = node["clean"]
@@ -384,8 +380,6 @@ class Broker:
     def write_node(self, **changed: Any) -> None:
         """Write the description of the data directory, durably. Raises: StorageError."""
         self.node.update(changed)
-        has_journal = not self.node["clean"] and (self.journals() or self.files.exists(self.journal.directory))
-        self.node["format"] = NODE_FORMAT_WITH_JOURNAL if has_journal else NODE_FORMAT
         path = os.path.join(self.root, NODE_FILE)
         content = json.dumps(self.node).encode()
         try:

@@ -286,7 +286,7 @@ class Importer:
         report.moved_to = target
         plan = {"originals": originals, "target": target, "report": report.text()}
         self.files.write(os.path.join(self.importing, PLAN_FILE), json.dumps(plan).encode())
-        node = {"format": NODE_FORMAT, "epoch": 0, "boot": read_boot_id(self.files), "clean": True}
+        node = {"format": NODE_FORMAT, "epoch": 0, "term": 0, "boot": read_boot_id(self.files), "clean": True}
         self.files.write(os.path.join(self.importing, NODE_FILE), json.dumps(node).encode())
         self.files.sync_directory(self.importing)
 

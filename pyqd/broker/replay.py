@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.owners import OwningBroker
 from pyqd.broker.topic import Topic
+from pyqd.fallback.records import FORMAT
 from pyqd.hot.broker.replay import seek, seek_effect, seek_reach, seek_target
 from pyqd.hot.diskqueue.presence import Presence
 from pyqd.primitives.timestamps import parse_timestamp
 
-FORMAT: Final = 1
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 POSITION_MAX: Final = 2**64 - 1

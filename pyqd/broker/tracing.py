@@ -36,7 +36,6 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, 
 
 TRACE_DIRECTORY: Final = "trace"
 OPEN_FILE: Final = "open"
-FORMAT: Final = 1
 # Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
 EVENT_BYTES: Final = 16
 # Of a page, as their headers are read on the loop. A reader that has caught up seals a small block with each poll.

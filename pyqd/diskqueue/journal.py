@@ -96,6 +96,7 @@ class Journal:
         # Files of an earlier run with their generations; they count until everything was synced once.
         self._former: list[tuple[int, str]] = []
         self._generation = 0
+        self._commits = 0
         self._offset = 0
         self._last_number = 0
         self._file_count = 0
@@ -109,10 +110,11 @@ class Journal:
         # A write has failed: commits are refused until everything was synced otherwise.
         self._failed = False
 
-    def keep_former(self, former: list[tuple[int, str]], latest_created_ns: int) -> None:
+    def keep_former(self, former: list[tuple[int, str]], latest_created_ns: int, commit_number: int) -> None:
         """Keep the files of an earlier run until the first sync. former: generation and path, in order."""
         self._former = former
         self.latest_created_ns = latest_created_ns
+        self._commits = commit_number
         self._generation = max((generation for generation, _ in former), default=0)
         numbers = [int(os.path.basename(path)) for _, path in former]
         self._last_number = max(numbers, default=0)
@@ -155,11 +157,9 @@ class Journal:
         generation, file = self._used[-1]
         assert self._busy is None, "two commits at a time"
         self._busy = file
-        place = CommitPlace(
-            file,
-            self._offset,
-            self._commit.finish(generation, self.oldest, self._offset, self.latest_created_ns),
-        )
+        self._commits += 1
+        content = self._commit.finish(generation, self.oldest, self._offset, self.latest_created_ns, self._commits)
+        place = CommitPlace(file, self._offset, content)
         self._offset += size_bytes
         return place
 

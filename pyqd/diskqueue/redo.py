@@ -41,8 +41,8 @@ from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 
 READ_AT_ONCE_BYTES = 1 << 20
 
-_HEADER = struct.Struct("<QIIQQQQq")
-_ENTRY = struct.Struct("<IHH7Q")
+_HEADER = struct.Struct("<QIIQQQQqQ")
+_ENTRY = struct.Struct("<IHBB7Q")
 # A topic's state begins with the field that distinguishes it from earlier topics of its name.
 _IDENTITY = struct.Struct("<q")
 
@@ -55,6 +55,7 @@ class Commit(NamedTuple):
     generation: int
     oldest: int
     latest_created_ns: int
+    number: int
     start: int
     entries: bytes
 
@@ -101,7 +102,7 @@ def read_used(files: Files, path: str) -> bytes:
             break
         content += part
         while at + HEADER_SIZE <= len(content):
-            magic, _, _, found, _, offset, size, _ = _HEADER.unpack_from(content, at)
+            magic, _, _, found, _, offset, size, *_ = _HEADER.unpack_from(content, at)
             if magic != FORMAT_MAGIC or offset != at or size < HEADER_SIZE or generation not in (0, found):
                 return bytes(content)
             generation = found
@@ -118,7 +119,7 @@ def commits_in(content: bytes, path: str) -> Iterator[Commit]:
     """Yield the commits of one use of a file. Raises: LaterFormatError."""
     at, generation = 0, 0
     while at + HEADER_SIZE <= len(content):
-        magic, version, checksum, found, oldest, offset, size, created = _HEADER.unpack_from(content, at)
+        magic, version, checksum, found, oldest, offset, size, created, number = _HEADER.unpack_from(content, at)
         if magic != FORMAT_MAGIC or offset != at or not HEADER_SIZE <= size <= len(content) - at:
             return
         # The version too: if only that is damaged, the checksum tells the right one.
@@ -128,20 +129,22 @@ def commits_in(content: bytes, path: str) -> Iterator[Commit]:
         if generation not in (0, found) or not is_sound:
             return
         generation = found
-        yield Commit(found, oldest, created, at + HEADER_SIZE, content[at + HEADER_SIZE : at + size])
+        yield Commit(found, oldest, created, number, at + HEADER_SIZE, content[at + HEADER_SIZE : at + size])
         at += blocks_of(size)
 
 
 def entries_of(commit: Commit, path: str) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of a commit, each with its topic's name. path: the file of the journal."""
+    """Yield the entries of a commit, each with its topic's name. path: of the journal. Raises: LaterFormatError."""
     at = 0
     while at < len(commit.entries):
-        size, name_bytes, state_bytes, *numbers = _ENTRY.unpack_from(commit.entries, at)
+        size, name_bytes, state_words, kind, *numbers = _ENTRY.unpack_from(commit.entries, at)
+        if kind != 0:
+            raise LaterFormatError(path, commit.start + at + 7, f"journal entry of kind {kind}; this pyqd reads kind 0")
         name_at = at + ENTRY_SIZE
         state_at = name_at + -(-name_bytes // 8) * 8
-        data_at = state_at + -(-state_bytes // 8) * 8
+        data_at = state_at + 8 * state_words
         name = commit.entries[name_at : name_at + name_bytes].decode()
-        state = commit.entries[state_at : state_at + state_bytes]
+        state = commit.entries[state_at:data_at]
         # mypy counts the numbers as one: there are seven.
         yield name, Entry(state, *numbers, path, commit.start + data_at)  # type: ignore[call-arg]
         at += size
@@ -156,6 +159,7 @@ class Content(NamedTuple):
     generation: int
     oldest: int
     latest_created_ns: int
+    last_number: int
     path: str
     entries: list[tuple[str, Entry]]
     unreadable: bool
@@ -163,15 +167,15 @@ class Content(NamedTuple):
 
 def content_of(files: Files, path: str) -> Content:
     """Read a file of the journal. Memory: that of one file, as there may be many. Raises: StorageError."""
-    generation = oldest = latest_created_ns = 0
+    generation = oldest = latest_created_ns = last_number = 0
     entries: list[tuple[str, Entry]] = []
     content = read_used(files, path)
     for commit in commits_in(content, path):
-        generation, oldest = commit.generation, commit.oldest
+        generation, oldest, last_number = commit.generation, commit.oldest, commit.number
         latest_created_ns = max(latest_created_ns, commit.latest_created_ns)
         entries += entries_of(commit, path)
     unreadable = not content and files.size_of(path) > 0
-    return Content(generation, oldest, latest_created_ns, path, entries, unreadable)
+    return Content(generation, oldest, latest_created_ns, last_number, path, entries, unreadable)
 
 
 class JournaledTopic:
@@ -318,6 +322,7 @@ class Redo:
         # Generation and path of the files that count, in order.
         self.former: list[tuple[int, str]] = []
         self.latest_created_ns = 0
+        self.commit_number = 0
         self._entries_of: dict[str, list[Entry]] = {}
         self._read(directory)
 
@@ -347,6 +352,7 @@ class Redo:
                 continue
             self.former.append((content.generation, content.path))
             self.latest_created_ns = max(self.latest_created_ns, content.latest_created_ns)
+            self.commit_number = max(self.commit_number, content.last_number)
             for name, entry in content.entries:
                 self._entries_of.setdefault(name, []).append(entry)
 

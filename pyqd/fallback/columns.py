@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyqd.fallback.checksums import values as checksums_of
-from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, LOST, ORDINAL_MASK, Header, spans
+from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, LOST, ORDINAL_MASK, REFUSED, Header, body_bytes, spans
 from pyqd.primitives.durations import MICROSECOND_NS
 
 ID_BYTES: Final = 16
@@ -36,15 +36,14 @@ class Columns:
     dues_us: bytes
     due_bits: bytes
     due_count: int
-    attempts: bytes
 
 
 def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: bool = False) -> Columns:
     """Decode the body of an answer of GET /topic/log.
 
     expected: the requested position. with_bodies: fill `bodies`. skip_damaged: count damaged records as lost, and stop
-    if the start of the next record is unknown. Raises: ValueError if the data end within a record, a checksum is wrong,
-    or positions do not grow.
+    if the start of the next record is unknown. Raises: ValueError if a record has flags that a reader must know, and
+    without skip_damaged if the data end within a record, a checksum is wrong, or positions do not grow.
     """
     found, cut = spans(data)
     if cut is not None and not skip_damaged:
@@ -53,37 +52,33 @@ def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: b
     rows: list[tuple[int, Header]] = []
     lost = damaged = 0
     for (at, header), is_sound in zip(found, sound, strict=True):
-        _, _, position, _, _, _, _, flags, _, _ = header
+        _, _, position, _, _, _, flags, _, _ = header
         if not is_sound:
             if not skip_damaged:
                 raise ValueError(f"the checksum of the record at offset {at} is wrong")
             lost, damaged, expected = lost + 1, damaged + 1, expected + 1
             continue
-        if flags & ~LOST or position < expected:
+        if flags & REFUSED:
+            raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")
+        if position < expected:
             if skip_damaged:
                 break
-            wrong = f"has flags of a later format: {flags:#x}" if flags & ~LOST else "is one of those before it again"
-            raise ValueError(f"the record at offset {at} {wrong}")
-        lost += max(0, (position & ORDINAL_MASK) - (expected & ORDINAL_MASK)) + bool(flags)
+            raise ValueError(f"the record at offset {at} is one of those before it again")
+        lost += max(0, (position & ORDINAL_MASK) - (expected & ORDINAL_MASK)) + (flags & LOST)
         expected = position + 1
-        if not flags:
+        if not flags & LOST:
             rows.append((at, header))
     return columns_of(data, rows, with_bodies, lost, damaged, expected)
 
 
 def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
-    """Return for each record whether its checksum is right. The attempts noted by a delivery count as 0 in the
-    checksum.
-    """
-    if any(header[8] for _, header in found):
-        whole = bytearray(data)
-        for at, _ in found:
-            whole[at + 44 : at + 46] = b"\0\0"
-        data = bytes(whole)
+    """Return for each record whether its checksum is right and its properties leave a body."""
     starts = [at + CHECKED_FROM for at, _ in found]
     sizes = [header[0] + HEADER_BYTES - CHECKED_FROM for _, header in found]
     right = checksums_of(data, starts, sizes, [header[0] for _, header in found])
-    return [header[1] == checksum for (_, header), checksum in zip(found, right, strict=True)]
+    return [
+        header[1] == checksum and body_bytes(header) > 0 for (_, header), checksum in zip(found, right, strict=True)
+    ]
 
 
 def columns_of(
@@ -92,21 +87,21 @@ def columns_of(
     body_offsets = array("i", [0])
     end = 0
     for _, header in rows:
-        end += header[0]
+        end += body_bytes(header)
         body_offsets.append(end)
     dues = [header[5] for _, header in rows]
     bits = bytearray((len(rows) + 7) // 8)
     for row, due_ns in enumerate(dues):
         if due_ns:
             bits[row >> 3] |= 1 << (row & 7)
-    starts = [at + HEADER_BYTES for at, _ in rows]
+    ends = [at + HEADER_BYTES + header[0] for at, header in rows]
     return Columns(
         rows=len(rows),
         lost=lost,
         damaged=damaged,
         following=following,
         body_offsets=body_offsets.tobytes() if with_bodies else None,
-        bodies=b"".join([data[at : at + row[1][0]] for at, row in zip(starts, rows, strict=True)])
+        bodies=b"".join([data[end - body_bytes(header) : end] for end, (_, header) in zip(ends, rows, strict=True)])
         if with_bodies
         else None,
         id_offsets=array("i", range(0, (len(rows) + 1) * ID_BYTES, ID_BYTES)).tobytes(),
@@ -117,5 +112,4 @@ def columns_of(
         dues_us=array("q", [due_ns // MICROSECOND_NS for due_ns in dues]).tobytes(),
         due_bits=bytes(bits),
         due_count=sum(map(bool, dues)),
-        attempts=array("i", [max(header[6], header[8]) for _, header in rows]).tobytes(),
     )

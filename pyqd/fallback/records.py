@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 HEADER_BYTES: Final = 48
 ALIGN_BYTES: Final = 8
 # Of a position; the rest is the epoch.
@@ -16,10 +16,14 @@ ORDINAL_BITS: Final = 48
 ORDINAL_MASK: Final = (1 << ORDINAL_BITS) - 1
 
 LOST: Final = 1
+# Flags of later formats: a reader that does not know one refuses the record.
+REFUSED: Final = 0xFF00
 
 CHECKED_FROM: Final = 8
+WORD_BYTES: Final = 8
 
-_HEADER = struct.Struct("<IIQQqqHHHH")
+# Size, checksum, position, id, timestamp, due time, flags, words of properties, key hash.
+_HEADER = struct.Struct("<IIQQqqHHI")
 
 assert _HEADER.size == HEADER_BYTES
 
@@ -57,16 +61,23 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
     crc32c = checksum_function() if verify else None
     found, cut = spans(data)
     view = memoryview(data)
-    for at, (size, checksum, position, guid, timestamp_ns, due_ns, _, flags, _, _) in found:
-        body_at = at + HEADER_BYTES
-        if crc32c is not None and crc32c(view[at + CHECKED_FROM : body_at + size], size) != checksum:
+    for at, header in found:
+        size, checksum, position, guid, timestamp_ns, due_ns, flags, _, _ = header
+        end = at + HEADER_BYTES + size
+        is_sound = crc32c is None or crc32c(view[at + CHECKED_FROM : end], size) == checksum
+        if not is_sound or body_bytes(header) <= 0:
             raise ValueError(f"the checksum of the record at offset {at} is wrong")
-        if flags & ~LOST:
+        if flags & REFUSED:
             raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")
-        if not flags:
-            yield Record(position, b"%016x" % guid, timestamp_ns, due_ns, data[body_at : body_at + size])
+        if not flags & LOST:
+            yield Record(position, b"%016x" % guid, timestamp_ns, due_ns, data[end - body_bytes(header) : end])
     if cut is not None:
         raise ValueError(cut)
+
+
+def body_bytes(header: Header) -> int:
+    """Return the size of a record's body, which its properties precede."""
+    return header[0] - WORD_BYTES * header[7]
 
 
 def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:

@@ -55,7 +55,7 @@ from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.diskqueue.presence cimport Presence
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport Record, record_body, record_ordinal
+from pyqd.hot.wire.record cimport Record, record_body, record_body_bytes, record_ordinal
 from pyqd.hot.wire.trace_events cimport FINISHED, REASON_EMPTIED, REASON_EPHEMERAL, TOUCHED
 
 from pyqd.primitives.errors import StorageError
@@ -605,7 +605,7 @@ cdef class ChannelCore(Scheduled):
         self.cursor.save_place()
         self.set_next_timer(mono_ns())
         return (delivery.record.guid, delivery.attempts, delivery.record.timestamp_ns,
-                record_body(delivery.record)[:delivery.record.size_bytes])
+                record_body(delivery.record)[:record_body_bytes(delivery.record)])
 
     def finish_message(self, Consumer consumer not None, uint64_t guid):
         """FIN from Python. Returns: an Answer: 0 done, 1 not in flight, 2 not the owner.

@@ -29,7 +29,7 @@ from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport record_body, record_ordinal
+from pyqd.hot.wire.record cimport record_body, record_body_bytes, record_ordinal
 from pyqd.hot.wire.trace_events cimport DEAD_LETTERED, REASON_ATTEMPTS
 
 from pyqd.primitives.errors import StorageError
@@ -141,7 +141,7 @@ cdef class DeadLetterPolicy:
         # Finishing the message must not fail any more.
         self.deferral.cursor.ledger.reach(record_ordinal(record))
         topic.published_by(None)
-        letter = topic.publish_body(record_body(record)[:record.size_bytes], wall_ns())
+        letter = topic.publish_body(record_body(record)[:record_body_bytes(record)], wall_ns())
         if self.trace is not None:
             self.trace.note(DEAD_LETTERED, guid, entry.attempts, REASON_ATTEMPTS, None, wall_ns())
         entry = self.pending.pop()

@@ -175,7 +175,7 @@ cdef class Deferral:
         """
         assert record_ordinal(record) >= self.cursor.ordinal(), "the record was handed out"
         assert not self.cursor.is_overridden(record_ordinal(record)), "the record waits already"
-        self.defer(record, record.attempts, due_ns, NO_NOTE)
+        self.defer(record, 0, due_ns, NO_NOTE)
         return self.add_overridden(record_ordinal(record))
 
     cdef int add_overridden(self, uint64_t ordinal) except -1:

@@ -25,7 +25,7 @@ from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.notefiles cimport NOTE_DELIVERED
 from pyqd.hot.diskqueue.notes cimport NO_NOTE
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport record_body, record_ordinal
+from pyqd.hot.wire.record cimport record_body, record_body_bytes, record_ordinal
 from pyqd.hot.wire.trace_events cimport REASON_COPY, REASON_SAMPLED
 
 from pyqd.primitives.errors import StorageError
@@ -249,8 +249,9 @@ cdef class Dispatcher:
         cdef const Record* other = self.slots.slots[self.slots.find(entry.record.guid)].record
         debug_require(self.slots.find(entry.record.guid) >= 0)
         return (
-            entry.record.timestamp_ns == other.timestamp_ns and entry.record.size_bytes == other.size_bytes
-            and memcmp(record_body(entry.record), record_body(other), other.size_bytes) == 0)
+            entry.record.timestamp_ns == other.timestamp_ns
+            and record_body_bytes(entry.record) == record_body_bytes(other)
+            and memcmp(record_body(entry.record), record_body(other), record_body_bytes(other)) == 0)
 
     cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1:
         """Finish a message that was taken and is delivered to no client. reason: for its trace.

@@ -49,6 +49,7 @@ from pyqd.hot.wire.record cimport (
     Record,
     ordinal_after,
     record_body,
+    record_body_bytes,
     record_ordinal,
     record_span,
     record_verdict,
@@ -69,10 +70,10 @@ cdef uint64_t NOTES_FROM = <uint64_t> 1 << 62
 
 cdef tuple row_of(const Record* record, uint64_t attempts, int64_t due_ns, uint64_t body_bytes_max):
     """Return (id, timestamp, attempts, size, position, due time, body)."""
-    cdef uint64_t shown = min(<uint64_t> record.size_bytes, body_bytes_max)
-    assert record.size_bytes != 0, "no message is empty"
-    return (record.guid, record.timestamp_ns, attempts, record.size_bytes, record.seq, due_ns,
-            record_body(record)[:shown])
+    cdef uint64_t size_bytes = record_body_bytes(record)
+    assert size_bytes != 0, "no message is empty"
+    return (record.guid, record.timestamp_ns, attempts, size_bytes, record.seq, due_ns,
+            record_body(record)[:min(size_bytes, body_bytes_max)])
 
 
 def run_of(ChannelCore channel not None):
@@ -96,7 +97,7 @@ def waiting_page(
     while number < end and <uint64_t> len(rows) < count_max and free_bytes:
         entry = ring.at(number)
         rows.append(row_of(entry.record, entry.attempts, entry.record.due_ns, body_bytes_max))
-        free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
+        free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> record_body_bytes(entry.record)))
         number += 1
     return rows, number, number >= end
 
@@ -122,7 +123,7 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
             rows.append(row_of(held.record, held.attempts, held.record.due_ns, body_bytes_max) + (
                 client_of(channel, held.consumer), held.delivered_ns + since_mono_ns,
                 channel.slots.deadline_of(at) + since_mono_ns))
-            free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
+            free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> record_body_bytes(held.record)))
         at += 1
     assert at <= channel.slots.capacity
     return rows, at, at >= channel.slots.capacity
@@ -412,7 +413,7 @@ cdef class QueueWalk:
                     <const char*> record, segment.tail - (<const char*> record - segment.base), record.seq
             ) == RECORD_VALID:
                 self.rows.append(row_of(record, 0, record.due_ns, body_bytes_max))
-                self.free_bytes -= min(self.free_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
+                self.free_bytes -= min(self.free_bytes, min(body_bytes_max, <uint64_t> record_body_bytes(record)))
                 if <uint64_t> len(self.rows) == count_max or self.free_bytes == 0:
                     self.ordinal = ordinal
                     return True

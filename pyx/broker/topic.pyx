@@ -230,7 +230,8 @@ cdef class TopicCore(Scheduled):
         kept.last_guid = self.state.last_guid
         kept.message_count = self.state.message_count
         kept.message_bytes = self.state.message_bytes
-        return commit.add(self.log, name, &kept, sizeof(JournaledState))
+        kept.producers_below = self.state.producers_below
+        return commit.add(self.log, name, &kept, sizeof(JournaledState) // 8)
 
     cdef uint64_t held_count(self) noexcept:
         debug_require(self.readable.end <= self.log.end)
@@ -259,7 +260,7 @@ cdef class TopicCore(Scheduled):
             self.readable.dues.append(
                 self.log.next_seq(), due_ns, note_place(self.log.active.number, self.log.active.tail))
         store_barrier()
-        at = self.log.append(self.guids.last_id, now_ns, due_ns, 0, body, body_bytes)
+        at = self.log.append(self.guids.last_id, now_ns, due_ns, body, body_bytes)
         # Not before: a start takes a record that was counted and is not there for lost.
         store_barrier()
         self.state.message_count += 1
@@ -439,7 +440,7 @@ cdef class TopicCore(Scheduled):
                 if due_ns != 0:
                     self.readable.dues.append(
                         self.log.batch.seq, due_ns, note_place(self.log.active.number, self.log.batch.tail))
-                self.log.batch.append(guid, batch.now_ns, due_ns, 0, at, size)
+                self.log.batch.append(guid, batch.now_ns, due_ns, at, size)
             batch.body_bytes += size
             batch.at = at + size + batch.gap_bytes
             batch.done += 1

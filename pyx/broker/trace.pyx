@@ -40,7 +40,7 @@ from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport NS_PER_US, wall_ns
 from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.guid cimport SEQUENCE_BITS, id_after_steps
-from pyqd.hot.wire.record cimport record_body, record_span
+from pyqd.hot.wire.record cimport record_body, record_body_bytes, record_span
 from pyqd.hot.wire.scanner cimport read_be32
 from pyqd.hot.wire.trace_events cimport (
     BLOCK_HEADER_BYTES,
@@ -312,7 +312,7 @@ cdef int put_published(TraceLog log, TracePlace place, const Record* record, bin
     cdef Event* event
     cdef char* body
     cdef uint32_t span = EVENT_BYTES
-    cdef uint32_t kept_bytes = min(record.size_bytes, place.body_bytes)
+    cdef uint32_t kept_bytes = min(record_body_bytes(record), place.body_bytes)
     cdef bint with_set = is_stored and len(place.members) != 0
     debug_require(record.size_bytes != 0)
     if record.due_ns != 0:
@@ -320,7 +320,7 @@ cdef int put_published(TraceLog log, TracePlace place, const Record* record, bin
     span += <uint32_t> padded(kept_bytes)
     log.prepare(place, place.publisher, record.timestamp_ns, span, with_set)
     event = <Event*> (log.block + log.tail)
-    event[0] = Event(kind=PUBLISHED, flags=0, attempt=0, value=record.size_bytes, guid=record.guid)
+    event[0] = Event(kind=PUBLISHED, flags=0, attempt=0, value=record_body_bytes(record), guid=record.guid)
     body = <char*> (event + 1)
     if record.due_ns != 0:
         event.flags |= HAS_DUE
@@ -608,8 +608,7 @@ cdef class TraceLog:
         block[0] = BlockHeader(
             version=BLOCK_VERSION, node_id=self.node_id, row_count=self.row_count,
             first_position=self.header.first_position, dense_from=self.header.dense_from, sealed_ns=wall_ns())
-        self.log.append(
-            <uint64_t> self.header.first_position, self.header.started_ns, 0, 0, self.block, self.tail)
+        self.log.append(<uint64_t> self.header.first_position, self.header.started_ns, 0, self.block, self.tail)
         return 0
 
     cdef int tell(self, TracePlace place) noexcept:
@@ -653,7 +652,7 @@ cdef tuple end_of(Log log):
     while ordinal > log.first.first_ordinal:
         ordinal -= 1
         # Records that stand for destroyed ones are left out.
-        for _, _, _, _, _, body in log.records(ordinal):
+        for *_, body in log.records(ordinal):
             header = <const BlockHeader*> PyBytes_AS_STRING(body)
             if len(body) >= BLOCK_HEADER_BYTES and header.version == BLOCK_VERSION:
                 return header.first_position + header.row_count, header.dense_from

@@ -109,8 +109,7 @@ cdef class BatchWriter:
         return True
 
     cdef char* append(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes,
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes,
     ) except NULL:
         """Append one record to the open batch.
 
@@ -123,11 +122,11 @@ cdef class BatchWriter:
         assert self.is_open and body_bytes > 0
         if self.is_staged:
             if span <= STAGED_RECORD_MAX:
-                return self.append_staged(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
-            return self.append_large(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+                return self.append_staged(guid, timestamp_ns, due_ns, body, body_bytes)
+            return self.append_large(guid, timestamp_ns, due_ns, body, body_bytes)
         assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         at = self.segment.base + self.tail
-        word = record_fill(at, self.seq, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+        word = record_fill(at, self.seq, guid, timestamp_ns, due_ns, body, body_bytes)
         if self.segment.capacity_bytes - self.tail > span:
             # A record of a batch that a kill tore may follow, and have the sequence number that comes next.
             store_word(at + span, 0)
@@ -135,8 +134,7 @@ cdef class BatchWriter:
         return at
 
     cdef char* append_staged(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes,
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes,
     ) except NULL:
         """Append a record of at most STAGED_RECORD_MAX bytes to a staged batch. Returns, raises: as `append`."""
         cdef uint64_t span = record_span(body_bytes)
@@ -145,14 +143,13 @@ cdef class BatchWriter:
         cdef uint64_t word
         assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         staged = staging.take(span)
-        word = record_fill(staged, self.seq, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+        word = record_fill(staged, self.seq, guid, timestamp_ns, due_ns, body, body_bytes)
         self.count(at, staged, word, span)
         self.staged_bytes += span
         return at
 
     cdef char* append_large(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes,
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes,
     ) except NULL:
         """Append a record of any size to a staged batch. Returns, raises: as `append`."""
         cdef uint64_t span = record_span(body_bytes)
@@ -161,7 +158,7 @@ cdef class BatchWriter:
         cdef Record header
         cdef uint64_t word
         assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
-        header_fill(&header, self.seq, guid, timestamp_ns, due_ns, attempts)
+        header_fill(&header, self.seq, guid, timestamp_ns, due_ns)
         word = body_bytes | <uint64_t> checksum_of(&header, body, body_bytes) << 32
         self.count(at, <char*> &header, word, span)
         memcpy(staging.take(RECORD_HEADER_BYTES), &header, RECORD_HEADER_BYTES)
@@ -186,9 +183,9 @@ cdef class BatchWriter:
             at += gap_bytes
             size = <uint32_t> read_be32(at)
             if self.is_staged and record_span(size) <= STAGED_RECORD_MAX:
-                self.append_staged(guids.next_id(now_ns), now_ns, 0, 0, at + sizeof(uint32_t), size)
+                self.append_staged(guids.next_id(now_ns), now_ns, 0, at + sizeof(uint32_t), size)
             else:
-                self.append(guids.next_id(now_ns), now_ns, 0, 0, at + sizeof(uint32_t), size)
+                self.append(guids.next_id(now_ns), now_ns, 0, at + sizeof(uint32_t), size)
             at += sizeof(uint32_t) + size
         return at
 

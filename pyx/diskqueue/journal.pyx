@@ -127,7 +127,7 @@ cdef class CommitBuffer:
         self.used += span
         return 0
 
-    cdef bint add(self, Log log, bytes name, const void* state, uint16_t state_bytes) except -1:
+    cdef bint add(self, Log log, bytes name, const void* state, uint8_t state_words) except -1:
         """Add the new bytes of a log since the last commit. state: the restorable state of its topic.
 
         Returns: False if the commit would be too large; nothing was added then. Cost: O(bytes).
@@ -139,7 +139,7 @@ cdef class CommitBuffer:
         if segment.first_ordinal > log.synced_end:
             segment = log.segment_of(log.synced_end)
         while segment is not None:
-            if not self.add_segment(log, segment, name, state, state_bytes):
+            if not self.add_segment(log, segment, name, state, state_words):
                 self.used = used
                 del self.owners[2 * entries:]
                 self.entry_count = entries
@@ -148,7 +148,7 @@ cdef class CommitBuffer:
         return True
 
     cdef bint add_segment(
-        self, Log log, Segment segment, bytes name, const void* state, uint16_t state_bytes,
+        self, Log log, Segment segment, bytes name, const void* state, uint8_t state_words,
     ) except -1:
         """Add the new bytes of a segment. Returns: as `add`."""
         cdef EntryHeader* entry
@@ -160,7 +160,7 @@ cdef class CommitBuffer:
         if segment.tail <= max(start, <uint64_t> SEGMENT_HEADER_BYTES) or segment.mapping.path is None:
             return True
         assert start <= segment.tail <= segment.file_bytes, "more is durable than was appended"
-        span = sizeof(EntryHeader) + padded(len(name)) + padded(state_bytes) + padded(segment.tail - start)
+        span = sizeof(EntryHeader) + padded(len(name)) + 8 * state_words + padded(segment.tail - start)
         if not self.reserve(span):
             return False
         if segment.file_number == 0 and not note_name(segment):
@@ -168,7 +168,8 @@ cdef class CommitBuffer:
         entry = <EntryHeader*> (self.base + at)
         entry.size_bytes = <uint32_t> span
         entry.name_bytes = <uint16_t> len(name)
-        entry.state_bytes = state_bytes
+        entry.state_words = state_words
+        entry.kind = 0
         entry.file_number = segment.file_number
         entry.segment_number = segment.number
         entry.first_seq = segment.header().first_seq
@@ -178,7 +179,7 @@ cdef class CommitBuffer:
         entry.length = segment.tail - start
         self.used += sizeof(EntryHeader)
         self.put(PyBytes_AS_STRING(name), len(name))
-        self.put(state, state_bytes)
+        self.put(state, 8 * state_words)
         self.put(segment.base + start, segment.tail - start)
         self.reserve_reach()
         self.reaches[self.entry_count] = Reach(segment.number, segment.tail, log.end)
@@ -188,7 +189,8 @@ cdef class CommitBuffer:
         assert self.used == at + span
         return True
 
-    def finish(self, uint64_t generation, uint64_t oldest, uint64_t offset, int64_t latest_created_ns):
+    def finish(self, uint64_t generation, uint64_t oldest, uint64_t offset, int64_t latest_created_ns,
+               uint64_t commit_number):
         """Write the header. Returns: the bytes to write, a view of whole blocks that is valid until `begin`."""
         cdef CommitHeader* header = <CommitHeader*> self.base
         cdef uint64_t whole = (self.used + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
@@ -199,7 +201,7 @@ cdef class CommitBuffer:
         header.generation, header.oldest, header.offset = generation, oldest, offset
         header.size_bytes = self.used
         header.latest_created_ns = latest_created_ns
-        header.reserved = 0
+        header.commit_number = commit_number
         header.checksum = crc32c(JOURNAL_VERSION, self.base + 16, self.used - 16)
         return PyMemoryView_FromMemory(self.base, <Py_ssize_t> whole, READ_ONLY)
 

@@ -107,7 +107,7 @@ cdef uint32_t header_checksum(const LedgerHeader* header) noexcept:
     """Return the checksum of a header, but for the fields that change while it is sealed, and the seal."""
     cdef LedgerHeader copy = header[0]
     copy.cursor_offset = 0
-    copy.requeue_count = copy.timeout_count = copy.finish_count = copy.dead_letter_count = 0
+    copy.requeue_count = copy.timeout_count = copy.finish_count = copy.dead_letter_count = copy.expired_count = 0
     copy.sealed = copy.checksum = 0
     return crc32c(0, &copy, sizeof(LedgerHeader))
 
@@ -260,7 +260,7 @@ cdef class Ledger:
         if header.version > LEDGER_VERSION:
             raise LaterFormatError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
         if header.sealed != 0 and (header.sealed != LEDGER_SEALED or header.checksum != header_checksum(header)):
-            raise CorruptionError(path, 412, "the checksum of the ledger's header is wrong")
+            raise CorruptionError(path, 420, "the checksum of the ledger's header is wrong")
         if (
             header.version != LEDGER_VERSION
             or header.capacity_bits < 64

@@ -40,6 +40,8 @@ from pyqd.hot.wire.record cimport (
     Record,
     ordinal_after,
     ordinals_of,
+    record_body,
+    record_body_bytes,
     record_fill,
     record_ordinal,
     record_span,
@@ -183,8 +185,7 @@ cdef class Log:
         return 0
 
     cdef char* append(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes,
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes,
     ) except NULL:
         """Append one record; its ordinal is `end - 1` afterwards.
 
@@ -202,7 +203,7 @@ cdef class Log:
             assert segment.tail + span <= segment.limit_bytes, "a new segment is too small"
         at = segment.base + segment.tail
         word = record_fill(
-            at, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+            at, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, body, body_bytes)
         if segment.capacity_bytes - segment.tail > span:
             # A record of a batch that a kill tore may follow, and have the sequence number that comes next.
             store_word(at + span, 0)
@@ -544,11 +545,11 @@ cdef class Log:
         assert self.active.tail <= self.active.capacity_bytes
         self.pool.check(self.first)
 
-    def append_message(self, uint64_t guid, bytes body, int64_t timestamp_ns=0, int64_t due_ns=0, uint16_t attempts=0):
+    def append_message(self, uint64_t guid, bytes body, int64_t timestamp_ns=0, int64_t due_ns=0):
         """Append one record from Python (cold paths, tests). Returns: its ordinal. Raises: ValueError, StorageError."""
         if not body:
             raise ValueError("a message has at least one byte")
-        self.append(guid, timestamp_ns, due_ns, attempts, body, <uint32_t> len(body))
+        self.append(guid, timestamp_ns, due_ns, body, <uint32_t> len(body))
         return self.end - 1
 
     def append_batch(self, list messages):
@@ -561,7 +562,7 @@ cdef class Log:
         self.begin_batch(span)
         try:
             for guid, body in messages:
-                self.batch.append(guid, 0, 0, 0, body, <uint32_t> len(body))
+                self.batch.append(guid, 0, 0, body, <uint32_t> len(body))
         except BaseException:
             self.batch.discard()
             raise
@@ -572,7 +573,7 @@ cdef class Log:
         self.trim(floor)
 
     def records(self, start=None):
-        """Yield (ordinal, guid, timestamp_ns, due_ns, attempts, body) from an ordinal, or the oldest, to the end."""
+        """Yield (ordinal, guid, timestamp_ns, due_ns, body) from an ordinal, or the oldest, to the end."""
         cdef Position position = self.locate(self.first.first_ordinal if start is None else start)
         cdef Segment segment = position.segment
         cdef uint64_t offset = position.offset
@@ -584,7 +585,7 @@ cdef class Log:
                 offset += record_span(record.size_bytes)
                 if record.flags & RECORD_LOST:
                     continue
-                yield (record.seq & ORDINAL_MASK, record.guid, record.timestamp_ns, record.due_ns, record.attempts,
-                       (<const char*> record)[48:48 + record.size_bytes])
+                yield (record.seq & ORDINAL_MASK, record.guid, record.timestamp_ns, record.due_ns,
+                       record_body(record)[:record_body_bytes(record)])
             segment = segment.next
             offset = SEGMENT_HEADER_BYTES

@@ -47,6 +47,7 @@ from pyqd.hot.wire.record cimport (
     ORDINAL_BITS,
     ORDINAL_MASK,
     RECORD_HEADER_BYTES,
+    RECORD_LOST,
     ordinal_after,
     ordinals_of,
     record_ordinal,
@@ -85,7 +86,7 @@ cdef int64_t first_timestamp(Segment segment) noexcept:
     """Return the publishing time of a segment's first record, or the segment's creation time if that record is lost."""
     cdef const Record* record = <const Record*> (segment.base + SEGMENT_HEADER_BYTES)
     debug_require(segment.count != 0)
-    return segment.header().created_ns if record.flags != 0 else record.timestamp_ns
+    return segment.header().created_ns if record.flags & RECORD_LOST else record.timestamp_ns
 
 
 cdef uint64_t first_guid(Segment segment) noexcept:
@@ -383,7 +384,7 @@ cdef class LogReader:
                 if record == NULL:
                     break
                 ordinal = record_ordinal(record)
-                if record.timestamp_ns >= time_ns and record.flags == 0:
+                if record.timestamp_ns >= time_ns and not record.flags & RECORD_LOST:
                     return ordinal
                 offset += record_span(record.size_bytes)
                 ordinal = ordinal_after(record)
@@ -470,7 +471,7 @@ cdef class LogReader:
         if offset >= segment.tail:
             return None
         record = record_at(segment, offset, found)
-        return None if record == NULL or record.flags != 0 else record.timestamp_ns
+        return None if record == NULL or record.flags & RECORD_LOST else record.timestamp_ns
 
     def segments(self, uint64_t ordinal=0):
         """Return (first position, records, bytes, created_ns, first timestamp or None) of each segment, in order.

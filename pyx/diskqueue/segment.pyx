@@ -30,6 +30,7 @@ from pyqd.hot.wire.record cimport (
     RECORD_SPAN_MIN,
     RECORD_VALID,
     Record,
+    checksum_of,
     gap_fill,
     load_word,
     ordinals_of,
@@ -58,14 +59,14 @@ def set_check_bytes_for_tests(uint64_t size_bytes):
     return former
 
 
-cdef uint32_t header_checksum(
-    const SegmentHeader* header, uint64_t number, uint32_t version=SEGMENT_VERSION,
-) noexcept:
-    cdef uint64_t[3] parts
-    parts[0] = number
-    parts[1] = header.first_seq
-    parts[2] = <uint64_t> header.created_ns
-    return rewritten_checksum(header, crc32c(version, parts, sizeof(parts)))
+cdef uint32_t header_checksum(const SegmentHeader* header, uint64_t number) noexcept:
+    cdef uint64_t[4] parts
+    # A word of its own: continued from the version, the sum of a later version could be that of a spare of this one.
+    parts[0] = SEGMENT_VERSION
+    parts[1] = number
+    parts[2] = header.first_seq
+    parts[3] = <uint64_t> header.created_ns
+    return rewritten_checksum(header, crc32c(0, parts, sizeof(parts)))
 
 
 cdef uint32_t rewritten_checksum(const SegmentHeader* header, uint32_t checksum) noexcept:
@@ -328,10 +329,9 @@ cdef class Segment:
             raise CorruptionError(path, 0, "the segment's header cannot be read from the disk (EIO)")
         if header.magic == 0 and not self.is_blank():
             raise CorruptionError(path, 0, "the segment's header is missing")
-        # A zero word says that it was about to begin; earlier versions retired it with a zero checksum. Else the number
-        # is damaged.
-        if header.magic == 0 or (header.magic == MAGIC and header.number == 0 and (
-                header.checksum == 0 or load_word(self.base + SEGMENT_HEADER_BYTES) == 0)):
+        # A zero word says that it was about to begin; else the number is damaged.
+        if header.magic == 0 or (
+                header.magic == MAGIC and header.number == 0 and load_word(self.base + SEGMENT_HEADER_BYTES) == 0):
             self.number = 0
             return 0
         if header.magic != MAGIC:
@@ -536,9 +536,7 @@ cdef class Segment:
             span = behind - at if left == count - 1 else <uint64_t> RECORD_SPAN_MIN
             header.seq = seq + left
             header.size_bytes = <uint32_t> (span - RECORD_HEADER_BYTES)
-            header.checksum = crc32c(
-                crc32c(header.size_bytes, <const char*> &header + 8, RECORD_HEADER_BYTES - 8),
-                self.base + at + RECORD_HEADER_BYTES, header.size_bytes)
+            header.checksum = checksum_of(&header, self.base + at + RECORD_HEADER_BYTES, header.size_bytes)
             memcpy(self.base + at + 8, <const char*> &header + 8, RECORD_HEADER_BYTES - 8)
             # Not before: without the damaged record's size, which may be unsynced, a start would find the end here.
             store_word(self.base + at, (<uint64_t*> &header)[0])

@@ -37,7 +37,7 @@ from pyqd.hot.wire.frames cimport (
     put_message,
     put_message_head,
 )
-from pyqd.hot.wire.record cimport Record, record_body
+from pyqd.hot.wire.record cimport Record, record_body, record_body_bytes
 
 from pyqd.hot.net.transport import TransportError
 
@@ -326,7 +326,7 @@ cdef class ClientOutput(Consumer):
     cdef bint put_delivery(self, const Delivery* delivery) except -1:
         """Queue the frame of a message, or send it at once if its body is too large to copy."""
         cdef const Record* record = delivery.record
-        cdef uint32_t size_bytes = record.size_bytes
+        cdef uint32_t size_bytes = record_body_bytes(record)
         if size_bytes >= IN_PLACE_BYTES and self.transport is None and not self.withholding:
             self.put_large(delivery)
         else:
@@ -340,7 +340,7 @@ cdef class ClientOutput(Consumer):
     cdef int put_large(self, const Delivery* delivery) except -1:
         """Queue the head of a frame, and send it with the body from its place in the log."""
         cdef const Record* record = delivery.record
-        cdef uint32_t size_bytes = record.size_bytes
+        cdef uint32_t size_bytes = record_body_bytes(record)
         put_message_head(
             self.reserve(message_frame_bytes(0)), record.guid, record.timestamp_ns, delivery.attempts, size_bytes)
         self.end += message_frame_bytes(0)

@@ -19,12 +19,13 @@ from pyqd.hot.primitives.clock cimport NS_PER_US
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_to_hex
 from pyqd.hot.wire.record cimport (
     ORDINAL_MASK,
+    RECORD_FLAGS_REFUSED,
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     Record,
-    record_attempts,
+    is_sound,
     record_body,
-    record_checksum,
+    record_body_bytes,
     record_ordinal,
     record_span,
 )
@@ -43,7 +44,7 @@ cdef struct Walk:
 
 cdef enum Fault:
     SOUND = 0
-    WRONG_CHECKSUM
+    DAMAGED
     # After one of these faults the start of the next record is unknown.
     CUT_HEADER
     CUT_BODY
@@ -60,7 +61,6 @@ cdef struct Buffers:
     int64_t* timestamps_us
     int64_t* dues_us
     uint8_t* due_bits
-    int32_t* attempts
 
 
 cdef class Columns:
@@ -80,7 +80,6 @@ cdef class Columns:
     cdef readonly bytes dues_us
     cdef readonly bytes due_bits         # bit of row i: i & 7 of byte i >> 3; 1 if there is a due time
     cdef readonly uint64_t due_count
-    cdef readonly bytes attempts         # int32[rows]
 
     def __init__(self):
         raise TypeError("columns are made by decode()")
@@ -90,8 +89,8 @@ def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint s
     """Decode the body of an answer of GET /topic/log.
 
     expected: the requested position. with_bodies: fill `bodies`. skip_damaged: count damaged records as lost, and stop
-    if the start of the next record is unknown. Raises: ValueError if the data end within a record, a checksum is wrong,
-    or positions do not grow.
+    if the start of the next record is unknown. Raises: ValueError if a record has flags that a reader must know, and
+    without skip_damaged if the data end within a record, a checksum is wrong, or positions do not grow.
     """
     cdef Walk walk = Walk(at=0, expected=expected, rows=0, lost=0, damaged=0, body_bytes=0)
     cdef Columns columns = Columns.__new__(Columns)
@@ -102,7 +101,7 @@ def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint s
         raise ValueError(f"cannot decode {size_bytes} bytes at once: the limit is {DATA_BYTES_MAX}")
     with nogil:
         fault = measure(start, size_bytes, skip_damaged, &walk)
-    if fault != SOUND and not skip_damaged:
+    if fault == LATER_FLAGS or (fault != SOUND and not skip_damaged):
         raise ValueError(reason(data, fault, walk.at))
     columns.rows, columns.lost, columns.damaged = walk.rows, walk.lost, walk.damaged
     columns.following = walk.expected
@@ -118,7 +117,7 @@ cdef Fault measure(const char* data, uint64_t end, bint skip_damaged, Walk* walk
     while walk.at < end:
         record = <const Record*> (data + walk.at)
         fault = fault_of(record, end - walk.at, walk.expected)
-        if fault > WRONG_CHECKSUM or (fault != SOUND and not skip_damaged):
+        if fault > DAMAGED or (fault != SOUND and not skip_damaged):
             return fault
         if fault == SOUND:
             follow(walk, record)
@@ -136,9 +135,9 @@ cdef inline Fault fault_of(const Record* record, uint64_t free_bytes, uint64_t e
         return CUT_HEADER
     if record.size_bytes == 0 or record_span(record.size_bytes) > free_bytes:
         return CUT_BODY
-    if record_checksum(record) != record.checksum:
-        return WRONG_CHECKSUM
-    if record.flags & ~RECORD_LOST:
+    if not is_sound(record):
+        return DAMAGED
+    if record.flags & RECORD_FLAGS_REFUSED:
         return LATER_FLAGS
     return EARLIER_POSITION if record.seq < expected else SOUND
 
@@ -147,11 +146,11 @@ cdef inline void follow(Walk* walk, const Record* record) noexcept nogil:
     """Advance to a record, counting the missing records before it."""
     if record_ordinal(record) > (walk.expected & ORDINAL_MASK):
         walk.lost += record_ordinal(record) - (walk.expected & ORDINAL_MASK)
-    if record.flags:
+    if record.flags & RECORD_LOST:
         walk.lost += 1
     else:
         walk.rows += 1
-        walk.body_bytes += record.size_bytes
+        walk.body_bytes += record_body_bytes(record)
     walk.expected = record.seq + 1
 
 
@@ -160,7 +159,7 @@ cdef str reason(bytes data, Fault fault, uint64_t at):
         return f"the data end within the header of the record at offset {at}"
     if fault == CUT_BODY:
         return f"the data end within the record at offset {at}"
-    if fault == WRONG_CHECKSUM:
+    if fault == DAMAGED:
         return f"the checksum of the record at offset {at} is wrong"
     if fault == LATER_FLAGS:
         flags = (<const Record*> (PyBytes_AS_STRING(data) + at)).flags
@@ -183,7 +182,6 @@ cdef int allocate(Columns columns, uint64_t rows, uint64_t body_bytes, bint with
     columns.timestamps_us = new_buffer(rows * sizeof(int64_t))
     columns.dues_us = new_buffer(rows * sizeof(int64_t))
     columns.due_bits = new_buffer((rows + 7) >> 3)
-    columns.attempts = new_buffer(rows * sizeof(int32_t))
     memset(PyBytes_AS_STRING(columns.due_bits), 0, (rows + 7) >> 3)
     return 0
 
@@ -202,7 +200,6 @@ cdef int fill(bytes data, uint64_t end, Columns columns) except -1:
         timestamps_us=<int64_t*> PyBytes_AS_STRING(columns.timestamps_us),
         dues_us=<int64_t*> PyBytes_AS_STRING(columns.dues_us),
         due_bits=<uint8_t*> PyBytes_AS_STRING(columns.due_bits),
-        attempts=<int32_t*> PyBytes_AS_STRING(columns.attempts),
     )
     if columns.body_offsets is not None:
         to.body_offsets = <int32_t*> PyBytes_AS_STRING(columns.body_offsets)
@@ -219,12 +216,12 @@ cdef uint64_t fill_rows(const char* data, uint64_t end, bint some_damaged, const
     while at < end:
         record = <const Record*> (data + at)
         at += record_span(record.size_bytes)
-        if record.flags or (some_damaged and record_checksum(record) != record.checksum):
+        if record.flags & RECORD_LOST or (some_damaged and not is_sound(record)):
             continue
         if to.body_offsets != NULL:
             to.body_offsets[row] = <int32_t> body_at
-            memcpy(to.bodies + body_at, record_body(record), record.size_bytes)
-            body_at += record.size_bytes
+            memcpy(to.bodies + body_at, record_body(record), record_body_bytes(record))
+            body_at += record_body_bytes(record)
         to.id_offsets[row] = <int32_t> (row * HEX_SIZE)
         id_to_hex(record.guid, to.ids + row * HEX_SIZE)
         to.positions[row] = <int64_t> record.seq
@@ -234,7 +231,6 @@ cdef uint64_t fill_rows(const char* data, uint64_t end, bint some_damaged, const
         if record.due_ns:
             to.due_bits[row >> 3] |= <uint8_t> (1 << (row & 7))
             due_count += 1
-        to.attempts[row] = record_attempts(record)
         row += 1
     if to.body_offsets != NULL:
         to.body_offsets[row] = <int32_t> body_at

@@ -21,8 +21,9 @@ from pyqd.hot.wire.record cimport (
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     Record,
+    is_sound,
     record_body,
-    record_checksum,
+    record_body_bytes,
     record_span,
 )
 
@@ -180,12 +181,12 @@ cdef Fault measure(
             or record_span(record.size_bytes) > end - at[0]
         ):
             return CUT_RECORD
-        if record_checksum(record) != record.checksum:
+        if not is_sound(record):
             if not skip_damaged:
                 return WRONG_CHECKSUM
             walk.damaged += 1
         elif not record.flags & RECORD_LOST:
-            fault = measure_block(record_body(record), record.size_bytes, tables, walk)
+            fault = measure_block(record_body(record), record_body_bytes(record), tables, walk)
             if fault != SOUND:
                 return fault
         at[0] += record_span(record.size_bytes)
@@ -388,9 +389,9 @@ cdef class _Filler:
         while at < end:
             record = <const Record*> (start + at)
             at += record_span(record.size_bytes)
-            if record.flags & RECORD_LOST or (self.some_damaged and record_checksum(record) != record.checksum):
+            if record.flags & RECORD_LOST or (self.some_damaged and not is_sound(record)):
                 continue
-            self.fill_block(record_body(record), record.size_bytes, record.timestamp_ns, tables)
+            self.fill_block(record_body(record), record_body_bytes(record), record.timestamp_ns, tables)
         assert self.to.row == columns.rows and self.to.body_end == <uint64_t> len(columns.bodies)
         self.to.id_offsets[columns.rows] = <int32_t> self.to.id_end
         self.to.body_offsets[columns.rows] = <int32_t> self.to.body_end

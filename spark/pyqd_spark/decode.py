@@ -44,7 +44,6 @@ SCHEMA: Final = pa.schema(
         pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("timestamp_ns", pa.int64(), nullable=False),
         pa.field("id", pa.string(), nullable=False),
-        pa.field("attempts", pa.int32(), nullable=False),
         pa.field("deferred_until", pa.timestamp("us", tz="UTC"), nullable=True),
     ]
 )
@@ -76,7 +75,7 @@ def decoded(settings: ReadSettings, one: LogRange, page: LogPage, expected: int)
     try:
         return decode(page.data, expected, settings.include_body, False)
     except ValueError as error:
-        lose(settings, f"{place_of(one)}: the records from {page.first} on are damaged: {error}")
+        lose(settings, f"{place_of(one)}: the records from {page.first} on cannot be decoded: {error}")
     return decode(page.data, expected, settings.include_body, True)
 
 
@@ -141,7 +140,6 @@ def batch_of(columns: Columns, topic: str, node: str, partition: int) -> pa.Reco
         values(SCHEMA.field("timestamp").type, rows, columns.timestamps_us),
         values(pa.int64(), rows, columns.timestamps_ns),
         texts(pa.string(), rows, columns.id_offsets, columns.ids),
-        values(pa.int32(), rows, columns.attempts),
         values(SCHEMA.field("deferred_until").type, rows, columns.dues_us, columns.due_bits, columns.due_count),
     ]
     if columns.body_offsets is None or columns.bodies is None:

@@ -31,7 +31,6 @@ SCHEMA = StructType(
         StructField("timestamp", TimestampType(), nullable=False),
         StructField("timestamp_ns", LongType(), nullable=False),
         StructField("id", StringType(), nullable=False),
-        StructField("attempts", IntegerType(), nullable=False),
         StructField("deferred_until", TimestampType(), nullable=True),
     ]
 )

@@ -100,7 +100,7 @@ def test_a_topic_s_log_is_read_in_pages_as_often_as_one_likes(app: HttpApp) -> N
     shown = app.get("/topic/positions?topic=pages").json()
     assert reply.headers["Content-Type"] == "application/octet-stream"
     assert {name: value for name, value in reply.headers.items() if name.startswith("X-Pyqd-")} == {
-        "X-Pyqd-Format": "1",
+        "X-Pyqd-Format": "2",
         "X-Pyqd-Node": shown["node"],
         "X-Pyqd-Created": str(shown["created"]),
         "X-Pyqd-From": "10",

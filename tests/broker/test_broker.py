@@ -138,7 +138,7 @@ def test_starts_that_fail_after_a_power_failure_raise_the_epoch_once(tmp_path):
     topic.publish_body(body_of(0), wall())
     later = tmp_path / "topics" / "u.topic"
     (later / "log").mkdir(parents=True)
-    (later / "log" / "1.seg").write_bytes(struct.pack("<8sIIQ", b"PYQDSEG\0", 2, 7, 1).ljust(64 << 10, b"\0"))
+    (later / "log" / "1.seg").write_bytes(struct.pack("<8sIIQ", b"PYQDSEG\0", 3, 7, 1).ljust(64 << 10, b"\0"))
     for _ in range(3):
         with pytest.raises(StartupError, match="later pyqd"):
             after_power_failure(tmp_path)
@@ -245,7 +245,7 @@ def test_a_log_without_a_segment_opens_on_a_full_disk_and_accepts_records_once_t
     assert None not in [spare.mapping.path for spare in topic.log.pool.spares]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 3, "epoch": -1}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 5, "epoch": -1}'])
 def test_an_invalid_node_file_is_set_aside_and_re_created(tmp_path, content):
     (tmp_path / "node.json").write_text(content)
     assert broker_on(tmp_path).power_failed
@@ -254,7 +254,7 @@ def test_an_invalid_node_file_is_set_aside_and_re_created(tmp_path, content):
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(5, "by a later pyqd"), (2, r"by an unreleased pyqd - format 2.*: export the directory with that build")],
+    [(6, "by a later pyqd"), (4, r"by an unreleased pyqd - format 4.*: export the directory with that build")],
 )
 def test_a_node_file_of_another_format_is_refused_and_not_touched(tmp_path, number, reason):
     content = f'{{"format": {number}}}'

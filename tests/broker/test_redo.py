@@ -34,16 +34,16 @@ from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
 FILE_BYTES = 16 * BLOCK_SIZE
 SEGMENT_BYTES = 64 << 10
 MADE_NS = 1_000
-HEADER = struct.Struct("<QIIQQQQq8x")
-ENTRY = struct.Struct("<IHH7Q")
-STATE = struct.Struct("<q4Q")
+HEADER = struct.Struct("<QIIQQQQqQ")
+ENTRY = struct.Struct("<IHBB7Q")
+STATE = struct.Struct("<q5Q")
 SEGMENT = struct.Struct("<8sIIQQqQQQ")
 
 
 def segment_header(number, first_seq=0, sealed=(0, 0)):
     """Return the header of a segment as it lies in its file."""
-    checksum = crc32c.value(struct.pack("<QQq", number, first_seq, 5), 1)
-    header = SEGMENT.pack(b"PYQDSEG\0", 1, checksum, number, first_seq, 5, *sealed, 0)
+    checksum = crc32c.value(struct.pack("<QQQq", 2, number, first_seq, 5))
+    header = SEGMENT.pack(b"PYQDSEG\0", 2, checksum, number, first_seq, 5, *sealed, 0)
     return header.ljust(SEGMENT_HEADER_BYTES, b"\0")
 
 
@@ -59,23 +59,24 @@ class Entry(NamedTuple):
     name: str = "t"
     made_ns: int = MADE_NS
     message_count: int = 1
+    kind: int = 0
 
     def packed(self):
-        name, state = self.name.encode(), STATE.pack(self.made_ns, 0, 0, self.message_count, 0)
+        name, state = self.name.encode(), STATE.pack(self.made_ns, 0, 0, self.message_count, 0, 0)
         parts = [part.ljust(-(-len(part) // 8) * 8, b"\0") for part in (name, state, self.content)]
         size = ENTRY_SIZE + sum(map(len, parts))
         numbers = (self.file_number, self.number, self.first_seq, self.first_number, SEGMENT_BYTES)
-        head = ENTRY.pack(size, len(name), len(state), *numbers, self.start, len(self.content))
+        head = ENTRY.pack(size, len(name), len(state) // 8, self.kind, *numbers, self.start, len(self.content))
         return head + b"".join(parts)
 
 
-def commit(generation, offset, *entries, oldest=1, version=FORMAT_VERSION, latest_ns=MADE_NS):
+def commit(generation, offset, *entries, oldest=1, version=FORMAT_VERSION, latest_ns=MADE_NS, number=1):
     """Return a commit as it lies in a file, in whole blocks."""
     body = b"".join(entry.packed() for entry in entries)
     size = HEADER_SIZE + len(body)
-    content = HEADER.pack(FORMAT_MAGIC, version, 0, generation, oldest, offset, size, latest_ns) + body
+    content = HEADER.pack(FORMAT_MAGIC, version, 0, generation, oldest, offset, size, latest_ns, number) + body
     checksum = crc32c.value(content[CHECKED_FROM:], version)
-    content = HEADER.pack(FORMAT_MAGIC, version, checksum, generation, oldest, offset, size, latest_ns) + body
+    content = HEADER.pack(FORMAT_MAGIC, version, checksum, generation, oldest, offset, size, latest_ns, number) + body
     return content.ljust(-(-size // BLOCK_SIZE) * BLOCK_SIZE, b"\0")
 
 
@@ -322,9 +323,21 @@ def test_the_latest_time_at_which_a_topic_was_made_is_known_again(place):
 
 def test_a_commit_of_a_later_format_refuses_the_start(place):
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND, version=FORMAT_VERSION + 1))
-    with pytest.raises(LaterFormatError, match=r"journal/1.*journal format version 2; this pyqd reads 1"):
+    with pytest.raises(LaterFormatError, match=r"journal/1.*journal format version 3; this pyqd reads 2"):
         place.redo()
     assert len(list(place.journal.iterdir())) == 1
+
+
+def test_an_entry_of_a_later_kind_refuses_the_start(place):
+    place.journal_file(1, commit(1, 0, BEGINNING, BEHIND._replace(kind=2)))
+    with pytest.raises(LaterFormatError, match=r"journal/1 .*journal entry of kind 2; this pyqd reads kind 0"):
+        place.redo()
+    assert len(list(place.journal.iterdir())) == 1
+
+
+def test_commits_are_numbered_on_after_those_of_an_earlier_run(place):
+    place.journal_file(1, commit(1, 0, BEGINNING, number=6), commit(1, BLOCK_SIZE, BEHIND, number=7))
+    assert place.redo().commit_number == 7
 
 
 def test_a_damaged_version_of_a_commit_costs_no_message_and_no_start(place):
@@ -559,7 +572,7 @@ def bodies_on(path):
     broker = Broker(options_for(path, sync_every=1), Files())
     broker.load()
     topic = broker.topics["t"]
-    return topic, [body for _, _, _, _, _, body in topic.log.records()]
+    return topic, [body for *_, body in topic.log.records()]
 
 
 @pytest.mark.parametrize("lost", ["page", "file"])
@@ -659,8 +672,8 @@ def test_journaled_records_count_as_durable_after_a_kill(tmp_path):
     buffer = CommitBuffer()
     buffer.begin()
     assert topic.journal_into(buffer, b"t")
-    assert bytes(buffer.finish(9, 1, 0, 0)).count(b"one") == 0
-    assert bytes(buffer.finish(9, 1, 0, 0)).count(b"not in the journal") == 1
+    assert bytes(buffer.finish(9, 1, 0, 0, 1)).count(b"one") == 0
+    assert bytes(buffer.finish(9, 1, 0, 0, 1)).count(b"not in the journal") == 1
 
 
 @pytest.mark.parametrize("synced", [False, True], ids=["journaled", "synced"])

@@ -359,7 +359,7 @@ def test_with_a_sync_for_every_message_only_synced_messages_are_listed(tmp_path)
 
 def test_positions_show_the_readable_range(topic):
     assert replay.positions(topic, None, no_pause) == {
-        "topic": "t", "node": topic.broker.node_name, "created": topic.created_ns, "format": 1, "earliest": 0,
+        "topic": "t", "node": topic.broker.node_name, "created": topic.created_ns, "format": 2, "earliest": 0,
         "next": 0, "earliest_timestamp": None, "newest_timestamp": None, "records": 0, "bytes": 0, "segments": [],
         "channels": [{"channel": "c", "floor": 0, "next": 0}],
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ def topic(broker):
 
 def finished(buffer, generation=1, offset=0):
     """Return the commits in a buffer, as a start reads them from a file that begins with it."""
-    content = bytes(buffer.finish(generation, 1, offset, 7))
+    content = bytes(buffer.finish(generation, 1, offset, 7, 1))
     return list(commits_in(content, "file"))
 
 
@@ -115,11 +116,11 @@ def test_a_commit_is_written_in_whole_blocks_with_zeros_behind_the_entries(topic
     publish(topic, 1, 5000)
     buffer = gathered(CommitBuffer(), topic)
     # The memory has had a longer commit before.
-    buffer.finish(1, 1, 0, 0)
+    buffer.finish(1, 1, 0, 0, 1)
     buffer.note_durable()
     topic.publish_body(b"x" * size_bytes, 1)
     gathered(buffer, topic)
-    content = bytes(buffer.finish(1, 1, 0, 0))
+    content = bytes(buffer.finish(1, 1, 0, 0, 1))
     assert len(content) == buffer.whole_bytes
     assert len(content) % BLOCK_SIZE == 0
     assert 0 <= len(content) - buffer.used < BLOCK_SIZE
@@ -169,11 +170,24 @@ def test_an_ephemeral_topic_adds_nothing(broker):
 
 def test_a_commit_with_a_changed_byte_is_none(topic):
     publish(topic, 1, 100)
-    content = bytes(gathered(CommitBuffer(), topic).finish(1, 1, 0, 0))
+    buffer = gathered(CommitBuffer(), topic)
+    content = bytes(buffer.finish(1, 1, 0, 0, 1))
     for at in (0, 12, 16, 24, 32, 40, 48, 64, 200):
         changed = bytearray(content)
         changed[at] ^= 1
         assert list(commits_in(bytes(changed), "file")) == [], at
+
+
+def test_a_commit_has_its_number_and_an_entry_the_words_of_its_state_and_a_kind(topic):
+    publish(topic, 1, 100)
+    buffer = gathered(CommitBuffer(), topic)
+    content = bytes(buffer.finish(2, 1, 0, 7, 9))
+    generation, oldest, offset, _, latest_ns, number = struct.unpack_from("<16x4QqQ", content)
+    assert (generation, oldest, offset, latest_ns, number) == (2, 1, 0, 7, 9)
+    name_bytes, state_words, kind = struct.unpack_from("<4xHBB", content, 64)
+    assert (name_bytes, state_words, kind) == (1, 6, 0)
+    created_ns, _, last_guid, count, body_bytes, producers_below = struct.unpack_from("<q5Q", content, 64 + 64 + 8)
+    assert (created_ns, last_guid > 0, count, body_bytes, producers_below) == (topic.created_ns, True, 1, 100, 0)
 
 
 # The files.
@@ -566,13 +580,15 @@ def test_journal_files_of_a_killed_process_stay_until_the_first_sync_and_count(t
     jobs.run()
     left = redo_of(journal)
     successor = Journal(files, journal.directory, jobs.submit, FILE_BYTES)
-    successor.keep_former(left.former, left.latest_created_ns)
+    successor.keep_former(left.former, left.latest_created_ns, left.commit_number)
     assert successor.latest_created_ns == 0 == left.latest_created_ns
+    assert left.commit_number == 1
     successor.start()
     jobs.run()
     place = write(successor, topic)
     assert place.file.path not in [path for _, path in left.former]
     assert generations(successor) == [1, 2]
+    assert redo_of(successor).commit_number == 2
     jobs.run()
     kept = successor.rotate()
     jobs.run()
@@ -588,7 +604,7 @@ def test_a_file_that_cannot_be_removed_is_left_to_the_next_start(journal, files,
     write(journal, topic)
     left = redo_of(journal).former
     jobs.run()
-    journal.keep_former(left, 0)
+    journal.keep_former(left, 0, 0)
 
     def refuse(path):
         raise StorageError("remove", path, 5, "Input/output error")

@@ -558,7 +558,7 @@ def test_damaged_exceptions_are_noticed(tmp_path, small, sealed):
 
 def test_a_number_of_exceptions_that_the_file_does_not_hold_is_damage(tmp_path, small):
     with_exceptions(tmp_path)
-    store(f"{tmp_path}/ledger", 416, 4 << 32)
+    store(f"{tmp_path}/ledger", 424, 4 << 32)
     assert "contradicts" in (Ledger(Files(), f"{tmp_path}/ledger").damage or "")
 
 

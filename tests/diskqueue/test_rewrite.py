@@ -66,7 +66,7 @@ def test_a_start_takes_the_rewritten_file_and_removes_those_that_it_stands_for(d
         assert (log.first.number, log.first.first_number, log.first.rewrites) == (count, 1, 1)
         assert (log.end, len(chain(log)), log.damage.found_count) == (21, 4 - count, 0)
         assert numbers_in(log) == [*sorted(KEPT), *range(count * PER_SEGMENT, 21)]
-        assert [record[5] for record in log.records()][:3] == [body_of(number, BODY_BYTES) for number in sorted(KEPT)]
+        assert [record[4] for record in log.records()][:3] == [body_of(number, BODY_BYTES) for number in sorted(KEPT)]
         assert not any(map(os.path.exists, replaced))
         log.check()
 
@@ -249,7 +249,7 @@ def test_a_record_larger_than_what_is_read_at_once(directory):
     log.shrink()
     for segment in chain(log)[:-1]:
         rewrite(log, [segment], {0, 1, 4}).take_place()
-    assert [(record[0], record[5]) for record in log.records()] == [
+    assert [(record[0], record[4]) for record in log.records()] == [
         (0, body_of(0, 100)),
         (1, body_of(1, 3 << 20)),
         (4, body_of(4, 2 << 20)),
@@ -329,7 +329,7 @@ def test_what_is_kept_is_there_and_nothing_else(sizes, kept, fewer, start, count
         for each in (log, opened(Path(root) / "log")):
             each.check()
             assert each.end == len(sizes)
-            assert [(record[0], record[5]) for record in each.records()] == bodies
+            assert [(record[0], record[4]) for record in each.records()] == bodies
             assert [each.locate(ordinal).ordinal for ordinal in range(len(sizes))] == list(range(len(sizes)))
             gone = {ordinal for low, high in each.gaps(0) for ordinal in range(low, high)}
             assert gone == set(range(len(sizes))) - left

@@ -49,7 +49,7 @@ def batch(sizes, first=1):
 
 
 def found_in(log):
-    return [(guid, body) for _ordinal, guid, _time, _due, _attempts, body in log.records()]
+    return [(guid, body) for _, guid, *_, body in log.records()]
 
 
 def written_bytes():

@@ -372,7 +372,7 @@ def test_a_start_that_finds_a_journal_syncs_at_once_and_removes_it(tmp_path: Pat
     assert killed.topic("t").journal_into(commit, b"t")
     former = tmp_path / "journal" / "1"
     former.parent.mkdir()
-    former.write_bytes(commit.finish(1, 1, 0, 0))
+    former.write_bytes(commit.finish(1, 1, 0, 0, 1))
     broker = Broker(options, files)
     broker.journal.file_bytes = 64 << 10
     broker.load()

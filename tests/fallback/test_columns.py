@@ -9,7 +9,7 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.primitives import crc32c
 from pyqd.hot.wire import columns
-from tests.support.storage import FullFiles, body_of
+from tests.support.storage import FullFiles, body_of, record_bytes
 
 SIZES = (1, 7, 8, 9, 100, 1000, 1, 3, 5, 2)
 EPOCH = 3 << 48
@@ -72,7 +72,6 @@ def test_each_field_has_its_column(decode, data):
     assert unpack("q", found.timestamps_us) == [1234] * rows
     assert unpack("q", found.dues_us) == [2000 if row == 2 else 0 for row in range(rows)]
     assert (found.due_bits, found.due_count) == (b"\x04\x00", 1)
-    assert unpack("i", found.attempts) == [0] * rows
 
 
 def test_bodies_can_be_left_out(decode, data):
@@ -95,17 +94,10 @@ def test_data_that_end_within_a_record_are_refused(decode, data):
 @pytest.mark.slow
 def test_every_changed_byte_but_padding_is_noticed(decode, data):
     for at in range(49):
-        if at in (44, 45):
-            continue
         damaged = bytearray(data)
         damaged[at] ^= 1
         with pytest.raises(ValueError, match=r"checksum|end within"):
             decode(bytes(damaged), EPOCH)
-
-
-def test_deliveries_noted_in_a_record_are_its_attempts_and_no_damage(decode, data):
-    found = decode(changed(data, 44, b"\x05\0", checked=False), EPOCH)
-    assert unpack("i", found.attempts)[:2] == [5, 0]
 
 
 def test_damaged_records_can_be_skipped_and_are_counted(decode, data):
@@ -129,13 +121,43 @@ def test_behind_a_damaged_size_nothing_is_believed(decode, data):
 
 
 def test_the_placeholder_of_a_lost_record_is_counted_as_lost(decode, data):
-    found = decode(changed(data, 42, b"\x01\0"), EPOCH)
+    found = decode(changed(data, 40, b"\x01\0"), EPOCH)
     assert (positions_in(found), found.lost, found.damaged) == (list(range(1, 10)), 1, 0)
 
 
-def test_flags_of_a_later_format_are_refused(decode, data):
-    with pytest.raises(ValueError, match="later format"):
-        decode(changed(data, 42, b"\x02\0"), EPOCH)
+@pytest.mark.parametrize("skip_damaged", [False, True])
+@pytest.mark.parametrize("flags", [0x0100, 0x8000, 0x0201])
+def test_flags_that_a_reader_must_know_are_refused(decode, data, flags, skip_damaged):
+    with pytest.raises(ValueError, match=f"has flags of a later format: {flags:#x}"):
+        decode(changed(data, 40, flags.to_bytes(2, "little")), EPOCH, skip_damaged=skip_damaged)
+
+
+@pytest.mark.parametrize("flags", [2, 4, 8, 16, 0xFE])
+def test_other_unknown_flags_are_ignored(decode, data, flags):
+    assert positions_in(decode(changed(data, 40, flags.to_bytes(2, "little")), EPOCH)) == list(range(10))
+
+
+def test_the_gap_of_a_rewritten_segment_is_lost_records(decode):
+    first = record_bytes(EPOCH, (3).to_bytes(8, "little"), flags=3)
+    found = decode(first + record_bytes(EPOCH + 3, b"body"), EPOCH)
+    assert (positions_in(found), found.lost) == ([3], 3)
+
+
+@pytest.mark.parametrize("words", [0, 1, 2, 100])
+def test_properties_are_skipped(decode, words):
+    rows = [record_bytes(EPOCH + row, b"body" * (row + 1), properties=b"property" * words) for row in range(3)]
+    found = decode(b"".join(rows), EPOCH)
+    assert (positions_in(found), found.bodies) == ([0, 1, 2], b"body" * 6)
+    assert unpack("i", found.body_offsets) == [0, 4, 12, 24]
+
+
+@pytest.mark.parametrize(("content_bytes", "words"), [(8, 1), (16, 2), (1, 1), (8, 0xFFFF)])
+def test_properties_that_leave_no_body_are_damage(decode, content_bytes, words):
+    data = record_bytes(EPOCH, bytes(content_bytes), properties_words=words) + record_bytes(EPOCH + 1, b"x")
+    with pytest.raises(ValueError, match="record at offset 0"):
+        decode(data, EPOCH)
+    found = decode(data, EPOCH, skip_damaged=True)
+    assert (positions_in(found), found.damaged, found.bodies) == ([1], 1, b"x")
 
 
 def test_missing_ordinals_are_counted(decode, data):

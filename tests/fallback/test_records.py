@@ -5,8 +5,7 @@ import pytest
 from pyqd.fallback import records
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
-from pyqd.hot.primitives import crc32c
-from tests.support.storage import FullFiles, body_of
+from tests.support.storage import FullFiles, body_of, record_bytes
 
 SIZES = (1, 7, 8, 9, 100, 1000, 1)
 
@@ -65,17 +64,16 @@ def test_every_changed_byte_but_padding_is_noticed(data):
     assert first.body == b"?"
 
 
-def flagged(data, flags):
-    size = int.from_bytes(data[:4], "little")
-    changed = data[:42] + flags.to_bytes(2, "little") + data[44:]
-    checksum = crc32c.value(changed[8 : 48 + size], size)
-    return changed[:4] + checksum.to_bytes(4, "little") + changed[8:]
+def test_the_placeholder_of_a_lost_record_is_skipped():
+    assert [row.body for row in records.decode(record_bytes(0, b"lost", flags=1) + record_bytes(1, b"x"))] == [b"x"]
 
 
-def test_the_placeholder_of_a_lost_record_is_skipped(data):
-    assert list(records.decode(flagged(data, 1))) == list(records.decode(data))[1:]
+@pytest.mark.parametrize("verify", [True, False])
+def test_properties_and_unknown_flags_are_skipped(verify):
+    data = record_bytes(0, b"body", flags=0xFE, properties=b"property" * 3, key_hash=1) + record_bytes(1, b"x")
+    assert [row.body for row in records.decode(data, verify=verify)] == [b"body", b"x"]
 
 
-def test_flags_of_a_later_format_are_refused(data):
-    with pytest.raises(ValueError, match="later format"):
-        list(records.decode(flagged(data, 2)))
+def test_flags_that_a_reader_must_know_are_refused():
+    with pytest.raises(ValueError, match="later format: 0x100"):
+        list(records.decode(record_bytes(0, b"x", flags=0x100)))

@@ -295,15 +295,15 @@ def test_a_failed_creation_leaves_no_directory(tmp_path, room):
 def test_a_segment_of_a_later_format_is_refused_by_name_and_not_touched(tmp_path):
     filled(tmp_path)
     path = segments(tmp_path)[1]
-    change(path, 8, struct.pack("<II", 2, crc32c.value(path.read_bytes()[16:40], 2)))
+    change(path, 8, struct.pack("<II", 3, crc32c.value(struct.pack("<Q", 3) + path.read_bytes()[16:40])))
     content = path.read_bytes()
-    with pytest.raises(StartupError, match=r"version 2") as caught:
+    with pytest.raises(StartupError, match=r"version 3") as caught:
         broker_on(tmp_path)
     assert str(path) in str(caught.value)
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("version", [0, 4, 255])
+@pytest.mark.parametrize("version", [0, 5, 255])
 @pytest.mark.parametrize("file", ["c.channel/ledger", "c.channel/cancelled.ledger", "state"])
 def test_a_version_in_one_file_concerns_no_other_channel_and_is_reported(tmp_path, file, version):
     broker = broker_on(tmp_path)

@@ -32,9 +32,7 @@ def unfinished_in(broker: Any) -> set[int]:
     """Return the remaining messages of the channel, in any state."""
     channel = broker.topics["t"].channels_by_name["c"]
     return {
-        number_in(body)
-        for ordinal, _, _, _, _, body in channel.topic.log.records()
-        if not channel.ledger.has_finished(ordinal)
+        number_in(body) for ordinal, *_, body in channel.topic.log.records() if not channel.ledger.has_finished(ordinal)
     }
 
 

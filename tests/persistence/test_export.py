@@ -286,7 +286,7 @@ def test_inspect_as_a_command(tmp_path, capsys):
     make_example(tmp_path)
     assert cli.main(["inspect", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "format 3, epoch 0, stopped cleanly"
+    assert lines[0] == "format 5, epoch 0, stopped cleanly"
     assert lines[1].split() == [
         "topic", "channel", "records", "bytes", "floor", "cursor", "depth", "deferred", "next", "due", "health"
     ]  # fmt: skip

@@ -404,7 +404,7 @@ def test_the_command_prints_the_report(tmp_path, capsys):
     assert cli.main(["import", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "nsqd's files are in imported-from-nsqd"
     assert_example(tmp_path)
-    assert json.loads((tmp_path / "node.json").read_text())["format"] == 3
+    assert json.loads((tmp_path / "node.json").read_text())["format"] == 5
 
 
 def test_the_command_refuses_data_that_cannot_be_imported(tmp_path, capsys):

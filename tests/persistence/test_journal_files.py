@@ -133,11 +133,9 @@ def test_a_start_without_the_flag_replays_the_journal_and_removes_it(daemon: Dae
     daemon.kill()
     fail_power(daemon)
     start(daemon, OFTEN)
-    assert node_of(daemon)["format"] == 4
     assert delivered(daemon, len(bodies)) == sorted(bodies)
     wait_until(lambda: not files_of(daemon), "a sync is complete", WAIT_S)
     daemon.stop()
-    assert node_of(daemon)["format"] == 3
 
 
 def test_a_clean_stop_leaves_no_journal(daemon: Daemon) -> None:
@@ -146,20 +144,6 @@ def test_a_clean_stop_leaves_no_journal(daemon: Daemon) -> None:
     assert not journal_of(daemon).exists()
     start(daemon, SYNC_EACH, NO_SYNC)
     assert delivered(daemon, len(bodies)) == sorted(bodies)
-
-
-def test_the_format_of_the_node_file_shows_that_there_may_be_a_journal(daemon: Daemon) -> None:
-    assert node_of(daemon)["format"] == 4
-    daemon.kill()
-    assert node_of(daemon)["format"] == 4
-    start(daemon, SYNC_EACH)
-    daemon.stop()
-    assert node_of(daemon)["format"] == 3
-    start(daemon, NO_SYNC)
-    assert node_of(daemon)["format"] == 3
-    daemon.kill()
-    assert node_of(daemon)["format"] == 3
-    start(daemon)
 
 
 def test_a_data_directory_with_a_journal_can_be_inspected(daemon: Daemon) -> None:

@@ -42,7 +42,7 @@ def recovered(root: Path, name: str, content: bytes, **flags: Any) -> Log:
 
 
 def bodies_of(log: Log) -> list[bytes]:
-    return [record[5] for record in log.records()]
+    return [record[4] for record in log.records()]
 
 
 def goes_on(root: Path, log: Log, found: list[bytes]) -> None:

@@ -1,16 +1,13 @@
 """The compiled decoder of records against the one in Python."""
 
-import struct
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqd.fallback import columns as columns_in_python
-from pyqd.hot.primitives import crc32c
 from pyqd.hot.wire import columns
+from tests.support.storage import record_bytes
 
 FIELDS = [name for name in dir(columns.Columns) if not name.startswith("_")]
-HEADER = struct.Struct("<QQqqHHHH")
 
 records = st.lists(
     st.tuples(
@@ -19,9 +16,9 @@ records = st.lists(
         st.integers(0, 2**64 - 1),
         st.integers(0, 2**63 - 1),
         st.sampled_from((0, 0, 1, 999, 10**18)),
-        st.integers(0, 9),
-        st.sampled_from((0, 0, 0, 0, 1, 2)),
-        st.sampled_from((0, 0, 0, 7)),
+        st.sampled_from((0, 0, 0, 0, 1, 2, 4, 0x81, 0x100)),
+        st.sampled_from((0, 0, 0, 1, 7)),
+        st.sampled_from((None, None, None, 0, 1, 0xFFFF)),
     ),
     max_size=12,
 )
@@ -31,12 +28,20 @@ def encoded(rows, first, epoch_at):
     """Return concatenated records; each skips some ordinals, and from `epoch_at` on the epoch is another."""
     parts = []
     position = first
-    for index, (body, skipped, guid, timestamp_ns, due_ns, attempts, flags, handed_out) in enumerate(rows):
+    for index, (body, skipped, guid, timestamp_ns, due_ns, flags, words, stated) in enumerate(rows):
         position += skipped + ((1 << 48) - skipped - 1 if index == epoch_at else 0)
-        header = HEADER.pack(position, guid, timestamp_ns, due_ns, attempts, flags, 0, 0)
-        checksum = crc32c.value(header + body, len(body))
-        header = HEADER.pack(position, guid, timestamp_ns, due_ns, attempts, flags, handed_out, 0)
-        parts.append(struct.pack("<II", len(body), checksum) + header + body + bytes(-len(body) % 8))
+        parts.append(
+            record_bytes(
+                position,
+                body,
+                guid=guid,
+                timestamp_ns=timestamp_ns,
+                due_ns=due_ns,
+                flags=flags,
+                properties=b"property" * words,
+                properties_words=stated,
+            )
+        )
         position += 1
     return b"".join(parts)
 

@@ -138,9 +138,9 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.end == len(self.bodies)
         first = self.log.first.first_ordinal
         assert first <= self.floor
-        assert [(record[0], record[5]) for record in self.log.records()] == self.model(first)
+        assert [(record[0], record[4]) for record in self.log.records()] == self.model(first)
         middle = (first + len(self.bodies)) // 2
-        assert [(record[0], record[5]) for record in self.log.records(middle)][:1] == self.model(middle)[:1]
+        assert [(record[0], record[4]) for record in self.log.records(middle)][:1] == self.model(middle)[:1]
         assert not self.gone.intersection(range(self.log.earliest, self.log.end))
 
     def model(self, start):
@@ -174,7 +174,7 @@ def test_lost_pieces_leave_the_other_records_and_nothing_lost_comes_back(sizes, 
             view[at : at + length] = bytes([byte]) * length
         untouched = min(SEGMENT_HEADER_BYTES + offset % (ends[-1] - SEGMENT_HEADER_BYTES) for offset, _, _ in lost)
         log = Log(files, directory, 1)
-        found = [record[5] for record in log.records()]
+        found = [record[4] for record in log.records()]
         rest = iter(bodies)
         assert all(body in rest for body in found), "in order, each once, and nothing else"
         assert found[: sum(end <= untouched for end in ends[1:])] == bodies[: sum(end <= untouched for end in ends[1:])]
@@ -182,4 +182,4 @@ def test_lost_pieces_leave_the_other_records_and_nothing_lost_comes_back(sizes, 
             log.append_message(1, body_of(1000 + index, size))
             again = Log(files, directory, 1)
             fresh = [body_of(1000 + each, more[each]) for each in range(index + 1)]
-            assert [record[5] for record in again.records()] == found + fresh
+            assert [record[4] for record in again.records()] == found + fresh

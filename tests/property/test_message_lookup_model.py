@@ -58,7 +58,7 @@ class AmendMachine(ChannelMachine):
 
     def note_ids(self):
         """Note the id of each message of which the log has something: one is published after the other."""
-        for _, guid, _, _, _, body in self.topic.log.records():
+        for _, guid, *_, body in self.topic.log.records():
             self.guid_of[number_in(body)] = guid
 
     @precondition(lambda self: self.durable)

@@ -29,7 +29,7 @@ class Administration(Operations):
         """Return (ordinal, number, due time) of all that can be read by its position in the topic's log."""
         log = self.broker_topic(topic).log
         records = log.records(log.earliest)
-        return [(ordinal, int.from_bytes(body[:8], "little"), due) for ordinal, _, _, due, _, body in records]
+        return [(ordinal, int.from_bytes(body[:8], "little"), due) for ordinal, _, _, due, body in records]
 
     def place_of(self, topic: Topic, pick: int) -> replay.LogPlace:
         """Return a place in a topic's log."""
@@ -122,7 +122,7 @@ class Administration(Operations):
         if topic is None or topic.name == GRAVEYARD:
             return
         found = self.broker_topic(topic)
-        records = [(guid, int.from_bytes(body[:8], "little")) for _, guid, _, _, _, body in found.log.records()]
+        records = [(guid, int.from_bytes(body[:8], "little")) for _, guid, *_, body in found.log.records()]
         if not records:
             return
         guid, number = records[pick % len(records)]

@@ -17,7 +17,7 @@ RECORD_GAP = 2
 RECORD_SPAN_MIN = span_bytes(1)
 
 _SEALED = struct.Struct("<48xQQ8xQ")
-_RECORD = struct.Struct("<IIQ26xH4x")
+_RECORD = struct.Struct("<IIQ24xH6x")
 
 
 class SegmentHeader(NamedTuple):
@@ -44,8 +44,8 @@ def parse_record_header(content: bytes) -> RecordHeader:
 
 
 def record_checksum(record: bytes) -> int:
-    """Return the checksum that belongs into a record, given as header and body; its deliveries count as 0."""
-    return crc32c.value(record[8:44] + bytes(2) + record[46:], int.from_bytes(record[:4], "little"))
+    """Return the checksum that belongs into a record, given as header and body."""
+    return crc32c.value(record[8:], int.from_bytes(record[:4], "little"))
 
 
 def log_of(path: str) -> tuple[str, str] | None:

@@ -42,14 +42,14 @@ def _connections_are_closed(monkeypatch):
 
 def positions_answer(topic="orders", node=NODE, earliest=0, following=10, at=None):
     shown = {
-        "topic": topic, "node": node, "created": 5, "format": 1, "earliest": earliest, "next": following,
+        "topic": topic, "node": node, "created": 5, "format": 2, "earliest": earliest, "next": following,
         "segments": [{"first": earliest, "records": following - earliest, "bytes": 100}], "channels": [],
     }  # fmt: skip
     return json_answer(shown if at is None else {**shown, "at": at})
 
 
 def log_answer(data=b"", node=NODE, first=0, following=0, end=10):
-    headers = {"Format": "1", "Node": node, "Created": "5", "From": str(first), "Next": str(following), "Count": "0"}
+    headers = {"Format": "2", "Node": node, "Created": "5", "From": str(first), "Next": str(following), "Count": "0"}
     return 200, {f"X-Pyqd-{name}": value for name, value in {**headers, "End": str(end)}.items()}, data
 
 
@@ -89,7 +89,7 @@ def test_a_broker_that_does_not_answer_is_named():
         (json_answer({"message": "FORBIDDEN"}, 403), BrokerError, "option token"),
         (json_answer({"message": "INVALID_TOPIC"}, 400), BrokerError, "400 INVALID_TOPIC"),
         ((200, {}, b"<html>"), BrokerError, "no JSON"),
-        (json_answer({"format": 2}), BrokerError, "records have format 2, this connector reads 1"),
+        (json_answer({"format": 3}), BrokerError, "records have format 3, this connector reads 2"),
     ],
 )
 def test_a_refusal_of_a_broker_is_an_error_at_once(answer, error, said):

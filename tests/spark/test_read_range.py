@@ -11,8 +11,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyqd.fallback import columns as columns_in_python
+from pyqd.fallback.records import FORMAT
 from pyqd_spark import decode, source
-from pyqd_spark.brokers import BrokerClient, BrokerError, UnreachableError
+from pyqd_spark.brokers import BrokerClient, BrokerError, LogPage, UnreachableError
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.options import BrokerOptions, OptionError
@@ -21,6 +22,7 @@ from pyqd_spark.read_options import ReadSettings, parse_settings
 from pyqd_spark.reader import PyqdReader, batch_ranges
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.numbered import addresses_of, body_of, publish_bodies, publish_numbers, publish_until_dropped
+from tests.support.storage import record_bytes
 
 
 def settings(daemons: Any, topic: str, **options: str) -> ReadSettings:
@@ -52,7 +54,7 @@ def test_a_message_has_its_columns(broker, topic):
         positions = client.positions(topic)
     first, later = read(settings(broker, topic)).to_pylist()
     assert (first["value"], first["topic"], first["node"], first["partition"]) == (b"first", topic, positions.node, 0)
-    assert (first["offset"], first["attempts"], first["deferred_until"]) == (0, 0, None)
+    assert (first["offset"], first["deferred_until"]) == (0, None)
     assert first["timestamp_ns"] // 1000 == int(first["timestamp"].timestamp() * 1_000_000)
     assert int(first["id"], 16) < int(later["id"], 16)
     assert (later["offset"], round((later["deferred_until"] - later["timestamp"]).total_seconds())) == (1, 600)
@@ -185,21 +187,36 @@ def test_another_node_at_the_address_fails_or_is_left_out(brokers, topic):
     assert read(settings(brokers[1], topic, failOnDataLoss="false"), [moved]).num_rows == 0
 
 
+def headers_of(page: LogPage) -> dict[str, str]:
+    names = ("Format", "Node", "Created", "From", "Next", "End", "Count")
+    told = (FORMAT, page.node, page.created, page.first, page.next, page.end, page.records)
+    return {f"X-Pyqd-{name}": str(value) for name, value in zip(names, told, strict=True)}
+
+
 def test_a_damaged_page_fails_or_leaves_the_damaged_messages_out(broker, topic):
     publish_numbers(broker, topic, 0, 100)
     (one,) = batch_ranges(settings(broker, topic))
     with BrokerClient(one.address, BrokerOptions()) as client:
         page = client.page(topic, 0, 100)
     data = page.data.replace(body_of(42), b"damaged!")
-    names = ("Format", "Node", "Created", "From", "Next", "End", "Count")
-    told = (1, page.node, page.created, page.first, page.next, page.end, page.records)
-    headers = {f"X-Pyqd-{name}": str(value) for name, value in zip(names, told, strict=True)}
-    with http_stub(lambda *_: (200, headers, data)) as stub:
+    with http_stub(lambda *_: (200, headers_of(page), data)) as stub:
         damaged = LogRange(topic, one.node, 0, stub.address, one.created, 0, 100)
-        with pytest.raises(DataLossError, match="are damaged: the checksum of the record at offset"):
+        with pytest.raises(DataLossError, match="cannot be decoded: the checksum of the record at offset"):
             read(settings(broker, topic), [damaged])
         table = read(settings(broker, topic, failOnDataLoss="false"), [damaged])
     assert numbers_in(table) == [number for number in range(100) if number != 42]
+
+
+@pytest.mark.parametrize("lose", ["true", "false"])
+def test_a_record_with_a_flag_that_a_reader_must_know_fails_the_task_and_is_not_left_out(broker, topic, lose):
+    publish_numbers(broker, topic, 0, 1)
+    (one,) = batch_ranges(settings(broker, topic))
+    with BrokerClient(one.address, BrokerOptions()) as client:
+        page = client.page(topic, 0, 1)
+    with http_stub(lambda *_: (200, headers_of(page), record_bytes(0, b"body", flags=0x200))) as stub:
+        later = LogRange(topic, one.node, 0, stub.address, one.created, 0, 1)
+        with pytest.raises((DataLossError, ValueError), match="has flags of a later format: 0x200"):
+            read(settings(broker, topic, failOnDataLoss=lose), [later])
 
 
 @pytest.mark.slow

@@ -3,16 +3,15 @@
 import struct
 from collections.abc import Container, Iterator, Sequence
 
-from pyqd.fallback.records import CHECKED_FROM, HEADER_BYTES, ORDINAL_MASK, spans
+from pyqd.fallback.records import HEADER_BYTES, ORDINAL_MASK, spans
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.primitives import crc32c
-from tests.support.storage import SEGMENT_HEADER_BYTES
+from tests.support.storage import SEGMENT_HEADER_BYTES, record_bytes
 
 LOST_AND_GAP = 3
 PAGE_BYTES = 4096
 
-_RECORD = struct.Struct("<IIQQqqHHHH")
 _HEADER = struct.Struct("<8sIIQQqQQQQQQQ")
 # Offset of the field `sealed_bytes`.
 _SEALED_BYTES_AT = 48
@@ -34,9 +33,7 @@ def path_of(segment: Segment) -> str:
 
 def gap(seq: int, count: int) -> bytes:
     """Return the gap for `count` ordinals."""
-    head = _RECORD.pack(8, 0, seq, 0, 0, 0, 0, LOST_AND_GAP, 0, 0)
-    checked = head[CHECKED_FROM:] + struct.pack("<Q", count)
-    return struct.pack("<II", 8, crc32c.value(memoryview(checked), 8)) + checked
+    return record_bytes(seq, struct.pack("<Q", count), guid=0, timestamp_ns=0, flags=LOST_AND_GAP)
 
 
 def records_in(segment: bytes) -> list[tuple[int, int, bytes]]:
@@ -47,7 +44,7 @@ def records_in(segment: bytes) -> list[tuple[int, int, bytes]]:
     for at, header in found:
         start = SEGMENT_HEADER_BYTES + at
         body = start + HEADER_BYTES
-        count = struct.unpack_from("<Q", segment, body)[0] if header[7] == LOST_AND_GAP else 1
+        count = struct.unpack_from("<Q", segment, body)[0] if header[6] == LOST_AND_GAP else 1
         records.append((header[2], count, segment[start : (body + header[0] + 7) & ~7]))
     return records
 
@@ -75,13 +72,13 @@ def rewritten(segments: Sequence[bytes], kept: Container[int], rewrites: int = 1
     data = b"".join(content for _, content in parts)
     number, first_seq, created_ns = last[3], first[4], first[5]
     first_number, kept_count = first[9] or first[3], sum(is_kept for is_kept, _ in parts)
-    checksum = crc32c.value(memoryview(struct.pack("<QQq", number, first_seq, created_ns)), 1)
+    checksum = crc32c.value(memoryview(struct.pack("<QQQq", 2, number, first_seq, created_ns)))
     checksum = crc32c.value(memoryview(struct.pack("<QQQ", first_number, rewrites, kept_count)), checksum)
     count = records[-1][0] + records[-1][1] - first_seq
     end = SEGMENT_HEADER_BYTES + len(data)
     header = _HEADER.pack(
         first[0],
-        1,
+        2,
         checksum,
         *(number, first_seq, created_ns, count, end, end),
         *(first_number, rewrites, count, kept_count),

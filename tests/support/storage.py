@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.mapping import Mapping, map_existing
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.diskqueue.segmentpool import SegmentPool
+from pyqd.hot.primitives import crc32c
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.wire.bodies import Frames
 from pyqd.primitives.durations import MINUTE_NS
@@ -22,6 +24,17 @@ from pyqd.primitives.errors import DiskFull, StorageError
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENT_HEADER_BYTES = 128
 RECORD_HEADER_BYTES = 48
+
+
+def record_bytes(
+    seq: int, body: bytes, *, guid: int = 1, timestamp_ns: int = 5, due_ns: int = 0, flags: int = 0,
+    properties: bytes = b"", properties_words: int | None = None, key_hash: int = 0,
+) -> bytes:  # fmt: skip
+    """Return a record as it lies in a segment. properties_words: to state instead of those of `properties`."""
+    content = properties + body
+    words = len(properties) // 8 if properties_words is None else properties_words
+    checked = struct.pack("<QQqqHHI", seq, guid, timestamp_ns, due_ns, flags, words, key_hash) + content
+    return struct.pack("<II", len(content), crc32c.value(checked, len(content))) + checked + bytes(-len(content) % 8)
 
 
 class FullFiles(Files):

@@ -2,8 +2,8 @@
 
 import struct
 
-from pyqd.hot.primitives import crc32c
 from pyqd.hot.wire.trace_events import KINDS, REASONS
+from tests.support.storage import record_bytes
 
 KIND = {name: number for number, name in enumerate(KINDS)}
 REASON = {name: number for number, name in enumerate(REASONS)}
@@ -61,6 +61,4 @@ def block(first, row_count, *entries, dense_from=1, version=VERSION, node_id=7):
 
 
 def record(body, *, seq=0, guid=1, timestamp_ns=5, flags=0):
-    header = struct.pack("<QQqqHHHH", seq, guid, timestamp_ns, 0, 0, flags, 0, 0)
-    checksum = crc32c.value(header + body, len(body))
-    return struct.pack("<II", len(body), checksum) + header + body + bytes(-len(body) % 8)
+    return record_bytes(seq, body, guid=guid, timestamp_ns=timestamp_ns, flags=flags)

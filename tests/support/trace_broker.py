@@ -72,4 +72,4 @@ class TraceBroker:
             data, following = self.log.answer(position, min(self.max_bytes, int(query["max_bytes"])))
             positions = {"Next": following, "Oldest": self.log.oldest, "End": self.log.next}
             headers = {f"X-Pyqd-{name}": str(value) for name, value in positions.items()}
-            return 200, {"X-Pyqd-Format": "1", "X-Pyqd-Node": self.log_id, **headers}, data
+            return 200, {"X-Pyqd-Format": "2", "X-Pyqd-Node": self.log_id, **headers}, data

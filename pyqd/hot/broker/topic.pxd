@@ -10,7 +10,7 @@ from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record
 
 cdef enum:
     TOPIC_STATE_BYTES = 4096
-    TOPIC_STATE_VERSION = 2              # 1: of builds that were never released
+    TOPIC_STATE_VERSION = 3
 
 cdef struct TopicState:
     uint64_t magic
@@ -30,6 +30,7 @@ cdef struct TopicState:
     uint64_t trace_threshold             # this and the next: 1 + the topic's own setting of its trace; 0: it has none
     uint64_t trace_body_bytes
     uint64_t count_ahead                 # 1 + message_count - end of the log, modulo 2**64; 0: unknown
+    uint64_t producers_below             # for later: 0
 
 # Fields of a state that the journal stores beside the records, so that the state's page need not be synced with them.
 cdef struct JournaledState:
@@ -38,6 +39,7 @@ cdef struct JournaledState:
     uint64_t last_guid
     uint64_t message_count
     uint64_t message_bytes
+    uint64_t producers_below
 
 # Messages that are accepted all together or not at all: each a big-endian int32 size and a body, checked before.
 cdef struct MessageBatch:

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cimport cython
 
@@ -39,14 +39,11 @@ cdef class BatchWriter:
     cdef int begin(self, Segment segment, uint64_t seq, uint64_t span_bytes, bint may_stage) except -1
     cdef bint joins(self, uint64_t span_bytes) noexcept
     cdef char* append(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes) except NULL
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes) except NULL
     cdef char* append_staged(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes) except NULL
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes) except NULL
     cdef char* append_large(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes) except NULL
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes) except NULL
     cdef const char* append_frames(
         self, const char* at, uint32_t count, uint64_t gap_bytes, int64_t now_ns, GuidFactory guids) except NULL
     cdef int commit(self) except -1

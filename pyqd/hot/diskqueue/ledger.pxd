@@ -7,7 +7,7 @@ from pyqd.hot.diskqueue.mapping cimport Mapping
 
 cdef enum:
     LEDGER_HEADER_BYTES = 4096
-    LEDGER_VERSION = 3                   # those before are of builds that were never released
+    LEDGER_VERSION = 4
     LEDGER_SEALED = 0x4c414553           # "SEAL"
     SETTINGS_BYTES_MAX = 112
 
@@ -39,6 +39,7 @@ cdef struct LedgerHeader:
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
     uint64_t replaces_lost               # 1: it takes the place of a lost one, and its channel is not recovered yet
     uint64_t spared                      # records from `start` on that the channel was not given: the topic was emptied
+    uint64_t expired_count               # for later: 0
     # The checksums lie behind all else that changes, as the disk may write a page while it changes.
     uint32_t sealed                      # LEDGER_SEALED: both checksums are right; 0: the file has changed since
     uint32_t checksum                    # crc32c of this header without its counters, cursor_offset and seal

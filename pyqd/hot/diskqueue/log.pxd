@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.batchwriter cimport BatchWriter
 from pyqd.hot.diskqueue.logstart cimport FoundSegments
@@ -39,8 +39,7 @@ cdef class Log:
 
     cdef int reserve(self, uint64_t span_bytes) except -1
     cdef char* append(
-        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-        const char* body, uint32_t body_bytes) except NULL
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes) except NULL
     cdef int begin_batch(self, uint64_t span_bytes, bint may_stage=*) except -1
     cdef int commit_batch(self) except -1
     cdef bint resume_batch(self) except -1

@@ -5,7 +5,7 @@ from pyqd.hot.diskqueue.mapping cimport Mapping
 
 cdef enum:
     SEGMENT_HEADER_BYTES = 128
-    SEGMENT_VERSION = 1
+    SEGMENT_VERSION = 2
 
 cdef struct SegmentHeader:
     uint64_t magic

@@ -10,19 +10,19 @@ cdef enum:
     ORDINAL_BITS = 48                    # the rest of a sequence number is the epoch
     RECORD_LOST = 1                      # flag: replaces a damaged record, or finished ones; never delivered
     RECORD_GAP = 2                       # flag, with RECORD_LOST: stands for a run of records, see ordinals_of
+    RECORD_FLAGS_REFUSED = 0xFF00        # of later formats: a reader that does not know one refuses the record
     RECORD_SPAN_MIN = 56                 # no record takes fewer bytes
 
 cdef struct Record:
-    uint32_t size_bytes                  # of the body; stored last, as one word with the checksum
+    uint32_t size_bytes                  # of properties and body; stored last, as one word with the checksum
     uint32_t checksum                    # crc32c over the bytes after it, continued from the size
     uint64_t seq                         # epoch << 48 | ordinal
     uint64_t guid                        # the message's id
     int64_t timestamp_ns                 # of publishing, Unix
     int64_t due_ns                       # Unix; 0: due at once
-    uint16_t attempts                    # deliveries before this record was written
     uint16_t flags                       # RECORD_LOST, or that and RECORD_GAP, or 0
-    uint16_t handed_out                  # attempts that its last delivery sent, 0: none; see record_checksum
-    uint16_t reserved                    # zero
+    uint16_t properties_words            # words of 8 bytes before the body; see record_body
+    uint32_t key_hash                    # crc32c of the message's key; 0: it has none
 
 cdef extern from *:
     """
@@ -34,40 +34,40 @@ cdef extern from *:
     void store_word "pyqd_store_word" (char* at, uint64_t word) noexcept nogil
     uint64_t load_word "pyqd_load_word" (const char* at) noexcept nogil
 
-cdef inline uint64_t record_span(uint64_t body_bytes) noexcept nogil:
-    # Bytes a record of that body takes in a segment.
-    return (RECORD_HEADER_BYTES + body_bytes + RECORD_ALIGN_BYTES - 1) & ~(<uint64_t> RECORD_ALIGN_BYTES - 1)
+cdef inline uint64_t record_span(uint64_t size_bytes) noexcept nogil:
+    # Bytes a record of that size takes in a segment.
+    return (RECORD_HEADER_BYTES + size_bytes + RECORD_ALIGN_BYTES - 1) & ~(<uint64_t> RECORD_ALIGN_BYTES - 1)
 
 cdef inline const char* record_body(const Record* record) noexcept nogil:
-    return <const char*> record + RECORD_HEADER_BYTES
+    # The properties lie before it.
+    return <const char*> (record + 1) + 8 * record.properties_words
+
+cdef inline uint32_t record_body_bytes(const Record* record) noexcept nogil:
+    return record.size_bytes - 8 * <uint32_t> record.properties_words
 
 cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
     return record.seq & ORDINAL_MASK
 
 cdef inline uint64_t ordinals_of(const Record* record) noexcept nogil:
     # Return the number of ordinals that a record stands for; the first is its own.
-    return (<const uint64_t*> record_body(record))[0] if record.flags & RECORD_GAP else 1
+    return (<const uint64_t*> (record + 1))[0] if record.flags & RECORD_GAP else 1
 
 cdef inline uint64_t ordinal_after(const Record* record) noexcept nogil:
     # Return the ordinal of the next record.
     return record_ordinal(record) + ordinals_of(record)
 
-cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
-    # `handed_out` changes in place, so it counts as 0, its value when the record was written.
-    cdef Record header = record[0]
-    header.handed_out = 0
-    return checksum_of(&header, record_body(record), record.size_bytes)
+cdef inline bint is_sound(const Record* record) noexcept nogil:
+    # Whether the checksum is right and the properties leave a body. The caller has checked the span.
+    return record.checksum == crc32c(
+        record.size_bytes, <const char*> record + 8, RECORD_HEADER_BYTES - 8 + <uint64_t> record.size_bytes
+    ) and 8 * <uint32_t> record.properties_words < record.size_bytes
 
 cdef inline uint32_t checksum_of(const Record* header, const char* body, uint32_t body_bytes) noexcept nogil:
-    # Return the checksum of a record whose header and body lie apart.
+    # Return the checksum of a record without properties, whose header and body lie apart.
     return crc32c(crc32c(body_bytes, <const char*> header + 8, RECORD_HEADER_BYTES - 8), body, body_bytes)
 
-cdef inline uint16_t record_attempts(const Record* record) noexcept nogil:
-    # Return the number of deliveries of the message, as far as the record knows.
-    return max(record.attempts, record.handed_out)
-
 cdef inline void header_fill(
-    Record* record, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+    Record* record, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns,
 ) noexcept nogil:
     # Fill a header; its first word is 0.
     store_word(<char*> record, 0)
@@ -75,18 +75,16 @@ cdef inline void header_fill(
     record.guid = guid
     record.timestamp_ns = timestamp_ns
     record.due_ns = due_ns
-    record.attempts = attempts
     record.flags = 0
-    record.handed_out = 0
-    record.reserved = 0
+    record.properties_words = 0
+    record.key_hash = 0
 
 cdef inline uint64_t record_fill(
-    char* at, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
-    const char* body, uint32_t body_bytes,
+    char* at, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, const char* body, uint32_t body_bytes,
 ) noexcept nogil:
-    # Fill all of a record but its first word, and return that word: storing it makes the record valid.
+    # Fill all of a record without properties but its first word, and return that word: storing it makes it valid.
     cdef uint64_t span = record_span(body_bytes)
-    header_fill(<Record*> at, seq, guid, timestamp_ns, due_ns, attempts)
+    header_fill(<Record*> at, seq, guid, timestamp_ns, due_ns)
     (<uint64_t*> (at + span - 8))[0] = 0
     memcpy(at + RECORD_HEADER_BYTES, body, body_bytes)
     return body_bytes | <uint64_t> crc32c(
@@ -99,8 +97,8 @@ cdef inline void gap_fill(Record* record, uint64_t seq, uint64_t count, uint32_t
     header.size_bytes = body_bytes
     header.seq = seq
     header.flags = RECORD_LOST | RECORD_GAP
-    (<uint64_t*> record_body(record))[0] = count
-    header.checksum = checksum_of(&header, record_body(record), body_bytes)
+    (<uint64_t*> (record + 1))[0] = count
+    header.checksum = checksum_of(&header, <const char*> (record + 1), body_bytes)
     memcpy(<char*> record + 8, <const char*> &header + 8, RECORD_HEADER_BYTES - 8)
     store_word(<char*> record, (<const uint64_t*> &header)[0])
 
