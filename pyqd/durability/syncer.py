@@ -8,6 +8,8 @@ never waits for the disk.
 A topic's *dirty version* is a tuple of numbers that change with its files. A topic with the version of its last sync is
 skipped; an idle topic costs no more than that comparison. The code that creates or removes a file counts the changed
 names in the topic's directories (`Names`). A start after anything but a clean stop takes none of the names for durable.
+Files of due times and notes count theirs themselves (`NoteFiles`): a power failure may take one, and a start makes the
+due times again that no sync has covered.
 
 Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
 channels with durable names were given messages (pyx/broker/topic.pyx). Together with the states go the headers of
@@ -38,6 +40,7 @@ from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.notefiles import NoteFiles
 from pyqd.hot.diskqueue.notes import NoteFile, Notes
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.net.greenlets import spawn_service
@@ -111,6 +114,7 @@ class Job:
         self.versions: list[tuple[str, DirtyVersion]] = []
         self.directories: list[str] = []
         self.names: list[tuple[Names, Gathered]] = []
+        self.slot_names: list[tuple[NoteFiles, int]] = []
         self.ranges: list[DirtyRange] = []
         self.states: list[DirtyRange] = []
         self.given: list[tuple[OwningTopic, int]] = []
@@ -157,7 +161,10 @@ class Job:
         self.add_dues(topic)
 
     def add_dues(self, topic: OwningTopic) -> None:
-        """Gather the dirty due times of a topic's records."""
+        """Gather the dirty due times of a topic's records, unless a full disk keeps them in memory."""
+        if topic.dues.store.directory is None:
+            return
+        self.add_slot_names(topic.dues.store)
         ranges, end = topic.dues.dirty_ranges()
         self.ranges += [dirty_range(mapping, start, length) for mapping, start, length in ranges]
         self.dues.append(SyncedDues(topic, topic.log.end, end, topic.dues.change_count))
@@ -171,8 +178,14 @@ class Job:
             for ledger in change.ledgers:
                 self.add_ledger(ledger)
 
+    def add_slot_names(self, store: NoteFiles) -> None:
+        """Gather the names of files of due times or notes that are not durable."""
+        self.directories += store.changed_directories()
+        self.slot_names.append((store, store.name_changes))
+
     def add_notes(self, notes: Notes) -> None:
         """Gather the changed files of a channel's notes, whole: they need no order among the writes."""
+        self.add_slot_names(notes.store)
         files = notes.dirty_files()
         self.ranges += [dirty_range(file.mapping, 0, file.mapping.size_bytes) for file, _ in files]
         self.notes.append(SyncedNotes(notes, files, notes.change_count))
@@ -249,6 +262,8 @@ class Job:
             notes.note_synced(files, change_count)
         for notes, dropped_files in self.dropped:
             notes.remove_dropped(dropped_files)
+        for store, name_changes in self.slot_names:
+            store.note_names_synced(name_changes)
         for names, gathered in self.names:
             names.note_synced(gathered)
         for topic in self.topics:

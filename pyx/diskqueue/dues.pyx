@@ -79,11 +79,11 @@ cdef class DueFile:
 cdef class Dues:
     """Due times of one topic, in the files of a directory, which the first entry makes; None: in memory.
 
-    files, directory, limit, on_named, prepare: as for NoteFiles. on_named is also called for the directory.
+    files, directory, limit, prepare: as for NoteFiles.
     """
 
-    def __init__(self, files not None, directory, limit not None, on_named=None, prepare=None):
-        self.store = NoteFiles(MAGIC, "due times", files, directory, limit, on_named, prepare)
+    def __init__(self, files not None, directory, limit not None, prepare=None):
+        self.store = NoteFiles(MAGIC, "due times", files, directory, limit, prepare)
         self.held = []
 
     @property
@@ -98,8 +98,6 @@ cdef class Dues:
         cdef uint64_t number
         cdef DueFile file
         while self.space_end - self.end < count:
-            if not self.held:
-                self.store.make_directory()
             number = self.first_number + <uint64_t> len(self.held)
             file = DueFile(self.store.make(number), number)
             self.enter(file)
@@ -499,6 +497,9 @@ cdef class FoundDues:
         cdef uint64_t needed_end = min(due_below, self.log.end)
         if needed_end <= log_first:
             return 0
+        if not self.found and self.power_failed and self.synced_below <= log_first:
+            # No sync has covered a file.
+            return 0
         if not self.found:
             self.problem = "all files are missing"
         elif self.ordinal_end < needed_end and (not self.power_failed or due_below <= self.synced_below):
@@ -508,25 +509,25 @@ cdef class FoundDues:
 
 
 cdef Dues remade(
-    files, directory, limit, Log log, on_named, prepare,
+    files, directory, limit, Log log, prepare,
 ):
     """Return all due times of a log. Raises: StorageError."""
-    cdef Dues dues = Dues(files, directory, limit, on_named, prepare)
+    cdef Dues dues = Dues(files, directory, limit, prepare)
     dues.walk(log, log.first.first_ordinal)
     return dues
 
 
 def open_dues(
     files not None, directory, limit not None, Log log not None, *, uint64_t due_below, uint64_t synced_below,
-    bint power_failed, bint found, on_named=None, prepare=None,
+    bint power_failed, bint found, prepare=None,
 ):
     """Return the due times of a log, complete, with those of an earlier run.
 
     due_below: 1 + ordinal of the last record with a due time, as the topic's state says; 0: there was none.
-    synced_below: a sync has covered the records below it and their entries. found: the directory is there. on_named,
-    prepare: as for Dues. Cost: O(entries); if the files are damaged, O(records). Raises: StorageError.
+    synced_below: a sync has covered the records below it and their entries. found: the directory is there. prepare:
+    as for Dues. Cost: O(entries); if the files are damaged, O(records). Raises: StorageError.
     """
-    cdef Dues dues = Dues(files, directory, limit, on_named, prepare)
+    cdef Dues dues = Dues(files, directory, limit, prepare)
     cdef FoundDues kept
     if directory is None:
         return dues
@@ -542,11 +543,11 @@ def open_dues(
             "DISKQUEUE(%s): %s - the index of due times is made again from the records", directory, kept.problem)
         for file in kept.found:
             dues.store.remove((<DueFile> file).mapping)
-        return remade(files, directory, limit, log, on_named, prepare)
+        return remade(files, directory, limit, log, prepare)
     except DiskFull as error:
         logger.warning(
             "DISKQUEUE(%s): %s - the index of due times is kept in memory; the next start makes it again from the "
             "records", directory, error)
         for number in dues.store.found_numbers():
             files.remove(dues.store.path_of(number))
-        return remade(files, None, limit, log, None, None)
+        return remade(files, None, limit, log, None)

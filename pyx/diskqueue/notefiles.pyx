@@ -69,34 +69,24 @@ cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_
 cdef class NoteFiles:
     """Files of slots in a directory; None: in memory.
 
-    magic: of the files. content: of the files, for errors. limit: SpaceLimit that allows new files. on_named: called
-    without arguments when a file has come or gone; None: nothing is. prepare: called as prepare(self, path, size_bytes)
-    to make a file of zeros ahead, and to call `offer`; None: each file is made when it is needed.
+    magic: of the files. content: of the files, for errors. limit: SpaceLimit that allows new files. prepare: called as
+    prepare(self, path, size_bytes) to make a file of zeros ahead, and to call `offer`; None: each file is made when it
+    is needed. The first file makes the directory, if it is missing.
     """
 
     def __init__(
-        self, uint64_t magic, str content not None, files not None, directory, limit not None, on_named=None,
-        prepare=None,
+        self, uint64_t magic, str content not None, files not None, directory, limit not None, prepare=None,
     ):
         self.magic = magic
         self.content = content
         self.files = files
         self.directory = directory
         self.limit = limit
-        self.on_named = on_named
         self.prepare = prepare
 
     def path_of(self, uint64_t number):
         """Return the path of a file."""
         return f"{self.directory}/{number}"
-
-    cdef int make_directory(self) except -1:
-        """Make the directory if it is missing. Raises: StorageError."""
-        if self.directory is not None and not self.files.exists(self.directory):
-            self.files.make_directory(self.directory)
-            if self.on_named is not None:
-                self.on_named()
-        return 0
 
     cdef list found_numbers(self):
         """Return the numbers of the files that an earlier run left, in order. Files that were half made are removed."""
@@ -127,12 +117,17 @@ cdef class NoteFiles:
             if header.checksum != header_checksum(header) or header.number != number:
                 raise CorruptionError(path, 12, f"the checksum of the header of the file of {self.content} is wrong")
         self.size_bytes += mapping.size_bytes
+        # The earlier run may not have synced it.
+        self.name_changes += 1
         return mapping
 
     cdef Mapping make(self, uint64_t number):
         """Return a file of zeros with its name: the one that was made ahead, or a new one. Raises: StorageError."""
         cdef uint64_t size_bytes = chunks_of(number) * FILE_BYTES_MIN
         cdef Mapping mapping = self.spare
+        if self.directory is not None and not self.files.exists(self.directory):
+            self.files.make_directory(self.directory)
+            self.name_changes += 1
         if mapping is not None and mapping.size_bytes != size_bytes:
             self.drop_spare()
             mapping = None
@@ -145,8 +140,7 @@ cdef class NoteFiles:
                 mapping = self.files.new_mapped(
                     None if self.directory is None else self.path_of(number), size_bytes, True)
             self.size_bytes += size_bytes
-        if self.on_named is not None:
-            self.on_named()
+        self.name_changes += 1
         return mapping
 
     cdef int ask_ahead(self, uint64_t number) except -1:
@@ -190,9 +184,21 @@ cdef class NoteFiles:
         except StorageError:
             # A FIN, which has been made, must not fail for it.
             return 0
-        if self.on_named is not None:
-            self.on_named()
+        self.name_changes += 1
         return 0
+
+    def changed_directories(self):
+        """Return the directories with names that no sync has covered: that of the files, and the one above."""
+        if self.directory is None or self.synced_name_changes == self.name_changes:
+            return []
+        return [self.directory, os.path.dirname(self.directory)]
+
+    def note_names_synced(self, uint64_t name_changes):
+        """Record that names are on stable storage. name_changes: their number when `changed_directories` was asked.
+
+        May be called in a thread, as the interpreter's lock is held.
+        """
+        self.synced_name_changes = max(self.synced_name_changes, name_changes)
 
     def files_moved(self, str directory not None):
         """Set the directory in which the files are now, until they are removed. The owner tells its own mappings."""
@@ -210,6 +216,6 @@ cdef class NoteFiles:
         self.abandoned = True
         self.directory = None
         # No cycle: a deleted topic must go without a full collection.
-        self.on_named = self.prepare = None
+        self.prepare = None
         self.size_bytes = 0
         return 0

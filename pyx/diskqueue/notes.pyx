@@ -92,15 +92,13 @@ cdef uint64_t generation_of(NoteFile file) noexcept:
 
 @cython.final
 cdef class Notes:
-    """Notes of one channel, in the files of a directory, which is there; None: in memory.
+    """Notes of one channel, in the files of a directory, which the first note makes; None: in memory.
 
-    generation: that counts. files, directory, limit, on_named, prepare: as for NoteFiles. Raises: StorageError.
+    generation: that counts. files, directory, limit, prepare: as for NoteFiles. Raises: StorageError.
     """
 
-    def __init__(
-        self, files not None, directory, limit not None, uint64_t generation, on_named=None, prepare=None,
-    ):
-        self.store = NoteFiles(MAGIC, "notes", files, directory, limit, on_named, prepare)
+    def __init__(self, files not None, directory, limit not None, uint64_t generation, prepare=None):
+        self.store = NoteFiles(MAGIC, "notes", files, directory, limit, prepare)
         self.generation = generation
         self.by_number = {}
         self.dropped = {}
@@ -303,6 +301,8 @@ cdef class Notes:
                 continue
             damaged = self.find_in(file, power_failed)
             self.enter(file)
+            # The earlier run may not have synced them.
+            self.note_change(file)
             self.current = file
             if damaged != 0 and not power_failed:
                 problems.append(f"{self.store.path_of(file.number)}: {damaged} notes are damaged")

@@ -383,15 +383,10 @@ def test_a_start_believes_what_an_earlier_run_has_synced_and_syncs_the_rest(topi
 
 def test_the_next_file_is_made_ahead_once(tmp_path):
     asked: list[tuple[str, int]] = []
-    named: list[Any] = []
+    directory = str(tmp_path / "dues")
     files = FullFiles()
-    dues = Dues(
-        files,
-        str(tmp_path / "dues"),
-        SpaceLimit(),
-        lambda: named.append(None),
-        lambda _store, *request: asked.append(request),
-    )
+    dues = Dues(files, directory, SpaceLimit(), lambda _store, *request: asked.append(request))
+    assert dues.store.changed_directories() == []
     for seq in range(3 * FIRST_FILE_ENTRIES // 4 + 10):
         dues.add(seq, 1)
     ((path, size_bytes),) = asked
@@ -401,7 +396,7 @@ def test_the_next_file_is_made_ahead_once(tmp_path):
     for seq in range(dues.ordinal_end, 2 * FIRST_FILE_ENTRIES):
         dues.add(seq, 1)
     assert sorted(os.listdir(tmp_path / "dues")) == ["0", "1"]
-    assert len(named) == 3
+    assert dues.store.changed_directories() == [directory, str(tmp_path)]
     assert len(asked) == 1
     dues.check()
 
@@ -460,8 +455,7 @@ def test_after_a_power_failure_the_entries_are_those_of_the_records_that_are_lef
             left.publish(3)
             left.reopen()
             assert rows_of(left.dues) == walked(left.log)
-    remade = [text for text in warnings_in(caplog) if "made again" in text]
-    assert [text for text in remade if "all files are missing" not in text] == []
+    assert [text for text in warnings_in(caplog) if "made again" in text] == []
     files.close()
 
 

@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -286,11 +285,8 @@ def test_found_notes_that_nothing_asks_for_are_removed(tmp_path):
 
 
 def test_syncs_cover_the_changes_that_they_were_given(tmp_path):
-    named: list[Any] = []
-    (tmp_path / "notes").mkdir()
-    notes = Notes(Files(), str(tmp_path / "notes"), SpaceLimit(), 1, lambda: named.append(None))
+    notes = Notes(Files(), str(tmp_path / "notes"), SpaceLimit(), 1)
     slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(FIRST_FILE_NOTES + 1)]
-    assert len(named) == 2
     assert [file.number for file, _ in notes.dirty_files()] == [0, 1]
     gathered, change_count = notes.dirty_files(), notes.change_count
     notes.change_note(slots[0], KIND_DELIVERED, 2)
@@ -302,3 +298,26 @@ def test_syncs_cover_the_changes_that_they_were_given(tmp_path):
     assert notes.synced_change_count == notes.change_count
     notes.remove(slots[-1])
     assert [file.number for file, _ in notes.dirty_files()] == [1]
+
+
+def test_names_of_files_that_come_or_go_during_a_sync_are_covered_by_the_next(tmp_path):
+    directory = tmp_path / "notes"
+    directories = [str(directory), str(tmp_path)]
+    notes = Notes(Files(), str(directory), SpaceLimit(), 1)
+    slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(FIRST_FILE_NOTES + 1)]
+    assert notes.store.changed_directories() == directories
+    name_changes = notes.store.name_changes
+    for slot in slots[:-1]:
+        notes.remove(slot)
+    notes.store.note_names_synced(name_changes)
+    assert notes.store.changed_directories() == directories
+    notes.store.note_names_synced(notes.store.name_changes)
+    assert notes.store.changed_directories() == []
+
+
+def test_a_start_lets_the_next_sync_cover_the_files_that_it_found(tmp_path):
+    directory = tmp_path / "notes"
+    notes_in(directory).add(1, KIND_DELIVERED, 1)
+    notes, _ = found_in(directory)
+    assert [file.number for file, _ in notes.dirty_files()] == [0]
+    assert notes.store.changed_directories() == [str(directory), str(tmp_path)]

@@ -81,7 +81,8 @@ class DueLog:
                 self.files.sync_directory(str(directory))
         self.log.mark_synced(ranges, end)
         self.dues.mark_synced(due_end, change_count)
-        self.synced_below = end
+        if self.dues.ordinal_end:
+            self.synced_below = end
 
 
 def rows_of(dues: Dues) -> list[Row]:

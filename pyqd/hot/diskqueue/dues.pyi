@@ -21,7 +21,6 @@ class Dues:
         files: Any,
         directory: str | None,
         limit: SpaceLimit,
-        on_named: Callable[[], object] | None = None,
         prepare: Callable[[NoteFiles, str, int], object] | None = None,
     ) -> None: ...
     @property
@@ -68,6 +67,5 @@ def open_dues(
     synced_below: int,
     power_failed: bool,
     found: bool,
-    on_named: Callable[[], object] | None = None,
     prepare: Callable[[NoteFiles, str, int], object] | None = None,
 ) -> Dues: ...

@@ -62,15 +62,15 @@ cdef class NoteFiles:
     cdef public object limit             # SpaceLimit
     cdef str content                     # of the files, for errors: "notes"
     cdef uint64_t magic                  # of the files
-    cdef object on_named                 # called without arguments when a file has come or gone
     cdef object prepare                  # makes a file in a thread; None: all are made when they are needed
     cdef bint preparing                  # it has been called, and `offer` has not
     cdef Mapping spare                   # the file that it has made; None: there is none
     cdef str spare_path
     cdef bint abandoned                  # the files are gone
     cdef readonly uint64_t size_bytes    # of all files
+    cdef readonly uint64_t name_changes  # names of files, or of the directory, that have come or gone
+    cdef uint64_t synced_name_changes    # as of the last completed sync
 
-    cdef int make_directory(self) except -1
     cdef list found_numbers(self)
     cdef Mapping open(self, uint64_t number)
     cdef Mapping make(self, uint64_t number)

@@ -28,7 +28,6 @@ class Notes:
         directory: str | None,
         limit: SpaceLimit,
         generation: int,
-        on_named: Callable[[], object] | None = None,
         prepare: Callable[[NoteFiles, str, int], object] | None = None,
     ) -> None: ...
     @property
