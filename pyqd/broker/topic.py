@@ -292,7 +292,7 @@ class Topic(TopicCore):
         """Record whether all that the start has found is on stable storage. The topic's files are mapped now."""
         if self.names:
             return
-        if self.log.dirty_ranges()[0] or self.dues.dirty_ranges()[0]:
+        if self.log.dirty_ranges()[0] or self.dues.store.dirty_files():
             return
         self.log.mark_synced([], self.log.end)
         self.durable_version = self.dirty_version()
@@ -417,7 +417,7 @@ class Topic(TopicCore):
     def files_moved(self, moved: str) -> None:
         """Set the paths of log and due times until they are removed. moved: the topic's directory now."""
         self.log.files_moved(os.path.join(moved, LOG_DIRECTORY))
-        self.dues.files_moved(os.path.join(moved, DUES_DIRECTORY))
+        self.dues.store.files_moved(os.path.join(moved, DUES_DIRECTORY))
 
     def ledgers(self) -> list[Ledger]:
         """Return the ledgers of the topic's channels."""
@@ -426,7 +426,7 @@ class Topic(TopicCore):
     def notes_bytes(self) -> int:
         """Return the bytes that the due times and the channels' notes take."""
         notes = [channel.notes for channel in self.channels_by_name.values()]
-        return self.dues.size_bytes + sum(each.size_bytes for each in notes if each is not None)
+        return self.dues.store.size_bytes + sum(each.store.size_bytes for each in notes if each is not None)
 
     def lifted_quota(self) -> AbstractContextManager[None]:
         """Return a context in which the topic's files may grow without limit."""

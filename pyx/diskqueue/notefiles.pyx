@@ -65,6 +65,22 @@ cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_
     header.magic = magic
 
 
+cdef class SlotFile:
+    """One file of slots. mapping: of all its bytes, zeros or as an earlier run left them."""
+
+    def __init__(self, Mapping mapping not None, uint64_t number):
+        self.mapping = mapping
+        self.number = number
+        self.slots = <Note*> mapping.base
+
+    cdef uint64_t used_end(self) noexcept:
+        """Return the number of slots, with those of the header, up to the last one that is not free."""
+        cdef uint64_t end = self.mapping.size_bytes // NOTE_BYTES
+        while end > HEADER_SLOTS and is_free(self.slots + (end - 1)):
+            end -= 1
+        return end
+
+
 @cython.final
 cdef class NoteFiles:
     """Files of slots in a directory; None: in memory.
@@ -83,6 +99,7 @@ cdef class NoteFiles:
         self.directory = directory
         self.limit = limit
         self.prepare = prepare
+        self.in_use = {}
 
     def path_of(self, uint64_t number):
         """Return the path of a file."""
@@ -98,6 +115,19 @@ cdef class NoteFiles:
                 numbers.append(int(name))
         numbers.sort()
         return numbers
+
+    cdef list open_found(self, list damaged):
+        """Return (number, Mapping) of the files of an earlier run, in order. damaged: gets the errors of the others.
+
+        Raises: StorageError.
+        """
+        cdef list found = []
+        for number in self.found_numbers():
+            try:
+                found.append((number, self.open(number)))
+            except CorruptionError as error:
+                damaged.append(error)
+        return found
 
     cdef Mapping open(self, uint64_t number):
         """Return a file of an earlier run. Raises: StorageError, CorruptionError, LaterFormatError."""
@@ -118,7 +148,7 @@ cdef class NoteFiles:
                 raise CorruptionError(path, 12, f"the checksum of the header of the file of {self.content} is wrong")
         self.size_bytes += mapping.size_bytes
         # The earlier run may not have synced it.
-        self.name_changes += 1
+        self.note_named()
         return mapping
 
     cdef Mapping make(self, uint64_t number):
@@ -127,7 +157,6 @@ cdef class NoteFiles:
         cdef Mapping mapping = self.spare
         if self.directory is not None and not self.files.exists(self.directory):
             self.files.make_directory(self.directory)
-            self.name_changes += 1
         if mapping is not None and mapping.size_bytes != size_bytes:
             self.drop_spare()
             mapping = None
@@ -140,7 +169,7 @@ cdef class NoteFiles:
                 mapping = self.files.new_mapped(
                     None if self.directory is None else self.path_of(number), size_bytes, True)
             self.size_bytes += size_bytes
-        self.name_changes += 1
+        self.note_named()
         return mapping
 
     cdef int ask_ahead(self, uint64_t number) except -1:
@@ -173,8 +202,10 @@ cdef class NoteFiles:
                 return 0
         return 0
 
-    cdef int remove(self, Mapping mapping) except -1:
-        """Remove a file that is not in use. If the disk refuses, it stays, and the next start removes it."""
+    cdef int remove(self, SlotFile file) except -1:
+        """Remove a file. If the disk refuses, it stays, and the next start removes it."""
+        cdef Mapping mapping = file.mapping
+        self.in_use.pop(file.number, None)
         self.size_bytes -= mapping.size_bytes
         if mapping.path is None:
             return 0
@@ -184,32 +215,59 @@ cdef class NoteFiles:
         except StorageError:
             # A FIN, which has been made, must not fail for it.
             return 0
-        self.name_changes += 1
+        return self.note_named()
+
+    cdef int note_named(self) except -1:
+        """Count the name of a file that has come or gone, which the next sync has to cover."""
+        self.change_count += 1
+        self.named_at = self.change_count
         return 0
+
+    # Syncs.
+
+    def dirty_files(self):
+        """Return [(file, number of its changes)] of the files with changes that no sync has covered."""
+        return [
+            (file, file.change_count) for file in self.in_use.values()
+            if file.change_count != file.synced_change_count]
 
     def changed_directories(self):
         """Return the directories with names that no sync has covered: that of the files, and the one above."""
-        if self.directory is None or self.synced_name_changes == self.name_changes:
+        if self.directory is None or self.named_at <= self.synced_change_count:
             return []
         return [self.directory, os.path.dirname(self.directory)]
 
-    def note_names_synced(self, uint64_t name_changes):
-        """Record that names are on stable storage. name_changes: their number when `changed_directories` was asked.
+    def note_synced(self, list files not None, uint64_t change_count):
+        """Record that files of `dirty_files`, and all names, are on stable storage. change_count: as they were listed.
 
         May be called in a thread, as the interpreter's lock is held.
         """
-        self.synced_name_changes = max(self.synced_name_changes, name_changes)
+        cdef SlotFile file
+        cdef uint64_t changes
+        for file, changes in files:
+            file.synced_change_count = max(file.synced_change_count, changes)
+        self.synced_change_count = max(self.synced_change_count, change_count)
+
+    # A deleted topic or channel.
 
     def files_moved(self, str directory not None):
-        """Set the directory in which the files are now, until they are removed. The owner tells its own mappings."""
+        """Set the directory in which the files are now, until they are removed."""
+        cdef SlotFile file
         self.directory = directory
+        for file in self.in_use.values():
+            if file.mapping.path is not None:
+                file.mapping.moved(self.path_of(file.number))
         if self.spare_path is not None:
             self.spare_path = os.path.join(directory, os.path.basename(self.spare_path))
         if self.spare is not None:
             self.spare.moved(self.spare_path)
 
     cdef int abandon(self) except -1:
-        """Forget all files, which are gone; later ones are in memory. The owner tells its own mappings."""
+        """Forget all files, which are gone; later ones are in memory."""
+        cdef SlotFile file
+        for file in self.in_use.values():
+            file.mapping.file_removed()
+        self.in_use = {}
         if self.spare is not None:
             self.spare.file_removed()
             self.spare = None

@@ -216,7 +216,7 @@ def test_a_new_file_of_due_times_or_notes_keeps_no_message_from_the_journal(
     publish(commit, topic)
     held.finish_one()
     assert channel.notes is not None
-    assert topic.dues.size_bytes == channel.notes.size_bytes == 64 << 10
+    assert topic.dues.store.size_bytes == channel.notes.store.size_bytes == 64 << 10
     assert not [path for path in files.taken() if path.startswith("t.topic")]
 
 

@@ -56,6 +56,24 @@ cdef uint32_t note_checksum(const Note* note) noexcept nogil
 cdef void fill_slot(Note* at, const Note* note) noexcept nogil
 cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_t origin) noexcept
 
+cdef inline bint is_free(const Note* at) noexcept nogil:
+    return (<const uint64_t*> at)[0] == 0
+
+cdef inline bint is_sound(const Note* at) noexcept nogil:
+    return at.checksum == note_checksum(at)
+
+cdef class SlotFile:
+    cdef readonly Mapping mapping
+    cdef readonly uint64_t number
+    cdef Note* slots                     # from the header on
+    cdef readonly uint64_t change_count
+    cdef readonly uint64_t synced_change_count    # as of the last completed sync
+
+    cdef inline const NoteHeader* header(self) noexcept:
+        return <const NoteHeader*> self.slots
+
+    cdef uint64_t used_end(self) noexcept
+
 cdef class NoteFiles:
     cdef readonly object files           # the seam to the operating system
     cdef readonly str directory          # None: anonymous memory
@@ -68,13 +86,23 @@ cdef class NoteFiles:
     cdef str spare_path
     cdef bint abandoned                  # the files are gone
     cdef readonly uint64_t size_bytes    # of all files
-    cdef readonly uint64_t name_changes  # names of files, or of the directory, that have come or gone
-    cdef uint64_t synced_name_changes    # as of the last completed sync
+    cdef dict in_use                     # SlotFile by number
+    cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
+    cdef readonly uint64_t synced_change_count    # as of the last completed sync
+    cdef uint64_t named_at               # the change_count of the last name of a file that has come or gone
+
+    cdef inline int note_change(self, SlotFile file) noexcept:
+        # Count a change of a file, which the next sync has to cover.
+        file.change_count += 1
+        self.change_count += 1
+        return 0
 
     cdef list found_numbers(self)
+    cdef list open_found(self, list damaged)
     cdef Mapping open(self, uint64_t number)
     cdef Mapping make(self, uint64_t number)
     cdef int ask_ahead(self, uint64_t number) except -1
     cdef int drop_spare(self) except -1
-    cdef int remove(self, Mapping mapping) except -1
+    cdef int remove(self, SlotFile file) except -1
+    cdef int note_named(self) except -1
     cdef int abandon(self) except -1
