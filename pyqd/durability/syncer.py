@@ -395,13 +395,13 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     return True
 
 
-def sync_channel(broker: Broker, channel: Channel, in_thread: InThread | None = None) -> bool:
-    """Make a channel and its name durable now, independently of the syncer. Returns, switches: as `do`."""
+def sync_channel(broker: Broker, channel: Channel) -> bool:
+    """Make a channel and its name durable now, independently of the syncer. Returns: as `do`. Switches: yes."""
     job = Job()
     job.add_topic(channel.topic)
     job.add_channels([channel])
     job.add_names(channel.topic)
-    return do(broker, job, in_thread or gevent.get_hub().threadpool.apply)
+    return do(broker, job, gevent.get_hub().threadpool.apply)
 
 
 def run_inline(function: Callable[[], None]) -> None:

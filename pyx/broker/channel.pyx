@@ -398,7 +398,7 @@ cdef class ChannelCore(Scheduled):
     cdef int see_dues(self) except -1:
         """Go on with the deferred messages that the channel has not seen, until the work budget is used up."""
         if self.deferral.dues_seen != self.readable.due_end:
-            if not self.deferral.see(False):
+            if not self.deferral.see():
                 self.readable.scheduler.request_wake(self)
             self.set_next_timer(mono_ns())
         return 0

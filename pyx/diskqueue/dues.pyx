@@ -30,7 +30,6 @@ from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.notefiles cimport (
     NOTE_PUBLISHED,
-    begin_header,
     fill_slot,
     is_free,
     is_sound,
@@ -78,17 +77,17 @@ cdef class Dues:
 
     # Changes.
 
-    cdef int reserve_files(self, uint64_t count) except -1:
+    cpdef int reserve_files(self, uint64_t count) except -1:
         """Make files for so many more entries, and have the next one made ahead if the last one is nearly full."""
         cdef uint64_t number
         cdef DueFile file
         while self.space_end - self.end < count:
-            number = self.first_number + <uint64_t> len(self.held)
+            number = self.next_number()
             file = DueFile(self.store.make(number), number)
             self.enter(file)
         if self.end + count > self.ahead_at:
             self.ahead_at = self.space_end
-            self.store.ask_ahead(self.first_number + <uint64_t> len(self.held))
+            self.store.ask_ahead(self.next_number())
         return 0
 
     cdef int enter(self, DueFile file) except -1:
@@ -96,7 +95,7 @@ cdef class Dues:
         if not self.held:
             self.first_number = file.number
             self.first = self.end = file.first
-        assert file.number == self.first_number + <uint64_t> len(self.held), "files have consecutive numbers"
+        assert file.number == self.next_number(), "files have consecutive numbers"
         self.held.append(file)
         self.store.in_use[file.number] = file
         self.space_end = file.end
@@ -115,7 +114,7 @@ cdef class Dues:
         debug_require(due_ns != 0)
         debug_require((seq & ORDINAL_MASK) >= self.ordinal_end)
         if self.end == file.first:
-            begin_header(file.mapping, MAGIC, file.number, self.ordinal_end)
+            self.store.begin_header(file, self.ordinal_end)
         fill_slot(file.entries + (self.end - file.first), &entry)
         self.ordinal_end = (seq & ORDINAL_MASK) + 1
         self.end += 1
@@ -126,10 +125,14 @@ cdef class Dues:
         assert self.first <= end <= self.end, "only entries are dropped"
         if end == self.end:
             return 0
-        self.ordinal_end = self.file_of(end).header().origin if end == self.file_of(end).first else (
-            entry_ordinal(self.at(end - 1)) + 1)
         self.clear_from(end, self.end)
+        return self.end_at(end)
+
+    cdef int end_at(self, uint64_t end) except -1:
+        """Let the entries end at the index of one of them."""
+        cdef DueFile file = self.file_of(end)
         self.end = end
+        self.ordinal_end = file.header().origin if end == file.first else entry_ordinal(self.at(end - 1)) + 1
         return 0
 
     cdef int clear_from(self, uint64_t start, uint64_t end) except -1:
@@ -145,7 +148,7 @@ cdef class Dues:
             memset(<char*> at + 8, 0, sizeof(Note) - 8)
             if index == file.first:
                 store_barrier()
-                (<NoteHeader*> file.mapping.base).magic = 0
+                (<NoteHeader*> file.slots).magic = 0
             self.store.note_change(file)
         return 0
 
@@ -177,7 +180,7 @@ cdef class Dues:
 
     cdef int forget_files(self) except -1:
         """Drop all entries; later ones have indexes of their own."""
-        cdef uint64_t number = self.first_number + <uint64_t> len(self.held)
+        cdef uint64_t number = self.next_number()
         self.held = []
         self.first_number = number
         self.first = self.end = self.space_end = self.ahead_at = first_entry_of(number)
@@ -190,21 +193,24 @@ cdef class Dues:
 
     # Start.
 
-    cdef int resume(self, list found, uint64_t end, uint64_t ordinal_end) except -1:
-        """Go on with files of an earlier run, of which the entries below an index count."""
+    cdef int clear_behind(self) except -1:
+        """Free the slots behind the last entry that a start has found, and remove the files without entries."""
         cdef DueFile file
-        for file in found:
-            self.enter(file)
-        for file in reversed(found):
-            self.clear_from(max(end, file.first), file.first + file.used_end() - HEADER_SLOTS)
-        self.end = end
-        self.ordinal_end = ordinal_end
-        while self.held and (<DueFile> self.held[len(self.held) - 1]).first >= end:
+        for file in reversed(self.held):
+            self.clear_from(max(self.end, file.first), file.first + file.used_end() - HEADER_SLOTS)
+        while self.held and (<DueFile> self.held[len(self.held) - 1]).first >= self.end:
             file = self.held.pop()
             self.space_end = self.ahead_at = file.first
             self.store.remove(file)
         if not self.held:
             self.forget_files()
+        return 0
+
+    cdef int remove_files(self) except -1:
+        """Remove the files that a start has found so far."""
+        for file in self.held:
+            self.store.remove(file)
+        self.held = []
         return 0
 
     cdef int note_found_synced(self, uint64_t synced_below) except -1:
@@ -245,10 +251,6 @@ cdef class Dues:
         self.reserve(1)
         self.append(seq, due_ns, place)
         return self.end - 1
-
-    def reserve_entries(self, uint64_t count):
-        """Reserve space for so many entries. Raises: StorageError (nothing changed)."""
-        self.reserve(count)
 
     def rows(self):
         """Return [(seq, due time, segment number, offset)] of all entries, in order."""
@@ -295,10 +297,8 @@ cdef class Dues:
 cdef class FoundDues:
     """Files of an earlier run, compared with the log."""
 
+    cdef Dues dues
     cdef Log log
-    cdef list found                      # DueFile, consecutive
-    cdef uint64_t end                    # index behind the last entry that counts
-    cdef uint64_t ordinal_end            # 1 + ordinal of the last one that there ever was
     cdef uint64_t synced_below           # entries of records below are complete; the log's end unless the power failed
     cdef bint power_failed
     cdef str problem                     # None: the files are complete up to `synced_below`
@@ -307,12 +307,12 @@ cdef class FoundDues:
         self, Dues dues not None, Log log not None, uint64_t due_below, uint64_t synced_below, bint power_failed,
         bint found,
     ):
+        self.dues = dues
         self.log = log
         self.power_failed = power_failed
         self.synced_below = min(synced_below, log.end) if power_failed else log.end
-        self.found = []
         if found:
-            self.find(dues)
+            self.find()
         if self.problem is None:
             self.scan()
         if self.problem is None:
@@ -320,9 +320,10 @@ cdef class FoundDues:
         if self.problem is None:
             self.drop_last()
 
-    cdef int find(self, Dues dues) except -1:
+    cdef int find(self) except -1:
         """Find the files that follow one another up to the last one; others, and those without entries, are removed."""
         cdef DueFile file
+        cdef Dues dues = self.dues
         # They count as missing.
         damaged = []
         for number, mapping in dues.store.open_found(damaged):
@@ -332,12 +333,11 @@ cdef class FoundDues:
                     self.problem = f"{file.mapping.path}: the header of the file is missing"
             elif file.header().origin <= self.log.first.first_ordinal:
                 # The entries of all files before belong to records that the log has no more.
-                for earlier in self.found:
-                    dues.store.remove(earlier)
-                self.found = [file]
+                dues.remove_files()
+                dues.enter(file)
                 continue
-            elif self.found and file.number == (<DueFile> self.found[len(self.found) - 1]).number + 1:
-                self.found.append(file)
+            elif dues.held and file.number == dues.next_number():
+                dues.enter(file)
                 continue
             elif not self.power_failed or file.header().origin < self.synced_below:
                 self.problem = f"{file.mapping.path}: the file before it is missing"
@@ -351,13 +351,13 @@ cdef class FoundDues:
     cdef int scan(self) except -1:
         """Find the end of the entries, and check all of them."""
         cdef DueFile file
+        cdef Dues dues = self.dues
         cdef Note* at
         cdef bint ended = False
-        if self.found:
-            file = self.found[0]
-            self.end, self.ordinal_end = file.first, file.header().origin
-        for file in self.found:
-            if not ended and file.header().origin != self.ordinal_end:
+        if dues.held:
+            dues.end_at(dues.first)
+        for file in dues.held:
+            if not ended and file.header().origin != dues.ordinal_end:
                 self.problem = f"{file.mapping.path}: it does not continue the file before"
                 return 0
             at = file.entries
@@ -367,9 +367,9 @@ cdef class FoundDues:
                 elif not is_sound(at):
                     self.problem = f"{file.mapping.path}: an entry is damaged"
                     return 0
-                elif not ended and entry_ordinal(at) >= self.ordinal_end:
-                    self.end += 1
-                    self.ordinal_end = entry_ordinal(at) + 1
+                elif not ended and entry_ordinal(at) >= dues.ordinal_end:
+                    dues.end += 1
+                    dues.ordinal_end = entry_ordinal(at) + 1
                 elif not self.power_failed or entry_ordinal(at) < self.synced_below:
                     self.problem = f"{file.mapping.path}: an entry is at a wrong place"
                     return 0
@@ -378,21 +378,12 @@ cdef class FoundDues:
                 at += 1
         return 0
 
-    cdef const Note* entry(self, uint64_t index):
-        cdef DueFile file = self.found[file_number_of(index) - (<DueFile> self.found[0]).number]
-        return file.entries + (index - file.first)
-
     cdef int drop_last(self) except -1:
         """Leave out entries at the end of records that did not become valid, or that a power failure may have taken."""
-        cdef uint64_t first = (<DueFile> self.found[0]).first if self.found else 0
-        while self.end > first:
-            if entry_ordinal(self.entry(self.end - 1)) < self.synced_below and self.has_record(
-                    self.entry(self.end - 1).seq):
-                return 0
-            self.end -= 1
-            self.ordinal_end = (
-                entry_ordinal(self.entry(self.end - 1)) + 1 if self.end > first
-                else (<DueFile> self.found[0]).header().origin)
+        cdef Dues dues = self.dues
+        while dues.end > dues.first and not (
+                entry_ordinal(dues.at(dues.end - 1)) < self.synced_below and self.has_record(dues.at(dues.end - 1).seq)):
+            dues.end_at(dues.end - 1)
         return 0
 
     cdef bint has_record(self, uint64_t seq) except -1:
@@ -409,20 +400,18 @@ cdef class FoundDues:
         cdef uint64_t needed_end = min(due_below, self.log.end)
         if needed_end <= log_first:
             return 0
-        if not self.found and self.power_failed and self.synced_below <= log_first:
+        if not self.dues.held and self.power_failed and self.synced_below <= log_first:
             # No sync has covered a file.
             return 0
-        if not self.found:
+        if not self.dues.held:
             self.problem = "all files are missing"
-        elif self.ordinal_end < needed_end and (not self.power_failed or due_below <= self.synced_below):
+        elif self.dues.ordinal_end < needed_end and (not self.power_failed or due_below <= self.synced_below):
             # Otherwise the last entry may be one that the power failure took.
             self.problem = "the last entry is missing"
         return 0
 
 
-cdef Dues remade(
-    files, directory, limit, Log log, prepare,
-):
+cdef Dues remade(files, directory, limit, Log log, prepare):
     """Return all due times of a log. Raises: StorageError."""
     cdef Dues dues = Dues(files, directory, limit, prepare)
     dues.walk(log, log.first.first_ordinal)
@@ -446,15 +435,14 @@ def open_dues(
     kept = FoundDues(dues, log, due_below, synced_below, power_failed, found)
     try:
         if kept.problem is None:
-            dues.resume(kept.found, kept.end, kept.ordinal_end)
+            dues.clear_behind()
             dues.note_found_synced(synced_below)
             if power_failed:
                 dues.walk(log, max(kept.synced_below, log.first.first_ordinal))
             return dues
         logger.warning(
             "DISKQUEUE(%s): %s - the index of due times is made again from the records", directory, kept.problem)
-        for file in kept.found:
-            dues.store.remove(file)
+        dues.remove_files()
         return remade(files, directory, limit, log, prepare)
     except DiskFull as error:
         logger.warning(

@@ -53,18 +53,6 @@ cdef uint32_t header_checksum(const NoteHeader* header) noexcept nogil:
     return crc32c(0, &header.number, 2 * sizeof(uint64_t))
 
 
-cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_t origin) noexcept:
-    """Store the header of a file, which has none."""
-    cdef NoteHeader* header = <NoteHeader*> mapping.base
-    debug_require(header.magic == 0)
-    header.version = NOTE_VERSION
-    header.number = number
-    header.origin = origin
-    header.checksum = header_checksum(header)
-    store_barrier()
-    header.magic = magic
-
-
 cdef class SlotFile:
     """One file of slots. mapping: of all its bytes, zeros or as an earlier run left them."""
 
@@ -171,6 +159,17 @@ cdef class NoteFiles:
             self.size_bytes += size_bytes
         self.note_named()
         return mapping
+
+    cdef void begin_header(self, SlotFile file, uint64_t origin) noexcept:
+        """Store the header of a file, which has none."""
+        cdef NoteHeader* header = <NoteHeader*> file.slots
+        debug_require(header.magic == 0)
+        header.version = NOTE_VERSION
+        header.number = file.number
+        header.origin = origin
+        header.checksum = header_checksum(header)
+        store_barrier()
+        header.magic = self.magic
 
     cdef int ask_ahead(self, uint64_t number) except -1:
         """Have a file made in a thread, unless one is there or on the way. number: that it will have."""

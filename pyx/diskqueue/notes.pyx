@@ -31,7 +31,6 @@ from pyqd.hot.diskqueue.notefiles cimport (
     HEADER_SLOTS,
     NOTE_DEFERRED,
     NOTE_DELIVERED,
-    begin_header,
     chunks_of,
     fill_slot,
     first_chunk_of,
@@ -176,7 +175,7 @@ cdef class Notes:
         """Make another file the current one. Raises: StorageError (nothing changed)."""
         cdef uint64_t number = self.next_number()
         cdef NoteFile file = NoteFile(self.store.make(number), number)
-        begin_header(file.mapping, MAGIC, number, self.generation)
+        self.store.begin_header(file, self.generation)
         self.enter(file)
         self.store.note_change(file)
         self.current = file
@@ -366,17 +365,9 @@ cdef class Notes:
         self.found[low].taken = True
         return self.found[low].slot
 
-    def found_after(self, uint64_t seq):
-        """Return the slots of the notes that a start has found of records from a sequence number on, in order."""
-        return [
-            self.found[index].slot for index in range(self.found_count)
-            if self.found[index].seq >= seq]
-
-    cdef int take(self, uint32_t slot) except -1:
-        """Keep a note of `found_after`: its message is not finished."""
-        cdef const Note* note = self.at(slot)
-        self.find(note.seq)
-        return 0
+    def found_slots(self):
+        """Return the slots of the notes that a start has found, in the order of their records."""
+        return [self.found[index].slot for index in range(self.found_count)]
 
     cpdef int end_recovery(self) except -1:
         """Free the notes that a start has found and not asked for: their messages are finished, or gone."""

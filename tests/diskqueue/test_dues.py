@@ -106,7 +106,7 @@ def test_files_double_and_entries_keep_their_indexes(dues):
 def test_entries_whose_space_is_reserved_need_no_more(tmp_path):
     files = FullFiles()
     dues = Dues(files, str(tmp_path / "dues"), SpaceLimit())
-    dues.reserve_entries(4 * FIRST_FILE_ENTRIES)
+    dues.reserve_files(4 * FIRST_FILE_ENTRIES)
     assert sorted(os.listdir(tmp_path / "dues")) == ["0", "1", "2"]
     files.room = 0
     for seq in range(4 * FIRST_FILE_ENTRIES):
@@ -121,17 +121,17 @@ def test_a_full_disk_refuses_space_and_changes_nothing(tmp_path):
     files.room = 1
     for _ in range(2):
         with pytest.raises(DiskFull):
-            dues.reserve_entries(20 * FIRST_FILE_ENTRIES)
+            dues.reserve_files(20 * FIRST_FILE_ENTRIES)
     dues.check()
     assert dues.rows() == [(5, 1, 0, 0)]
     files.room = None
-    dues.reserve_entries(20 * FIRST_FILE_ENTRIES)
+    dues.reserve_files(20 * FIRST_FILE_ENTRIES)
     assert dues.add(6, 2) == 1
 
 
 def test_entries_that_are_taken_back_make_space_for_others(dues):
     dues.add(1, 1)
-    dues.reserve_entries(2 * FIRST_FILE_ENTRIES)
+    dues.reserve_files(2 * FIRST_FILE_ENTRIES)
     for end in (FIRST_FILE_ENTRIES + 5, FIRST_FILE_ENTRIES, FIRST_FILE_ENTRIES - 1, 1, 0, 0):
         while dues.end < 2 * FIRST_FILE_ENTRIES:
             dues.add(dues.ordinal_end + 2, 7)
@@ -321,7 +321,7 @@ def test_a_refused_directory_is_an_error_of_the_reservation(tmp_path):
 
     dues = Dues(Refusing(), str(tmp_path / "dues"), SpaceLimit())
     with pytest.raises(DiskFull):
-        dues.reserve_entries(1)
+        dues.reserve_files(1)
     assert (dues.end, dues.store.size_bytes) == (0, 0)
 
 
@@ -394,7 +394,7 @@ def test_files_are_moved_with_their_topic_and_gone_with_it(topic):
     moved = topic.directory.parent / "moved"
     os.rename(topic.path, moved)
     topic.dues.store.files_moved(str(moved))
-    topic.dues.reserve_entries(3 * FIRST_FILE_ENTRIES)
+    topic.dues.reserve_files(3 * FIRST_FILE_ENTRIES)
     assert sorted(os.listdir(moved)) == ["0", "1", "2"]
     end = topic.dues.end
     topic.dues.abandon()

@@ -41,7 +41,7 @@ class DuesMachine(RuleBasedStateMachine):
     def batch(self, count: int, ends: str) -> None:
         log, dues = self.topic.log, self.topic.dues
         end = dues.end
-        dues.reserve_entries(count)
+        dues.reserve_files(count)
         for number in range(count):
             dues.add(log.epoch << 48 | log.end + number, 7)
         if ends == "dropped":

@@ -50,6 +50,10 @@ cdef class Dues:
     cdef uint64_t ahead_at               # ... and the next file is to be made ahead from this end on
     cdef readonly uint64_t ordinal_end   # 1 + ordinal of the last entry that there ever was; 0: none
 
+    cdef inline uint64_t next_number(self) noexcept:
+        # Return the number of the next file.
+        return self.first_number + <uint64_t> len(self.held)
+
     cdef inline DueFile file_of(self, uint64_t index):
         return <DueFile> self.held[file_number_of(index) - self.first_number]
 
@@ -64,7 +68,7 @@ cdef class Dues:
             self.reserve_files(count)
         return 0
 
-    cdef int reserve_files(self, uint64_t count) except -1
+    cpdef int reserve_files(self, uint64_t count) except -1
     cdef int append(self, uint64_t seq, int64_t due_ns, uint64_t place) noexcept
     cpdef int take_back(self, uint64_t end) except -1
     cdef int clear_from(self, uint64_t start, uint64_t end) except -1
@@ -73,6 +77,8 @@ cdef class Dues:
     cdef int enter(self, DueFile file) except -1
     cpdef int abandon(self) except -1
     cdef int forget_files(self) except -1
-    cdef int resume(self, list found, uint64_t end, uint64_t ordinal_end) except -1
+    cdef int end_at(self, uint64_t end) except -1
+    cdef int clear_behind(self) except -1
+    cdef int remove_files(self) except -1
     cdef int note_found_synced(self, uint64_t synced_below) except -1
     cdef int walk(self, Log log, uint64_t ordinal) except -1

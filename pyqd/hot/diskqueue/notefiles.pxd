@@ -54,7 +54,6 @@ cdef inline uint64_t first_chunk_of(uint64_t number) noexcept nogil:
 
 cdef uint32_t note_checksum(const Note* note) noexcept nogil
 cdef void fill_slot(Note* at, const Note* note) noexcept nogil
-cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_t origin) noexcept
 
 cdef inline bint is_free(const Note* at) noexcept nogil:
     return (<const uint64_t*> at)[0] == 0
@@ -101,6 +100,7 @@ cdef class NoteFiles:
     cdef list open_found(self, list damaged)
     cdef Mapping open(self, uint64_t number)
     cdef Mapping make(self, uint64_t number)
+    cdef void begin_header(self, SlotFile file, uint64_t origin) noexcept
     cdef int ask_ahead(self, uint64_t number) except -1
     cdef int drop_spare(self) except -1
     cdef int remove(self, SlotFile file) except -1

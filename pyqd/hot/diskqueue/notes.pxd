@@ -63,7 +63,6 @@ cdef class Notes:
     cdef int leave_file(self, NoteFile file) except -1
     cpdef int begin_generation(self, uint64_t generation) except -1
     cdef int abandon(self) except -1
-    cdef int take(self, uint32_t slot) except -1
     cpdef int end_recovery(self) except -1
     cdef uint64_t find_in(self, NoteFile file, bint power_failed) except? <uint64_t> -1
     cdef int add_found(self, const Note* note, uint32_t slot) except -1
