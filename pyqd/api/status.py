@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pyqd import __version__
 from pyqd.api.rights import OPEN, STATUS

@@ -381,8 +381,11 @@ cdef class FoundDues:
     cdef int drop_last(self) except -1:
         """Leave out entries at the end of records that did not become valid, or that a power failure may have taken."""
         cdef Dues dues = self.dues
-        while dues.end > dues.first and not (
-                entry_ordinal(dues.at(dues.end - 1)) < self.synced_below and self.has_record(dues.at(dues.end - 1).seq)):
+        cdef const Note* last
+        while dues.end > dues.first:
+            last = dues.at(dues.end - 1)
+            if entry_ordinal(last) < self.synced_below and self.has_record(last.seq):
+                break
             dues.end_at(dues.end - 1)
         return 0
 
