@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pyqd import __version__
 from pyqd.api.rights import OPEN, STATUS
@@ -273,12 +272,3 @@ def unsynced_bytes(log: Log) -> int:
     """Return the bytes that the next sync of a log writes; it writes whole pages."""
     ranges, _ = log.dirty_ranges()
     return sum(length for _, _, length in ranges)
-
-
-def sum_of_damage(logs: list[Log]) -> dict[str, Any]:
-    """Return the damage found in logs, with the keys of /stats."""
-    total = {"count": 0, "records_lost": 0, "bytes": 0}
-    for log in logs:
-        for key, value in log.damage.as_dict().items():
-            total[key] += value
-    return total

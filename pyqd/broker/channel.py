@@ -17,7 +17,6 @@ from pyqd.hot.broker.recovery import (
     recover,
     recover_queued,
     start_ledger,
-    unnoted_count,
 )
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Position
@@ -277,7 +276,7 @@ class Channel(ChannelCore):
             logger.error(
                 'cannot save the attempts of %d messages of channel "%s" of topic "%s": %s;'
                 " they are delivered again as after a kill, with attempts from 2",
-                unnoted_count(self),
+                note_attempts(self, stores=False),
                 self.name,
                 self.topic.name,
                 error,

@@ -192,27 +192,15 @@ class ChannelFiles:
         return f"{self.directory}/{file}"
 
     def open_notes(self) -> Notes:
-        """Open the channel's notes, with those of an earlier run, and make their directory if it is missing.
-
-        Raises: StorageError.
-        """
+        """Open the channel's notes, with those of an earlier run. Raises: StorageError."""
         if self.directory is None:
             return Notes(self.files, None, self.topic.quota, self.ledger.generation)
         directory = self.path_of(NOTES_DIRECTORY)
-        if not self.files.exists(directory):
-            self.files.make_directory(directory)
-            self.note_names()
-        notes = Notes(
-            self.files,
-            directory,
-            self.topic.quota,
-            self.ledger.generation,
-            partial(self.topic.names.changed, directory),
-            self.topic.prepare_slots,
-        )
-        for problem in notes.load(self.topic.broker.power_failed, self.ledger.replaces_lost):
-            self.topic.note_set_aside(self.channel_name, problem)
-        self.ledger.generation = notes.generation
+        notes = Notes(self.files, directory, self.topic.quota, self.ledger.generation, self.topic.prepare_slots)
+        if self.files.exists(directory):
+            for problem in notes.load(self.topic.broker.power_failed, self.ledger.replaces_lost):
+                self.topic.note_set_aside(self.channel_name, problem)
+            self.ledger.generation = notes.generation
         return notes
 
     def open_cancelled(self) -> Ledger:

@@ -241,7 +241,6 @@ class TopicImport:
         if channel.attempts:
             notes = Notes(self.files, self._path(directory, NOTES_DIRECTORY), SpaceLimit(), ledger.generation)
             self.notes.append(notes)
-            self.files.make_directory(self._path(directory, NOTES_DIRECTORY))
             for ordinal, attempts in channel.attempts.items():
                 notes.add(log.epoch << ORDINAL_BITS | ordinal, KIND_DELIVERED, attempts)
 

@@ -271,7 +271,7 @@ class Importer:
             mapping, length_bytes = ledger.sync_target()
             self.files.sync(mapping, 0, length_bytes)
         for notes in topic.notes:
-            for file, _ in notes.dirty_files():
+            for file, _ in notes.store.dirty_files():
                 self.files.sync(file.mapping, 0, file.mapping.size_bytes)
 
     def _commit(self, originals: list[str], report: ImportReport) -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from pyqd.broker.broker import NODE_FILE, TOPICS_DIRECTORY, Broker, read_node
 from pyqd.broker.channel import Channel
-from pyqd.broker.channel_files import CANCELLED_LEDGER, LEDGER_FILE
-from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.broker.channel_files import CANCELLED_LEDGER, LEDGER_FILE, NOTES_DIRECTORY
+from pyqd.broker.topic import DUES_DIRECTORY, LOG_DIRECTORY, Topic
 from pyqd.config.options import build
 from pyqd.diskqueue.damage import DAMAGED_DIRECTORY
 from pyqd.diskqueue.files import Files
@@ -168,20 +168,20 @@ class OfflineBroker(Broker):
 
 
 def topic_bytes(topic: Topic) -> int:
-    """Return the bytes that the files of a topic's log take on the disk."""
-    return bytes_of(f"{topic.directory}/{LOG_DIRECTORY}", SUFFIX)
+    """Return the bytes that the files of a topic's log and due times take on the disk."""
+    return bytes_of(f"{topic.directory}/{LOG_DIRECTORY}", SUFFIX) + bytes_of(f"{topic.directory}/{DUES_DIRECTORY}")
 
 
 def channel_bytes(channel: Channel) -> int:
-    """Return the bytes that a channel's ledger takes on the disk."""
-    return bytes_of(str(channel.directory), (LEDGER_FILE,))
+    """Return the bytes that the files of a channel's ledgers and notes take on the disk."""
+    return bytes_of(str(channel.directory), LEDGERS) + bytes_of(f"{channel.directory}/{NOTES_DIRECTORY}")
 
 
-def bytes_of(directory: str, names: str | tuple[str, ...]) -> int:
-    """Return the bytes of the files in a directory whose names have an ending, or are among those given."""
+def bytes_of(directory: str, endings: str | tuple[str, ...] = "") -> int:
+    """Return the bytes of the files in a directory whose names have one of the endings; 0 if there is none."""
     files, total = Files(), 0
     for name in files.entries_of(directory) or ():
-        if name.endswith(names) if isinstance(names, str) else name in names:
+        if name.endswith(endings):
             # A running daemon may remove it meanwhile.
             with contextlib.suppress(StorageError):
                 total += files.size_of(os.path.join(directory, name))

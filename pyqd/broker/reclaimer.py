@@ -9,7 +9,6 @@ Source: docs/space.md.
 
 import logging
 import os
-from typing import Any
 
 from pyqd.broker.segment_rewriter import rewrite_old_segments
 from pyqd.broker.topic import Topic
@@ -50,11 +49,12 @@ def shrink(topic: Topic, quiet_ns: int) -> None:
         channel.ledger.oldest == topic.log.end for channel in topic.channels_by_name.values()
     )
     if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
-        shrink_log(topic, topic.log, topic.trim_finished)
+        shrink_log(topic)
 
 
-def shrink_log(topic: Topic, log: Log, trim: Any) -> None:
+def shrink_log(topic: Topic) -> None:
     """Continue in a small segment; the large one and the spares go once the small one is on stable storage."""
+    log = topic.log
     log.pool.drop_spares()
     if log.active.file_bytes <= SEGMENT_BYTES_MIN:
         return
@@ -81,7 +81,7 @@ def shrink_log(topic: Topic, log: Log, trim: Any) -> None:
     def done(failed: StorageError | None, error: BaseException | None) -> None:
         # If the sync failed, the next trim lets the old segment go; the syncer reports such a disk.
         if failed is None and error is None:
-            trim()
+            topic.trim_finished()
             log.pool.drop_spares()
 
     topic.broker.in_background(sync, done)

@@ -112,8 +112,6 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.names = Names()
-        # The name of the directory of due times is among those that were changed.
-        self.dues_named = False
         # The file `state` was there, and is damaged; the reason, unless a kill has left it half made.
         self.state_lost = False
         self.state_damage = ""
@@ -185,8 +183,6 @@ class Topic(TopicCore):
     def open_dues(self, log: Log, ends: tuple[int, int], found: bool) -> Dues:
         """Open the index of the log's due times. ends: of `due_ends_of`. found: its directory is there."""
         directory = None if self.directory is None else f"{self.directory}/{DUES_DIRECTORY}"
-        if directory is not None and found and not self.broker.names_durable:
-            self.note_due_names(directory)
         return open_dues(
             self.files,
             directory,
@@ -196,16 +192,8 @@ class Topic(TopicCore):
             synced_below=ends[1],
             power_failed=self.broker.power_failed,
             found=found,
-            on_named=None if directory is None else partial(self.note_due_names, directory),
             prepare=None if directory is None else self.prepare_slots,
         )
-
-    def note_due_names(self, directory: str) -> None:
-        """Record that names of due times, or that of their directory, may not be on stable storage."""
-        if not self.dues_named:
-            self.dues_named = True
-            self.names.changed(os.path.dirname(directory))
-        self.names.changed(directory)
 
     def prepare_slots(self, store: NoteFiles, path: str, size_bytes: int) -> None:
         """Make a file for due times or notes in a thread. If that fails, the one that needs it gets the error."""
@@ -304,7 +292,7 @@ class Topic(TopicCore):
         """Record whether all that the start has found is on stable storage. The topic's files are mapped now."""
         if self.names:
             return
-        if self.log.dirty_ranges()[0] or self.dues.dirty_ranges()[0]:
+        if self.log.dirty_ranges()[0] or self.dues.store.dirty_files():
             return
         self.log.mark_synced([], self.log.end)
         self.durable_version = self.dirty_version()
@@ -429,7 +417,7 @@ class Topic(TopicCore):
     def files_moved(self, moved: str) -> None:
         """Set the paths of log and due times until they are removed. moved: the topic's directory now."""
         self.log.files_moved(os.path.join(moved, LOG_DIRECTORY))
-        self.dues.files_moved(os.path.join(moved, DUES_DIRECTORY))
+        self.dues.store.files_moved(os.path.join(moved, DUES_DIRECTORY))
 
     def ledgers(self) -> list[Ledger]:
         """Return the ledgers of the topic's channels."""
@@ -438,7 +426,7 @@ class Topic(TopicCore):
     def notes_bytes(self) -> int:
         """Return the bytes that the due times and the channels' notes take."""
         notes = [channel.notes for channel in self.channels_by_name.values()]
-        return self.dues.size_bytes + sum(each.size_bytes for each in notes if each is not None)
+        return self.dues.store.size_bytes + sum(each.store.size_bytes for each in notes if each is not None)
 
     def lifted_quota(self) -> AbstractContextManager[None]:
         """Return a context in which the topic's files may grow without limit."""

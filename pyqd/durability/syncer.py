@@ -8,6 +8,8 @@ never waits for the disk.
 A topic's *dirty version* is a tuple of numbers that change with its files. A topic with the version of its last sync is
 skipped; an idle topic costs no more than that comparison. The code that creates or removes a file counts the changed
 names in the topic's directories (`Names`). A start after anything but a clean stop takes none of the names for durable.
+Files of due times and notes count theirs themselves (`NoteFiles`): a power failure may take one, and a start makes the
+due times again that no sync has covered.
 
 Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
 channels with durable names were given messages (pyx/broker/topic.pyx). Together with the states go the headers of
@@ -38,6 +40,7 @@ from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.notefiles import NoteFiles, SlotFile
 from pyqd.hot.diskqueue.notes import NoteFile, Notes
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.net.greenlets import spawn_service
@@ -79,11 +82,11 @@ class SyncedLedger(NamedTuple):
     change_count: int
 
 
-class SyncedNotes(NamedTuple):
-    """Notes of a channel in a job: their changed files, and the number of all changes."""
+class SyncedSlots(NamedTuple):
+    """Notes or due times in a job: their changed files, and the number of all changes."""
 
-    notes: Notes
-    files: list[tuple[NoteFile, int]]
+    store: NoteFiles
+    files: list[tuple[SlotFile, int]]
     change_count: int
 
 
@@ -93,15 +96,6 @@ class SyncedLog(NamedTuple):
     log: Log
     ranges: list[tuple[Segment, int, int]]
     end: int
-
-
-class SyncedDues(NamedTuple):
-    """Due times of a topic in a job, with the end of its log: their end and the number of their changes."""
-
-    topic: OwningTopic
-    log_end: int
-    end: int
-    change_count: int
 
 
 class Job:
@@ -115,10 +109,11 @@ class Job:
         self.states: list[DirtyRange] = []
         self.given: list[tuple[OwningTopic, int]] = []
         self.logs: list[SyncedLog] = []
-        self.dues: list[SyncedDues] = []
+        # Topics whose due times are synced up to an ordinal.
+        self.dues: list[tuple[OwningTopic, int]] = []
         self.ledgers: list[SyncedLedger] = []
         self.headers: list[tuple[SyncedLedger, DirtyRange]] = []
-        self.notes: list[SyncedNotes] = []
+        self.slots: list[SyncedSlots] = []
         self.dropped: list[tuple[Notes, list[NoteFile]]] = []
         self.topics: list[OwningTopic] = []
         self.took_s = 0.0
@@ -133,7 +128,7 @@ class Job:
         self.add_channels(channels)
         for channel in channels:
             if channel.notes is not None:
-                self.add_notes(channel.notes)
+                self.add_slots(channel.notes.store)
         self.add_names(topic)
 
     def add_channels(self, channels: Sequence[Channel]) -> None:
@@ -154,13 +149,10 @@ class Job:
             self.ranges.append(state)
         # In this order: an entry of dues is stored before its record.
         self.add_log(topic.log)
-        self.add_dues(topic)
-
-    def add_dues(self, topic: OwningTopic) -> None:
-        """Gather the dirty due times of a topic's records."""
-        ranges, end = topic.dues.dirty_ranges()
-        self.ranges += [dirty_range(mapping, start, length) for mapping, start, length in ranges]
-        self.dues.append(SyncedDues(topic, topic.log.end, end, topic.dues.change_count))
+        # A full disk may keep them in memory.
+        if topic.dues.store.directory is not None:
+            self.add_slots(topic.dues.store)
+            self.dues.append((topic, topic.log.end))
 
     def add_names(self, topic: OwningTopic) -> None:
         """Gather the names in a topic's directories that are not durable, with their new ledgers."""
@@ -171,11 +163,12 @@ class Job:
             for ledger in change.ledgers:
                 self.add_ledger(ledger)
 
-    def add_notes(self, notes: Notes) -> None:
-        """Gather the changed files of a channel's notes, whole: they need no order among the writes."""
-        files = notes.dirty_files()
+    def add_slots(self, store: NoteFiles) -> None:
+        """Gather the changed files of notes or due times, whole, and their new names."""
+        files = store.dirty_files()
         self.ranges += [dirty_range(file.mapping, 0, file.mapping.size_bytes) for file, _ in files]
-        self.notes.append(SyncedNotes(notes, files, notes.change_count))
+        self.directories += store.changed_directories()
+        self.slots.append(SyncedSlots(store, files, store.change_count))
 
     def add_ledger(self, ledger: Ledger) -> None:
         """Gather a whole ledger, sealed, once."""
@@ -238,15 +231,14 @@ class Job:
         """Record the durable ends of logs, due times, ledgers and notes."""
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
-        for topic, log_end, end, change_count in self.dues:
+        for topic, log_end in self.dues:
             if not topic.exiting:
-                topic.dues.mark_synced(end, change_count)
                 topic.note_dues_synced(log_end)
         for ledger, bits_from, _, floor, reset_count, change_count in self.ledgers:
             ledger.note_synced(bits_from, reset_count, change_count)
             ledger.note_floor_synced(floor, reset_count)
-        for notes, files, change_count in self.notes:
-            notes.note_synced(files, change_count)
+        for store, files, change_count in self.slots:
+            store.note_synced(files, change_count)
         for notes, dropped_files in self.dropped:
             notes.remove_dropped(dropped_files)
         for names, gathered in self.names:
@@ -403,13 +395,13 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     return True
 
 
-def sync_channel(broker: Broker, channel: Channel, in_thread: InThread | None = None) -> bool:
-    """Make a channel and its name durable now, independently of the syncer. Returns, switches: as `do`."""
+def sync_channel(broker: Broker, channel: Channel) -> bool:
+    """Make a channel and its name durable now, independently of the syncer. Returns: as `do`. Switches: yes."""
     job = Job()
     job.add_topic(channel.topic)
     job.add_channels([channel])
     job.add_names(channel.topic)
-    return do(broker, job, in_thread or gevent.get_hub().threadpool.apply)
+    return do(broker, job, gevent.get_hub().threadpool.apply)
 
 
 def run_inline(function: Callable[[], None]) -> None:

@@ -399,7 +399,7 @@ cdef class ChannelCore(Scheduled):
         """Go on with the deferred messages that the channel has not seen, until the work budget is used up."""
         cdef int64_t due_before = self.deferral.next_due()
         if self.deferral.dues_seen != self.readable.due_end:
-            if not self.deferral.see(False):
+            if not self.deferral.see():
                 self.readable.scheduler.request_wake(self)
             # The timer is set for the time that came first before.
             if self.deferral.next_due() < due_before:

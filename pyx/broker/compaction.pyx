@@ -90,15 +90,10 @@ cdef Rewrite sparse(TopicCore topic, Segment segment):
     if segment.tail <= PAGE_BYTES:
         return None
     for channel in topic.channels:
-        if unfinished_in(channel, segment.first_ordinal, segment.end_ordinal()) * share >= kept_count:
+        if channel.ledger.unfinished_in(segment.first_ordinal, segment.end_ordinal()) * share >= kept_count:
             return None
     rewrite = rewrite_of(topic, [segment])
     return rewrite if rewrite.needed_count() * share < kept_count else None
-
-
-cdef uint64_t unfinished_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
-    """Count the records of a range that a channel has not finished. Cost: O(64th part of the range, and exceptions)."""
-    return channel.ledger.unfinished_in(start, end)
 
 
 cdef list small_neighbours(Segment segment, uint64_t end, refused):

@@ -199,11 +199,6 @@ cdef class Deferral:
         self.cursor.dues_void += 1
         return 0
 
-    cdef int note_cancelled(self) except -1:
-        """Note that a message which waited for its publisher's due time was finished."""
-        self.cursor.dues_void += 1
-        return 0
-
     cdef uint64_t superseded_end(self) except? 0:
         """Return 1 + the highest ordinal in `superseded`; 0 if there is none. Cost: O(superseded)."""
         return <uint64_t> max(self.superseded) + 1 if self.superseded else 0
@@ -227,14 +222,14 @@ cdef class Deferral:
             self.waiting.shift_odd(jump_ns)
         return 0
 
-    cdef bint see(self, bint whole) except -1:
+    cdef bint see(self) except -1:
         """Push entries of dues that are unseen into the heap, until the work budget of this pass is used up.
 
-        whole: all of them. Returns: whether none is left. Raises: MemoryError (some were pushed).
+        Returns: whether none is left. Raises: MemoryError (some were pushed).
         """
         cdef uint64_t end
         while self.dues_seen != self.cursor.readable.due_end:
-            if not whole and not self.cursor.readable.scheduler.has_work():
+            if not self.cursor.readable.scheduler.has_work():
                 return False
             end = min(self.cursor.readable.due_end, self.dues_seen + SEEN_PER_SLICE)
             self.cursor.readable.scheduler.spend(<int64_t> (SEEING_WORK * (end - self.dues_seen)))

@@ -246,11 +246,13 @@ cdef class MessageLookup:
         cdef uint32_t note = NO_NOTE
         assert self.place != IN_FLIGHT and self.record != NULL, "invariant 1"
         channel.ledger.reach(record_ordinal(self.record))
-        self.note_cancelled()
+        if self.kept != NULL:
+            # Seeks skip it.
+            channel.note_cancelled(record_ordinal(self.kept))
         if self.place == NOTED:
             note = <uint32_t> self.at
         elif self.place == DEFERRED:
-            channel.deferral.note_cancelled()
+            channel.cursor.dues_void += 1
         elif ring is not None:
             note = ring.at(self.at).note
             ring.remove(self.at)
@@ -259,12 +261,6 @@ cdef class MessageLookup:
             channel.deferral.forget(note)
         channel.cursor.note_finished_ahead()
         channel.ledger.header.finish_count += 1
-        return 0
-
-    cdef int note_cancelled(self) except -1:
-        """Record the message as cancelled, if the log has it: seeks skip it. Raises: StorageError (nothing changed)."""
-        if self.kept != NULL:
-            self.channel.note_cancelled(record_ordinal(self.kept))
         return 0
 
     def reschedule(self, int64_t due_ns, LogReader reader not None, bint at_once=False):

@@ -142,7 +142,7 @@ def recover_queued(ChannelCore channel not None):
     cdef const Record* record
     if notes is None:
         return
-    for slot in notes.found_after(0):
+    for slot in notes.found_slots():
         ordinal = notes.at(slot).seq & ORDINAL_MASK
         if ordinal < channel.ledger.header.cursor or ordinal >= log.end or channel.ledger.is_finished(ordinal):
             continue
@@ -150,7 +150,7 @@ def recover_queued(ChannelCore channel not None):
         log.ready(position.segment)
         record = <const Record*> (position.segment.base + position.offset)
         if position.ordinal == ordinal and record.seq == notes.at(slot).seq and not record.flags & RECORD_LOST:
-            notes.take(slot)
+            notes.find(record.seq)
             if record.due_ns == 0:
                 channel.deferral.add_overridden(ordinal)
             resume(channel, record, slot)
@@ -163,39 +163,32 @@ def end_recovery(ChannelCore channel not None):
     channel.set_next_timer(mono_ns())
 
 
-def note_attempts(ChannelCore channel not None):
+def note_attempts(ChannelCore channel not None, bint stores=True):
     """Store a note for each message that was delivered, is not finished and has none, as a clean stop does.
 
-    Raises: StorageError, after notes of some of them; another call continues.
+    stores: False: only count these messages. Returns: their number. Raises: StorageError, after notes of some of them;
+    another call continues.
     """
     cdef uint32_t slot
-    cdef uint64_t number
+    cdef uint64_t number, count = 0
     cdef ReadyEntry* entry
     cdef ReadyRing ring
     for slot in range(channel.slots.capacity):
         if channel.slots.used(slot) != NULL and channel.slots.slots[slot].note == NO_NOTE:
-            channel.slots.slots[slot].note = note_attempts_of(
-                channel, channel.slots.slots[slot].record, channel.slots.slots[slot].attempts)
+            count += 1
+            if stores:
+                channel.slots.slots[slot].note = note_attempts_of(
+                    channel, channel.slots.slots[slot].record, channel.slots.slots[slot].attempts)
     for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
         for number in range(ring.first, ring.end()):
             entry = ring.at(number)
             if entry.note == NO_NOTE:
-                entry.note = note_attempts_of(channel, entry.record, entry.attempts)
+                count += 1
+                if stores:
+                    entry.note = note_attempts_of(channel, entry.record, entry.attempts)
+    return count
 
 
 cdef uint32_t note_attempts_of(ChannelCore channel, const Record* record, uint16_t attempts) except NO_NOTE:
     channel.deferral.open()
     return channel.deferral.notes.put(record.seq, NOTE_DELIVERED, attempts, 0, 0)
-
-
-def unnoted_count(ChannelCore channel not None):
-    """Count the messages that `note_attempts` has to store a note for."""
-    cdef uint32_t slot
-    cdef uint64_t number, count = 0
-    cdef ReadyRing ring
-    for slot in range(channel.slots.capacity):
-        count += channel.slots.used(slot) != NULL and channel.slots.slots[slot].note == NO_NOTE
-    for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
-        for number in range(ring.first, ring.end()):
-            count += ring.at(number).note == NO_NOTE
-    return count

@@ -575,8 +575,8 @@ cdef class TopicCore(Scheduled):
             if channel.cancelled is not None:
                 total += channel.cancelled.change_count
             if channel.deferral.notes is not None:
-                total += channel.deferral.notes.change_count
-        return total + self.readable.dues.change_count
+                total += channel.deferral.notes.store.change_count
+        return total + self.readable.dues.store.change_count
 
     def changed_channels(self):
         """Return the durable channels with changes that no sync has covered. Cost: O(channels), in C."""
@@ -591,7 +591,7 @@ cdef class TopicCore(Scheduled):
                     channel.cancelled.change_count != channel.cancelled.synced_change_count):
                 changed.append(channel)
             elif channel.deferral.notes is not None and (
-                    channel.deferral.notes.change_count != channel.deferral.notes.synced_change_count):
+                    channel.deferral.notes.store.change_count != channel.deferral.notes.store.synced_change_count):
                 changed.append(channel)
         return changed
 

@@ -30,33 +30,23 @@ from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.notefiles cimport (
     NOTE_PUBLISHED,
-    begin_header,
     fill_slot,
-    note_checksum,
+    is_free,
+    is_sound,
     note_offset,
     note_place,
 )
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.primitives.releases cimport PAGE_BYTES
 from pyqd.hot.wire.record cimport ORDINAL_MASK, Record, record_ordinal, record_span, store_word
 
 import logging
-import os
 
-from pyqd.primitives.errors import CorruptionError, DiskFull
+from pyqd.primitives.errors import DiskFull
 
 cdef uint64_t MAGIC = 0x455544_44515950          # "PYQDDUE\0", little-endian
 
 logger = logging.getLogger(__name__)
-
-
-cdef inline bint is_free(const Note* at) noexcept nogil:
-    return (<const uint64_t*> at)[0] == 0
-
-
-cdef inline bint is_sound(const Note* at) noexcept nogil:
-    return at.checksum == note_checksum(at) and at.kind == NOTE_PUBLISHED
 
 
 cdef inline uint64_t entry_ordinal(const Note* at) noexcept nogil:
@@ -64,13 +54,12 @@ cdef inline uint64_t entry_ordinal(const Note* at) noexcept nogil:
 
 
 @cython.final
-cdef class DueFile:
+cdef class DueFile(SlotFile):
     """One file of entries."""
 
     def __init__(self, Mapping mapping not None, uint64_t number):
-        self.mapping = mapping
-        self.number = number
-        self.entries = <Note*> mapping.base + HEADER_SLOTS
+        SlotFile.__init__(self, mapping, number)
+        self.entries = self.slots + HEADER_SLOTS
         self.first = first_entry_of(number)
         self.end = first_entry_of(number + 1)
 
@@ -79,33 +68,26 @@ cdef class DueFile:
 cdef class Dues:
     """Due times of one topic, in the files of a directory, which the first entry makes; None: in memory.
 
-    files, directory, limit, on_named, prepare: as for NoteFiles. on_named is also called for the directory.
+    files, directory, limit, prepare: as for NoteFiles.
     """
 
-    def __init__(self, files not None, directory, limit not None, on_named=None, prepare=None):
-        self.store = NoteFiles(MAGIC, "due times", files, directory, limit, on_named, prepare)
+    def __init__(self, files not None, directory, limit not None, prepare=None):
+        self.store = NoteFiles(MAGIC, "due times", files, directory, limit, prepare)
         self.held = []
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return self.store.size_bytes
 
     # Changes.
 
-    cdef int reserve_files(self, uint64_t count) except -1:
+    cpdef int reserve_files(self, uint64_t count) except -1:
         """Make files for so many more entries, and have the next one made ahead if the last one is nearly full."""
         cdef uint64_t number
         cdef DueFile file
         while self.space_end - self.end < count:
-            if not self.held:
-                self.store.make_directory()
-            number = self.first_number + <uint64_t> len(self.held)
+            number = self.next_number()
             file = DueFile(self.store.make(number), number)
             self.enter(file)
         if self.end + count > self.ahead_at:
             self.ahead_at = self.space_end
-            self.store.ask_ahead(self.first_number + <uint64_t> len(self.held))
+            self.store.ask_ahead(self.next_number())
         return 0
 
     cdef int enter(self, DueFile file) except -1:
@@ -113,8 +95,9 @@ cdef class Dues:
         if not self.held:
             self.first_number = file.number
             self.first = self.end = file.first
-        assert file.number == self.first_number + <uint64_t> len(self.held), "files have consecutive numbers"
+        assert file.number == self.next_number(), "files have consecutive numbers"
         self.held.append(file)
+        self.store.in_use[file.number] = file
         self.space_end = file.end
         self.ahead_at = file.end - (file.end - file.first) // 4
         return 0
@@ -131,28 +114,33 @@ cdef class Dues:
         debug_require(due_ns != 0)
         debug_require((seq & ORDINAL_MASK) >= self.ordinal_end)
         if self.end == file.first:
-            begin_header(file.mapping, MAGIC, file.number, self.ordinal_end)
+            self.store.begin_header(file, self.ordinal_end)
         fill_slot(file.entries + (self.end - file.first), &entry)
         self.ordinal_end = (seq & ORDINAL_MASK) + 1
         self.end += 1
-        self.change_count += 1
-        return 0
+        return self.store.note_change(file)
 
-    cdef int take_back(self, uint64_t end) except -1:
+    cpdef int take_back(self, uint64_t end) except -1:
         """Drop the entries from an index on: their records did not become valid. Their space stays."""
         assert self.first <= end <= self.end, "only entries are dropped"
         if end == self.end:
             return 0
-        self.ordinal_end = self.file_of(end).header().origin if end == self.file_of(end).first else (
-            entry_ordinal(self.at(end - 1)) + 1)
-        return self.clear_from(end, self.end)
+        self.clear_from(end, self.end)
+        return self.end_at(end)
 
-    cdef int clear_from(self, uint64_t end, uint64_t stored_end) except -1:
-        """Free the slots from `end` to before `stored_end`, the last first: a kill leaves dense indexes."""
+    cdef int end_at(self, uint64_t end) except -1:
+        """Let the entries end at the index of one of them."""
+        cdef DueFile file = self.file_of(end)
+        self.end = end
+        self.ordinal_end = file.header().origin if end == file.first else entry_ordinal(self.at(end - 1)) + 1
+        return 0
+
+    cdef int clear_from(self, uint64_t start, uint64_t end) except -1:
+        """Free the slots from `start` to before `end`, the last first: a kill leaves dense indexes."""
         cdef DueFile file
         cdef Note* at
-        cdef uint64_t index = stored_end
-        while index > end:
+        cdef uint64_t index = end
+        while index > start:
             index -= 1
             file = self.file_of(index)
             at = file.entries + (index - file.first)
@@ -160,15 +148,11 @@ cdef class Dues:
             memset(<char*> at + 8, 0, sizeof(Note) - 8)
             if index == file.first:
                 store_barrier()
-                (<NoteHeader*> file.mapping.base).magic = 0
-        self.end = end
-        self.stored_end = max(self.stored_end, stored_end)
-        self.synced_end = min(self.synced_end, end)
-        self.change_count += 1
-        self.taken_back_at = self.change_count
+                (<NoteHeader*> file.slots).magic = 0
+            self.store.note_change(file)
         return 0
 
-    cdef int trim(self, uint64_t ordinal) except -1:
+    cpdef int trim(self, uint64_t ordinal) except -1:
         """Remove the files whose entries all belong to records below an ordinal, but not that of the last entry."""
         cdef DueFile file
         while len(self.held) > 1:
@@ -178,11 +162,10 @@ cdef class Dues:
             del self.held[0]
             self.first_number += 1
             self.first = file.end
-            self.synced_end = max(self.synced_end, self.first)
-            self.store.remove(file.mapping)
+            self.store.remove(file)
         return 0
 
-    cdef uint64_t lower_bound(self, uint64_t ordinal) noexcept:
+    cpdef uint64_t lower_bound(self, uint64_t ordinal) noexcept:
         """Return the index of the first entry of a record with that ordinal or a greater one. Cost: O(log entries)."""
         cdef uint64_t low = self.first
         cdef uint64_t high = self.end
@@ -197,92 +180,46 @@ cdef class Dues:
 
     cdef int forget_files(self) except -1:
         """Drop all entries; later ones have indexes of their own."""
-        cdef uint64_t number = self.first_number + <uint64_t> len(self.held)
+        cdef uint64_t number = self.next_number()
         self.held = []
         self.first_number = number
         self.first = self.end = self.space_end = self.ahead_at = first_entry_of(number)
-        self.synced_end = self.end
-        self.stored_end = 0
-        self.change_count += 1
-        self.taken_back_at = self.synced_change_count = self.change_count
         return 0
 
-    cdef int abandon(self) except -1:
+    cpdef int abandon(self) except -1:
         """Drop all entries, because the files are gone; later ones are kept in memory only."""
-        cdef DueFile file
-        for file in self.held:
-            file.mapping.file_removed()
         self.store.abandon()
         return self.forget_files()
 
-    def files_moved(self, str directory not None):
-        """Set the directory in which the files are now, until they are removed."""
-        cdef DueFile file
-        self.store.files_moved(directory)
-        for file in self.held:
-            if file.mapping.path is not None:
-                file.mapping.moved(os.path.join(directory, os.path.basename(file.mapping.path)))
-
-    # Syncs.
-
-    def dirty_ranges(self):
-        """Return [(Mapping, start, length)] of bytes since the last `mark_synced`, and the index that covers them."""
-        cdef DueFile file
-        cdef uint64_t stored_end = max(self.end, self.stored_end)
-        cdef uint64_t start, end
-        ranges = []
-        if self.synced_end < stored_end and self.store.directory is not None:
-            for file in self.held[file_number_of(self.synced_end) - self.first_number:]:
-                if file.first >= stored_end:
-                    break
-                start = (max(self.synced_end, file.first) - file.first + HEADER_SLOTS) * sizeof(Note)
-                end = (min(stored_end, file.end) - file.first + HEADER_SLOTS) * sizeof(Note)
-                if self.synced_end <= file.first:
-                    start = 0
-                start &= ~<uint64_t> (PAGE_BYTES - 1)
-                ranges.append((file.mapping, start, end - start))
-        return ranges, self.end
-
-    def mark_synced(self, uint64_t end, uint64_t change_count):
-        """Record that the ranges of an earlier `dirty_ranges` are on stable storage.
-
-        end: as it returned it. change_count: as it was then. If entries have been taken back since, the next sync
-        covers what this one would. May be called in a thread, as the interpreter's lock is held.
-        """
-        if change_count < self.taken_back_at:
-            return
-        self.synced_end = max(self.synced_end, end)
-        self.synced_change_count = max(self.synced_change_count, change_count)
-        self.stored_end = 0
-
     # Start.
 
-    cdef int resume(self, list found, uint64_t end, uint64_t ordinal_end) except -1:
-        """Go on with files of an earlier run, of which the entries below an index count."""
+    cdef int clear_behind(self) except -1:
+        """Free the slots behind the last entry that a start has found, and remove the files without entries."""
         cdef DueFile file
-        cdef uint64_t stored_end
-        for file in found:
-            self.enter(file)
-        self.synced_end = self.first
-        self.ordinal_end = ordinal_end
-        stored_end = self.space_end
-        while stored_end > end and is_free(self.at(stored_end - 1)):
-            stored_end -= 1
-        self.end = end
-        if stored_end > end:
-            self.clear_from(end, stored_end)
-        while self.held and (<DueFile> self.held[len(self.held) - 1]).first >= end:
+        for file in reversed(self.held):
+            self.clear_from(max(self.end, file.first), file.first + file.used_end() - HEADER_SLOTS)
+        while self.held and (<DueFile> self.held[len(self.held) - 1]).first >= self.end:
             file = self.held.pop()
             self.space_end = self.ahead_at = file.first
-            self.store.remove(file.mapping)
+            self.store.remove(file)
         if not self.held:
             self.forget_files()
         return 0
 
+    cdef int remove_files(self) except -1:
+        """Remove the files that a start has found so far."""
+        for file in self.held:
+            self.store.remove(file)
+        self.held = []
+        return 0
+
     cdef int note_found_synced(self, uint64_t synced_below) except -1:
-        """Record that an earlier run has synced the entries of records below an ordinal."""
-        self.synced_end = min(self.lower_bound(synced_below), self.end)
-        self.change_count += self.synced_end != self.end
+        """Record that an earlier run has synced the entries of records below an ordinal, and no others."""
+        cdef DueFile file
+        cdef uint64_t synced_end = self.lower_bound(synced_below)
+        for file in self.held:
+            if synced_end < min(file.end, self.end):
+                self.store.note_change(file)
         return 0
 
     cdef int walk(self, Log log, uint64_t ordinal) except -1:
@@ -315,26 +252,6 @@ cdef class Dues:
         self.append(seq, due_ns, place)
         return self.end - 1
 
-    def reserve_entries(self, uint64_t count):
-        """Reserve space for so many entries. Raises: StorageError (nothing changed)."""
-        self.reserve(count)
-
-    def drop_from(self, uint64_t end):
-        """Drop the entries from an index on."""
-        self.take_back(end)
-
-    def trim_below(self, uint64_t ordinal):
-        """Remove the files whose entries all belong to records below an ordinal, but not that of the last entry."""
-        self.trim(ordinal)
-
-    def index_of(self, uint64_t ordinal):
-        """Return the index of the first entry of a record with that ordinal or a greater one."""
-        return self.lower_bound(ordinal)
-
-    def forget(self):
-        """Drop all entries, because the files are gone."""
-        self.abandon()
-
     def rows(self):
         """Return [(seq, due time, segment number, offset)] of all entries, in order."""
         cdef uint64_t index
@@ -352,8 +269,8 @@ cdef class Dues:
         cdef uint64_t number = self.first_number
         cdef uint64_t ordinal_end = 0
         cdef const Note* at
-        assert self.first <= self.end <= self.space_end and self.synced_end <= max(self.end, self.first)
-        assert self.ahead_at <= self.space_end and self.synced_change_count <= self.change_count
+        assert self.first <= self.end <= self.space_end and self.ahead_at <= self.space_end
+        assert list(self.store.in_use.values()) == self.held
         assert self.first == first_entry_of(self.first_number), "invariant 2"
         for file in self.held:
             assert file.number == number and file_number_of(file.first) == number, "invariant 2"
@@ -380,10 +297,8 @@ cdef class Dues:
 cdef class FoundDues:
     """Files of an earlier run, compared with the log."""
 
+    cdef Dues dues
     cdef Log log
-    cdef list found                      # DueFile, consecutive
-    cdef uint64_t end                    # index behind the last entry that counts
-    cdef uint64_t ordinal_end            # 1 + ordinal of the last one that there ever was
     cdef uint64_t synced_below           # entries of records below are complete; the log's end unless the power failed
     cdef bint power_failed
     cdef str problem                     # None: the files are complete up to `synced_below`
@@ -392,12 +307,12 @@ cdef class FoundDues:
         self, Dues dues not None, Log log not None, uint64_t due_below, uint64_t synced_below, bint power_failed,
         bint found,
     ):
+        self.dues = dues
         self.log = log
         self.power_failed = power_failed
         self.synced_below = min(synced_below, log.end) if power_failed else log.end
-        self.found = []
         if found:
-            self.find(dues)
+            self.find()
         if self.problem is None:
             self.scan()
         if self.problem is None:
@@ -405,49 +320,44 @@ cdef class FoundDues:
         if self.problem is None:
             self.drop_last()
 
-    cdef int find(self, Dues dues) except -1:
+    cdef int find(self) except -1:
         """Find the files that follow one another up to the last one; others, and those without entries, are removed."""
         cdef DueFile file
-        cdef uint64_t number
-        left = []
-        for number in dues.store.found_numbers():
-            try:
-                file = DueFile(dues.store.open(number), number)
-            except CorruptionError as error:
-                if not self.power_failed:
-                    self.problem = str(error)
-                # It counts as missing.
-                left.append(dues.store.path_of(number))
-                continue
+        cdef Dues dues = self.dues
+        # They count as missing.
+        damaged = []
+        for number, mapping in dues.store.open_found(damaged):
+            file = DueFile(mapping, number)
             if file.header().magic == 0:
                 if not self.power_failed and not is_free(file.entries):
                     self.problem = f"{file.mapping.path}: the header of the file is missing"
             elif file.header().origin <= self.log.first.first_ordinal:
                 # The entries of all files before belong to records that the log has no more.
-                for earlier in self.found:
-                    dues.store.remove((<DueFile> earlier).mapping)
-                self.found = [file]
+                dues.remove_files()
+                dues.enter(file)
                 continue
-            elif self.found and file.number == (<DueFile> self.found[len(self.found) - 1]).number + 1:
-                self.found.append(file)
+            elif dues.held and file.number == dues.next_number():
+                dues.enter(file)
                 continue
             elif not self.power_failed or file.header().origin < self.synced_below:
                 self.problem = f"{file.mapping.path}: the file before it is missing"
-            dues.store.remove(file.mapping)
-        for path in left:
-            dues.store.files.remove(path)
+            dues.store.remove(file)
+        for error in damaged:
+            if not self.power_failed:
+                self.problem = str(error)
+            dues.store.files.remove(error.file)
         return 0
 
     cdef int scan(self) except -1:
         """Find the end of the entries, and check all of them."""
         cdef DueFile file
+        cdef Dues dues = self.dues
         cdef Note* at
         cdef bint ended = False
-        if self.found:
-            file = self.found[0]
-            self.end, self.ordinal_end = file.first, file.header().origin
-        for file in self.found:
-            if not ended and file.header().origin != self.ordinal_end:
+        if dues.held:
+            dues.end_at(dues.first)
+        for file in dues.held:
+            if not ended and file.header().origin != dues.ordinal_end:
                 self.problem = f"{file.mapping.path}: it does not continue the file before"
                 return 0
             at = file.entries
@@ -457,9 +367,9 @@ cdef class FoundDues:
                 elif not is_sound(at):
                     self.problem = f"{file.mapping.path}: an entry is damaged"
                     return 0
-                elif not ended and entry_ordinal(at) >= self.ordinal_end:
-                    self.end += 1
-                    self.ordinal_end = entry_ordinal(at) + 1
+                elif not ended and entry_ordinal(at) >= dues.ordinal_end:
+                    dues.end += 1
+                    dues.ordinal_end = entry_ordinal(at) + 1
                 elif not self.power_failed or entry_ordinal(at) < self.synced_below:
                     self.problem = f"{file.mapping.path}: an entry is at a wrong place"
                     return 0
@@ -468,21 +378,15 @@ cdef class FoundDues:
                 at += 1
         return 0
 
-    cdef const Note* entry(self, uint64_t index):
-        cdef DueFile file = self.found[file_number_of(index) - (<DueFile> self.found[0]).number]
-        return file.entries + (index - file.first)
-
     cdef int drop_last(self) except -1:
         """Leave out entries at the end of records that did not become valid, or that a power failure may have taken."""
-        cdef uint64_t first = (<DueFile> self.found[0]).first if self.found else 0
-        while self.end > first:
-            if entry_ordinal(self.entry(self.end - 1)) < self.synced_below and self.has_record(
-                    self.entry(self.end - 1).seq):
-                return 0
-            self.end -= 1
-            self.ordinal_end = (
-                entry_ordinal(self.entry(self.end - 1)) + 1 if self.end > first
-                else (<DueFile> self.found[0]).header().origin)
+        cdef Dues dues = self.dues
+        cdef const Note* last
+        while dues.end > dues.first:
+            last = dues.at(dues.end - 1)
+            if entry_ordinal(last) < self.synced_below and self.has_record(last.seq):
+                break
+            dues.end_at(dues.end - 1)
         return 0
 
     cdef bint has_record(self, uint64_t seq) except -1:
@@ -499,54 +403,54 @@ cdef class FoundDues:
         cdef uint64_t needed_end = min(due_below, self.log.end)
         if needed_end <= log_first:
             return 0
-        if not self.found:
+        if not self.dues.held and self.power_failed and self.synced_below <= log_first:
+            # No sync has covered a file.
+            return 0
+        if not self.dues.held:
             self.problem = "all files are missing"
-        elif self.ordinal_end < needed_end and (not self.power_failed or due_below <= self.synced_below):
+        elif self.dues.ordinal_end < needed_end and (not self.power_failed or due_below <= self.synced_below):
             # Otherwise the last entry may be one that the power failure took.
             self.problem = "the last entry is missing"
         return 0
 
 
-cdef Dues remade(
-    files, directory, limit, Log log, on_named, prepare,
-):
+cdef Dues remade(files, directory, limit, Log log, prepare):
     """Return all due times of a log. Raises: StorageError."""
-    cdef Dues dues = Dues(files, directory, limit, on_named, prepare)
+    cdef Dues dues = Dues(files, directory, limit, prepare)
     dues.walk(log, log.first.first_ordinal)
     return dues
 
 
 def open_dues(
     files not None, directory, limit not None, Log log not None, *, uint64_t due_below, uint64_t synced_below,
-    bint power_failed, bint found, on_named=None, prepare=None,
+    bint power_failed, bint found, prepare=None,
 ):
     """Return the due times of a log, complete, with those of an earlier run.
 
     due_below: 1 + ordinal of the last record with a due time, as the topic's state says; 0: there was none.
-    synced_below: a sync has covered the records below it and their entries. found: the directory is there. on_named,
-    prepare: as for Dues. Cost: O(entries); if the files are damaged, O(records). Raises: StorageError.
+    synced_below: a sync has covered the records below it and their entries. found: the directory is there. prepare:
+    as for Dues. Cost: O(entries); if the files are damaged, O(records). Raises: StorageError.
     """
-    cdef Dues dues = Dues(files, directory, limit, on_named, prepare)
+    cdef Dues dues = Dues(files, directory, limit, prepare)
     cdef FoundDues kept
     if directory is None:
         return dues
     kept = FoundDues(dues, log, due_below, synced_below, power_failed, found)
     try:
         if kept.problem is None:
-            dues.resume(kept.found, kept.end, kept.ordinal_end)
+            dues.clear_behind()
             dues.note_found_synced(synced_below)
             if power_failed:
                 dues.walk(log, max(kept.synced_below, log.first.first_ordinal))
             return dues
         logger.warning(
             "DISKQUEUE(%s): %s - the index of due times is made again from the records", directory, kept.problem)
-        for file in kept.found:
-            dues.store.remove((<DueFile> file).mapping)
-        return remade(files, directory, limit, log, on_named, prepare)
+        dues.remove_files()
+        return remade(files, directory, limit, log, prepare)
     except DiskFull as error:
         logger.warning(
             "DISKQUEUE(%s): %s - the index of due times is kept in memory; the next start makes it again from the "
             "records", directory, error)
         for number in dues.store.found_numbers():
             files.remove(dues.store.path_of(number))
-        return remade(files, None, limit, log, None, None)
+        return remade(files, None, limit, log, None)

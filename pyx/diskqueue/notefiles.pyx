@@ -53,50 +53,45 @@ cdef uint32_t header_checksum(const NoteHeader* header) noexcept nogil:
     return crc32c(0, &header.number, 2 * sizeof(uint64_t))
 
 
-cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_t origin) noexcept:
-    """Store the header of a file, which has none."""
-    cdef NoteHeader* header = <NoteHeader*> mapping.base
-    debug_require(header.magic == 0)
-    header.version = NOTE_VERSION
-    header.number = number
-    header.origin = origin
-    header.checksum = header_checksum(header)
-    store_barrier()
-    header.magic = magic
+cdef class SlotFile:
+    """One file of slots. mapping: of all its bytes, zeros or as an earlier run left them."""
+
+    def __init__(self, Mapping mapping not None, uint64_t number):
+        self.mapping = mapping
+        self.number = number
+        self.slots = <Note*> mapping.base
+
+    cdef uint64_t used_end(self) noexcept:
+        """Return the number of slots, with those of the header, up to the last one that is not free."""
+        cdef uint64_t end = self.mapping.size_bytes // NOTE_BYTES
+        while end > HEADER_SLOTS and is_free(self.slots + (end - 1)):
+            end -= 1
+        return end
 
 
 @cython.final
 cdef class NoteFiles:
     """Files of slots in a directory; None: in memory.
 
-    magic: of the files. content: of the files, for errors. limit: SpaceLimit that allows new files. on_named: called
-    without arguments when a file has come or gone; None: nothing is. prepare: called as prepare(self, path, size_bytes)
-    to make a file of zeros ahead, and to call `offer`; None: each file is made when it is needed.
+    magic: of the files. content: of the files, for errors. limit: SpaceLimit that allows new files. prepare: called as
+    prepare(self, path, size_bytes) to make a file of zeros ahead, and to call `offer`; None: each file is made when it
+    is needed. The first file makes the directory, if it is missing.
     """
 
     def __init__(
-        self, uint64_t magic, str content not None, files not None, directory, limit not None, on_named=None,
-        prepare=None,
+        self, uint64_t magic, str content not None, files not None, directory, limit not None, prepare=None,
     ):
         self.magic = magic
         self.content = content
         self.files = files
         self.directory = directory
         self.limit = limit
-        self.on_named = on_named
         self.prepare = prepare
+        self.in_use = {}
 
     def path_of(self, uint64_t number):
         """Return the path of a file."""
         return f"{self.directory}/{number}"
-
-    cdef int make_directory(self) except -1:
-        """Make the directory if it is missing. Raises: StorageError."""
-        if self.directory is not None and not self.files.exists(self.directory):
-            self.files.make_directory(self.directory)
-            if self.on_named is not None:
-                self.on_named()
-        return 0
 
     cdef list found_numbers(self):
         """Return the numbers of the files that an earlier run left, in order. Files that were half made are removed."""
@@ -108,6 +103,19 @@ cdef class NoteFiles:
                 numbers.append(int(name))
         numbers.sort()
         return numbers
+
+    cdef list open_found(self, list damaged):
+        """Return (number, Mapping) of the files of an earlier run, in order. damaged: gets the errors of the others.
+
+        Raises: StorageError.
+        """
+        cdef list found = []
+        for number in self.found_numbers():
+            try:
+                found.append((number, self.open(number)))
+            except CorruptionError as error:
+                damaged.append(error)
+        return found
 
     cdef Mapping open(self, uint64_t number):
         """Return a file of an earlier run. Raises: StorageError, CorruptionError, LaterFormatError."""
@@ -127,12 +135,16 @@ cdef class NoteFiles:
             if header.checksum != header_checksum(header) or header.number != number:
                 raise CorruptionError(path, 12, f"the checksum of the header of the file of {self.content} is wrong")
         self.size_bytes += mapping.size_bytes
+        # The earlier run may not have synced it.
+        self.note_named()
         return mapping
 
     cdef Mapping make(self, uint64_t number):
         """Return a file of zeros with its name: the one that was made ahead, or a new one. Raises: StorageError."""
         cdef uint64_t size_bytes = chunks_of(number) * FILE_BYTES_MIN
         cdef Mapping mapping = self.spare
+        if self.directory is not None and not self.files.exists(self.directory):
+            self.files.make_directory(self.directory)
         if mapping is not None and mapping.size_bytes != size_bytes:
             self.drop_spare()
             mapping = None
@@ -145,9 +157,19 @@ cdef class NoteFiles:
                 mapping = self.files.new_mapped(
                     None if self.directory is None else self.path_of(number), size_bytes, True)
             self.size_bytes += size_bytes
-        if self.on_named is not None:
-            self.on_named()
+        self.note_named()
         return mapping
+
+    cdef void begin_header(self, SlotFile file, uint64_t origin) noexcept:
+        """Store the header of a file, which has none."""
+        cdef NoteHeader* header = <NoteHeader*> file.slots
+        debug_require(header.magic == 0)
+        header.version = NOTE_VERSION
+        header.number = file.number
+        header.origin = origin
+        header.checksum = header_checksum(header)
+        store_barrier()
+        header.magic = self.magic
 
     cdef int ask_ahead(self, uint64_t number) except -1:
         """Have a file made in a thread, unless one is there or on the way. number: that it will have."""
@@ -179,8 +201,10 @@ cdef class NoteFiles:
                 return 0
         return 0
 
-    cdef int remove(self, Mapping mapping) except -1:
-        """Remove a file that is not in use. If the disk refuses, it stays, and the next start removes it."""
+    cdef int remove(self, SlotFile file) except -1:
+        """Remove a file. If the disk refuses, it stays, and the next start removes it."""
+        cdef Mapping mapping = file.mapping
+        self.in_use.pop(file.number, None)
         self.size_bytes -= mapping.size_bytes
         if mapping.path is None:
             return 0
@@ -190,26 +214,65 @@ cdef class NoteFiles:
         except StorageError:
             # A FIN, which has been made, must not fail for it.
             return 0
-        if self.on_named is not None:
-            self.on_named()
+        return self.note_named()
+
+    cdef int note_named(self) except -1:
+        """Count the name of a file that has come or gone, which the next sync has to cover."""
+        self.change_count += 1
+        self.named_at = self.change_count
         return 0
 
+    # Syncs.
+
+    def dirty_files(self):
+        """Return [(file, number of its changes)] of the files with changes that no sync has covered."""
+        return [
+            (file, file.change_count) for file in self.in_use.values()
+            if file.change_count != file.synced_change_count]
+
+    def changed_directories(self):
+        """Return the directories with names that no sync has covered: that of the files, and the one above."""
+        if self.directory is None or self.named_at <= self.synced_change_count:
+            return []
+        return [self.directory, os.path.dirname(self.directory)]
+
+    def note_synced(self, list files not None, uint64_t change_count):
+        """Record that files of `dirty_files`, and all names, are on stable storage. change_count: as they were listed.
+
+        May be called in a thread, as the interpreter's lock is held.
+        """
+        cdef SlotFile file
+        cdef uint64_t changes
+        for file, changes in files:
+            file.synced_change_count = max(file.synced_change_count, changes)
+        self.synced_change_count = max(self.synced_change_count, change_count)
+
+    # A deleted topic or channel.
+
     def files_moved(self, str directory not None):
-        """Set the directory in which the files are now, until they are removed. The owner tells its own mappings."""
+        """Set the directory in which the files are now, until they are removed."""
+        cdef SlotFile file
         self.directory = directory
+        for file in self.in_use.values():
+            if file.mapping.path is not None:
+                file.mapping.moved(self.path_of(file.number))
         if self.spare_path is not None:
             self.spare_path = os.path.join(directory, os.path.basename(self.spare_path))
         if self.spare is not None:
             self.spare.moved(self.spare_path)
 
     cdef int abandon(self) except -1:
-        """Forget all files, which are gone; later ones are in memory. The owner tells its own mappings."""
+        """Forget all files, which are gone; later ones are in memory."""
+        cdef SlotFile file
+        for file in self.in_use.values():
+            file.mapping.file_removed()
+        self.in_use = {}
         if self.spare is not None:
             self.spare.file_removed()
             self.spare = None
         self.abandoned = True
         self.directory = None
         # No cycle: a deleted topic must go without a full collection.
-        self.on_named = self.prepare = None
+        self.prepare = None
         self.size_bytes = 0
         return 0

@@ -31,11 +31,11 @@ from pyqd.hot.diskqueue.notefiles cimport (
     HEADER_SLOTS,
     NOTE_DEFERRED,
     NOTE_DELIVERED,
-    NoteHeader,
-    begin_header,
     chunks_of,
     fill_slot,
     first_chunk_of,
+    is_free,
+    is_sound,
     note_checksum,
 )
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
@@ -44,8 +44,6 @@ from pyqd.hot.primitives.releases cimport array_release_later
 from pyqd.hot.wire.record cimport store_word
 
 from pyqd.diskqueue.damage import set_aside
-from pyqd.primitives.errors import CorruptionError
-
 cdef uint64_t MAGIC = 0x45544e_44515950          # "PYQDNTE\0", little-endian
 # Of a file without notes; that of no ledger.
 cdef uint64_t NO_GENERATION = 0
@@ -72,13 +70,11 @@ cdef bint precedes(const Note* note, const Note* other) noexcept nogil:
 
 
 @cython.final
-cdef class NoteFile:
-    """One file of notes. mapping: of all its bytes, zeros or as an earlier run left them."""
+cdef class NoteFile(SlotFile):
+    """One file of notes."""
 
     def __init__(self, Mapping mapping not None, uint64_t number):
-        self.mapping = mapping
-        self.number = number
-        self.base = mapping.base
+        SlotFile.__init__(self, mapping, number)
         self.first = <uint32_t> (first_chunk_of(number) * SLOTS_PER_CHUNK)
         self.end = self.first + <uint32_t> (chunks_of(number) * SLOTS_PER_CHUNK)
         self.fresh = self.first + HEADER_SLOTS
@@ -86,33 +82,24 @@ cdef class NoteFile:
 
 cdef uint64_t generation_of(NoteFile file) noexcept:
     """Return the generation of a file's notes; NO_GENERATION if it has no header."""
-    cdef const NoteHeader* header = <const NoteHeader*> file.base
-    return header.origin if header.magic != 0 else NO_GENERATION
+    return file.header().origin if file.header().magic != 0 else NO_GENERATION
 
 
 @cython.final
 cdef class Notes:
-    """Notes of one channel, in the files of a directory, which is there; None: in memory.
+    """Notes of one channel, in the files of a directory, which the first note makes; None: in memory.
 
-    generation: that counts. files, directory, limit, on_named, prepare: as for NoteFiles. Raises: StorageError.
+    generation: that counts. files, directory, limit, prepare: as for NoteFiles. Raises: StorageError.
     """
 
-    def __init__(
-        self, files not None, directory, limit not None, uint64_t generation, on_named=None, prepare=None,
-    ):
-        self.store = NoteFiles(MAGIC, "notes", files, directory, limit, on_named, prepare)
+    def __init__(self, files not None, directory, limit not None, uint64_t generation, prepare=None):
+        self.store = NoteFiles(MAGIC, "notes", files, directory, limit, prepare)
         self.generation = generation
-        self.by_number = {}
         self.dropped = {}
         self.chunks = []
 
     def __dealloc__(self):
         array_release(&self.found_memory)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return self.store.size_bytes
 
     # Changes.
 
@@ -143,33 +130,33 @@ cdef class Notes:
         debug_require(at.checksum == 0)
         fill_slot(at, &note)
         file.count += 1
-        self.note_change(file)
+        self.store.note_change(file)
         self.count += 1
         return slot
 
-    cdef int change(self, uint32_t slot, uint8_t kind, uint16_t attempts) except -1:
+    cpdef int change(self, uint32_t slot, uint8_t kind, uint16_t attempts) except -1:
         """Change deliveries and kind of a note, which keeps its due time."""
         cdef NoteFile file = self.file_of(slot)
         cdef Note* at = file.at(slot)
         cdef Note note = at[0]
-        debug_require((<uint64_t*> at)[0] != 0)
+        debug_require(not is_free(at))
         note.attempts = attempts
         note.kind = kind
         note.checksum = note_checksum(&note)
         store_word(<char*> at, (<uint64_t*> &note)[0])
-        self.note_change(file)
+        self.store.note_change(file)
         return 0
 
-    cdef int free(self, uint32_t slot) except -1:
+    cpdef int free(self, uint32_t slot) except -1:
         """Remove a note."""
         cdef NoteFile file = self.file_of(slot)
         cdef Note* at = file.at(slot)
-        assert (<uint64_t*> at)[0] != 0, "a note is freed twice"
+        assert not is_free(at), "a note is freed twice"
         store_word(<char*> at, 0)
         at.place = file.free_slot
         file.free_slot = slot
         file.count -= 1
-        self.note_change(file)
+        self.store.note_change(file)
         self.count -= 1
         if self.current is None or not self.current.has_free():
             self.current = file
@@ -177,16 +164,10 @@ cdef class Notes:
             self.drop_file(file)
         return 0
 
-    cdef int note_change(self, NoteFile file) noexcept:
-        """Count a change, which the next sync has to cover."""
-        file.change_count += 1
-        self.change_count += 1
-        return 0
-
     cdef uint64_t next_number(self) except? 0:
         """Return the number of the next file."""
         cdef uint64_t number = 0
-        while number in self.by_number or number in self.dropped:
+        while number in self.store.in_use or number in self.dropped:
             number += 1
         return number
 
@@ -194,9 +175,9 @@ cdef class Notes:
         """Make another file the current one. Raises: StorageError (nothing changed)."""
         cdef uint64_t number = self.next_number()
         cdef NoteFile file = NoteFile(self.store.make(number), number)
-        begin_header(file.mapping, MAGIC, number, self.generation)
+        self.store.begin_header(file, self.generation)
         self.enter(file)
-        self.note_change(file)
+        self.store.note_change(file)
         self.current = file
         return 0
 
@@ -205,12 +186,12 @@ cdef class Notes:
         cdef uint64_t chunk
         cdef uint64_t first = first_chunk_of(file.number)
         cdef uint64_t end = first + chunks_of(file.number)
-        assert file.number not in self.by_number, "two files have the same slots"
+        assert file.number not in self.store.in_use, "two files have the same slots"
         if <uint64_t> len(self.chunks) < end:
             self.chunks += [None] * <Py_ssize_t> (end - <uint64_t> len(self.chunks))
         for chunk in range(first, end):
             self.chunks[chunk] = file
-        self.by_number[file.number] = file
+        self.store.in_use[file.number] = file
         self.count += file.count
         return 0
 
@@ -220,9 +201,9 @@ cdef class Notes:
         cdef uint64_t first = first_chunk_of(file.number)
         for chunk in range(first, first + chunks_of(file.number)):
             self.chunks[chunk] = None
-        del self.by_number[file.number]
+        del self.store.in_use[file.number]
         self.count -= file.count
-        self.change_count += 1
+        self.store.change_count += 1
         if self.current is file:
             self.current = None
         return 0
@@ -231,18 +212,14 @@ cdef class Notes:
         """Remove a file without notes."""
         assert file.count == 0, "a file with notes is dropped"
         self.leave_file(file)
-        return self.remove_file(file)
+        return self.store.remove(file)
 
-    cdef int remove_file(self, NoteFile file) except -1:
-        """Remove a file that is not in use."""
-        return self.store.remove(file.mapping)
-
-    cdef int begin_generation(self, uint64_t generation) except -1:
+    cpdef int begin_generation(self, uint64_t generation) except -1:
         """Drop all notes. Their files stay until `remove_dropped`, and keep their numbers."""
         cdef NoteFile file
         assert self.found == NULL, "the start goes on"
         self.generation = generation
-        for file in list(self.by_number.values()):
+        for file in list(self.store.in_use.values()):
             self.leave_file(file)
             self.dropped[file.number] = file
         assert self.count == 0, "notes are left"
@@ -259,16 +236,15 @@ cdef class Notes:
         cdef NoteFile file
         for file in files:
             if self.dropped.pop(file.number, None) is not None:
-                self.remove_file(file)
+                self.store.remove(file)
 
     cdef int abandon(self) except -1:
         """Forget all files, which are gone."""
         cdef NoteFile file
         self.end_recovery()
-        for file in [*self.by_number.values(), *self.dropped.values()]:
+        for file in self.dropped.values():
             file.mapping.file_removed()
         self.store.abandon()
-        self.by_number = {}
         self.dropped = {}
         self.chunks = []
         self.current = None
@@ -285,48 +261,46 @@ cdef class Notes:
         """
         cdef NoteFile file
         cdef uint64_t damaged
-        problems, loaded = [], []
-        assert not self.by_number, "notes are loaded first"
-        for number in self.store.found_numbers():
-            try:
-                loaded.append(NoteFile(self.store.open(number), number))
-            except CorruptionError as error:
-                set_aside(
-                    self.store.files, self.store.path_of(number), error,
-                    "its messages are delivered with attempts from 2, and those of a requeue without delay")
-                problems.append(str(error))
+        errors = []
+        assert not self.store.in_use, "notes are loaded first"
+        loaded = [NoteFile(mapping, number) for number, mapping in self.store.open_found(errors)]
+        for error in errors:
+            set_aside(
+                self.store.files, error.file, error,
+                "its messages are delivered with attempts from 2, and those of a requeue without delay")
+        problems = [str(error) for error in errors]
         if any_generation:
             self.generation = max([self.generation] + [generation_of(each) for each in loaded])
         for file in loaded:
             if generation_of(file) != self.generation:
-                self.remove_file(file)
+                self.store.remove(file)
                 continue
             damaged = self.find_in(file, power_failed)
             self.enter(file)
+            # The earlier run may not have synced them.
+            self.store.note_change(file)
             self.current = file
             if damaged != 0 and not power_failed:
                 problems.append(f"{self.store.path_of(file.number)}: {damaged} notes are damaged")
         self.sort_found()
-        for file in list(self.by_number.values()):
+        for file in list(self.store.in_use.values()):
             if file.count == 0 and file is not self.current:
                 self.drop_file(file)
         return problems
 
     cdef uint64_t find_in(self, NoteFile file, bint power_failed) except? <uint64_t> -1:
         """Index the notes of a file, and free the slots between. Returns: the number of damaged ones, now free."""
-        cdef uint32_t slot = file.end
+        cdef uint32_t slot = file.first + <uint32_t> file.used_end()
         cdef uint64_t damaged = 0
         cdef Note* at
-        while slot > file.first + HEADER_SLOTS and (<uint64_t*> file.at(slot - 1))[0] == 0:
-            slot -= 1
         file.fresh = slot
         while slot > file.first + HEADER_SLOTS:
             slot -= 1
             at = file.at(slot)
-            if (<uint64_t*> at)[0] != 0 and at.checksum != note_checksum(at):
+            if not is_free(at) and not is_sound(at):
                 store_word(<char*> at, 0)
                 damaged += 1
-            if (<uint64_t*> at)[0] == 0:
+            if is_free(at):
                 at.place = file.free_slot
                 file.free_slot = slot
             else:
@@ -363,7 +337,7 @@ cdef class Notes:
         self.found_count = kept + 1
         return 0
 
-    cdef uint32_t find(self, uint64_t seq) except? NO_NOTE:
+    cpdef uint32_t find(self, uint64_t seq) except? NO_NOTE:
         """Return the slot of the note that a start has found of a record, which is not finished; NO_NOTE: none.
 
         Cost: O(1) if the records are asked for in order, else O(log notes).
@@ -391,19 +365,11 @@ cdef class Notes:
         self.found[low].taken = True
         return self.found[low].slot
 
-    def found_after(self, uint64_t seq):
-        """Return the slots of the notes that a start has found of records from a sequence number on, in order."""
-        return [
-            self.found[index].slot for index in range(self.found_count)
-            if self.found[index].seq >= seq]
+    def found_slots(self):
+        """Return the slots of the notes that a start has found, in the order of their records."""
+        return [self.found[index].slot for index in range(self.found_count)]
 
-    cdef int take(self, uint32_t slot) except -1:
-        """Keep a note of `found_after`: its message is not finished."""
-        cdef const Note* note = self.at(slot)
-        self.find(note.seq)
-        return 0
-
-    cdef int end_recovery(self) except -1:
+    cpdef int end_recovery(self) except -1:
         """Free the notes that a start has found and not asked for: their messages are finished, or gone."""
         cdef uint64_t index
         for index in range(self.found_count):
@@ -414,50 +380,11 @@ cdef class Notes:
         self.found_count = self.next_found = 0
         return 0
 
-    # Syncs.
-
-    def dirty_files(self):
-        """Return [(file, number of its changes)] of the files with changes that no sync has covered."""
-        return [
-            (file, file.change_count) for file in self.by_number.values()
-            if file.change_count != file.synced_change_count]
-
-    def note_synced(self, list files not None, uint64_t change_count):
-        """Record that files of `dirty_files` are on stable storage. change_count: of all notes when they were listed.
-
-        May be called in a thread, as the interpreter's lock is held.
-        """
-        cdef NoteFile file
-        cdef uint64_t changes
-        for file, changes in files:
-            file.synced_change_count = max(file.synced_change_count, changes)
-        self.synced_change_count = max(self.synced_change_count, change_count)
-
     # From Python: imports, tests.
-
-    def drop(self, uint64_t generation):
-        """Drop all notes: the ledger has begun a generation."""
-        self.begin_generation(generation)
-
-    def keep_found(self):
-        """End the search for notes: those that were not asked for are removed."""
-        self.end_recovery()
 
     def add(self, uint64_t seq, uint8_t kind, uint16_t attempts, int64_t due_ns=0, uint64_t place=0):
         """Store a note. Returns: its slot. Raises: StorageError (nothing changed)."""
         return self.put(seq, kind, attempts, due_ns, place)
-
-    def change_note(self, uint32_t slot, uint8_t kind, uint16_t attempts):
-        """Change deliveries and kind of a note."""
-        self.change(slot, kind, attempts)
-
-    def remove(self, uint32_t slot):
-        """Remove a note."""
-        self.free(slot)
-
-    def find_note(self, uint64_t seq):
-        """Return the slot of the note that a start has found of a record; 0: there is none."""
-        return self.find(seq)
 
     def rows(self):
         """Return {slot: (seq, kind, attempts, due time, place)} of all notes. Cost: O(slots)."""
@@ -465,10 +392,10 @@ cdef class Notes:
         cdef uint32_t slot
         cdef const Note* note
         rows = {}
-        for file in self.by_number.values():
+        for file in self.store.in_use.values():
             for slot in range(file.first + HEADER_SLOTS, file.fresh):
                 note = file.at(slot)
-                if (<const uint64_t*> note)[0] != 0:
+                if not is_free(note):
                     rows[slot] = (note.seq, note.kind, note.attempts, note.due_ns, note.place)
         return rows
 
@@ -478,20 +405,20 @@ cdef class Notes:
         cdef uint32_t slot
         cdef uint64_t free_count, total = 0
         cdef const Note* note
-        for number, file in self.by_number.items():
+        for number, file in self.store.in_use.items():
             assert file.number == number and self.chunks[file.first // SLOTS_PER_CHUNK] is file
             free_count, slot = 0, file.free_slot
             while slot != NO_NOTE:
-                assert file.first + HEADER_SLOTS <= slot < file.fresh and (<uint64_t*> file.at(slot))[0] == 0
+                assert file.first + HEADER_SLOTS <= slot < file.fresh and is_free(file.at(slot))
                 slot = <uint32_t> file.at(slot).place
                 free_count += 1
             assert file.fresh - file.first - HEADER_SLOTS == file.count + free_count, "invariant 1"
             assert file.count != 0 or file is self.current, "invariant 2"
             for slot in range(file.first + HEADER_SLOTS, file.end):
                 note = file.at(slot)
-                assert (<const uint64_t*> note)[0] == 0 or note.checksum == note_checksum(note)
-                assert (<const uint64_t*> note)[0] == 0 or slot < file.fresh, "invariant 1"
+                assert is_free(note) or is_sound(note)
+                assert is_free(note) or slot < file.fresh, "invariant 1"
             total += file.count
         assert total == self.count
-        assert self.current is None or self.by_number[self.current.number] is self.current
-        assert self.synced_change_count <= self.change_count
+        assert self.current is None or self.store.in_use[self.current.number] is self.current
+        assert self.store.synced_change_count <= self.store.change_count

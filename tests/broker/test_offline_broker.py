@@ -56,6 +56,23 @@ def play(broker, operations):
             mine.clear()
 
 
+def test_the_bytes_of_a_queue_are_those_of_its_log_or_ledger_with_due_times_or_notes(tmp_path):
+    broker = broker_on(tmp_path)
+    play(broker, [("publish", 1), ("publish", 2), ("take", 0), ("requeue later", 0), ("defer", 3)])
+    topic = broker.topic("t")
+    broker.close()
+    inspection = Inspection(str(tmp_path), verify=False)
+    expected = {
+        (channel, name): sum(path.stat().st_size for path in Path(str(directory)).glob(pattern))
+        for channel, directory in [(None, topic.directory), *((c.name, c.directory) for c in topic.channels)]
+        for name, pattern in [("log", "log/*"), ("dues", "dues/*"), ("ledger", "ledger"), ("notes", "notes/*")]
+    }
+    assert expected[None, "dues"] == expected["a", "notes"] == 64 << 10
+    assert {row.channel: row.bytes for row in inspection.rows} == {
+        channel: sum(size for (each, _), size in expected.items() if each == channel) for channel in (None, "a", "b")
+    }
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(OPERATIONS, st.booleans())
 def test_a_directory_is_read_as_a_start_reads_it(operations, stops):

@@ -9,7 +9,6 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,20 +93,20 @@ def test_files_double_and_entries_keep_their_indexes(dues):
     assert [dues.add(3 * number, number + 1, number << 8) for number in range(count)] == list(range(count))
     dues.check()
     assert [row[:2] for row in dues.rows()] == [(3 * number, number + 1) for number in range(count)]
-    assert dues.size_bytes == FILE_BYTES_MIN * (15 + 16 * 3)
+    assert dues.store.size_bytes == FILE_BYTES_MIN * (15 + 16 * 3)
     if dues.store.directory is not None:
         sizes = {int(name): os.stat(dues.store.path_of(int(name))).st_size for name in os.listdir(dues.store.directory)}
         assert sizes == {number: FILE_BYTES_MIN << min(number, 4) for number in range(7)}
     ordinals = [3 * number for number in range(count)]
     for ordinal in (0, 1, 2, 3, 6139, 3 * DOUBLED_ENTRIES - 1, 3 * DOUBLED_ENTRIES, 3 * count - 3, 3 * count - 2):
-        assert dues.index_of(ordinal) == bisect.bisect_left(ordinals, ordinal)
-    assert dues.index_of(2**48 - 1) == dues.end == count
+        assert dues.lower_bound(ordinal) == bisect.bisect_left(ordinals, ordinal)
+    assert dues.lower_bound(2**48 - 1) == dues.end == count
 
 
 def test_entries_whose_space_is_reserved_need_no_more(tmp_path):
     files = FullFiles()
     dues = Dues(files, str(tmp_path / "dues"), SpaceLimit())
-    dues.reserve_entries(4 * FIRST_FILE_ENTRIES)
+    dues.reserve_files(4 * FIRST_FILE_ENTRIES)
     assert sorted(os.listdir(tmp_path / "dues")) == ["0", "1", "2"]
     files.room = 0
     for seq in range(4 * FIRST_FILE_ENTRIES):
@@ -122,22 +121,22 @@ def test_a_full_disk_refuses_space_and_changes_nothing(tmp_path):
     files.room = 1
     for _ in range(2):
         with pytest.raises(DiskFull):
-            dues.reserve_entries(20 * FIRST_FILE_ENTRIES)
+            dues.reserve_files(20 * FIRST_FILE_ENTRIES)
     dues.check()
     assert dues.rows() == [(5, 1, 0, 0)]
     files.room = None
-    dues.reserve_entries(20 * FIRST_FILE_ENTRIES)
+    dues.reserve_files(20 * FIRST_FILE_ENTRIES)
     assert dues.add(6, 2) == 1
 
 
 def test_entries_that_are_taken_back_make_space_for_others(dues):
     dues.add(1, 1)
-    dues.reserve_entries(2 * FIRST_FILE_ENTRIES)
+    dues.reserve_files(2 * FIRST_FILE_ENTRIES)
     for end in (FIRST_FILE_ENTRIES + 5, FIRST_FILE_ENTRIES, FIRST_FILE_ENTRIES - 1, 1, 0, 0):
         while dues.end < 2 * FIRST_FILE_ENTRIES:
             dues.add(dues.ordinal_end + 2, 7)
         kept = dues.rows()[:end]
-        dues.drop_from(end)
+        dues.take_back(end)
         dues.check()
         assert dues.rows() == kept
         assert dues.ordinal_end == (kept[-1][0] + 1 if kept else 0)
@@ -150,15 +149,15 @@ def test_entries_of_trimmed_records_go_with_their_file_and_the_last_file_stays(t
     rows = rows_of(topic.dues)
     topic.log.trim_below(2 * FIRST_FILE_ENTRIES)
     assert FIRST_FILE_ENTRIES < topic.log.first.first_ordinal < 3 * FIRST_FILE_ENTRIES
-    topic.dues.trim_below(topic.log.first.first_ordinal)
+    topic.dues.trim(topic.log.first.first_ordinal)
     topic.dues.check()
     assert topic.dues.first == FIRST_FILE_ENTRIES
     assert os.listdir(topic.path) == ["1"]
     assert rows_of(topic.dues) == rows[FIRST_FILE_ENTRIES:]
-    assert topic.dues.index_of(0) == FIRST_FILE_ENTRIES
+    assert topic.dues.lower_bound(0) == FIRST_FILE_ENTRIES
     topic.reopen()
     assert (topic.dues.first, rows_of(topic.dues)) == (FIRST_FILE_ENTRIES, rows[FIRST_FILE_ENTRIES:])
-    topic.dues.trim_below(2**47)
+    topic.dues.trim(2**47)
     assert topic.dues.rows()
     topic.publish(5)
     topic.dues.check()
@@ -171,7 +170,7 @@ def test_a_file_whose_removal_a_power_failure_undid_is_removed_again(topic, capl
     shutil.copytree(topic.path, topic.directory / "before")
     rows = rows_of(topic.dues)
     topic.log.trim_below(topic.log.end)
-    topic.dues.trim_below(topic.log.first.first_ordinal)
+    topic.dues.trim(topic.log.first.first_ordinal)
     first = topic.dues.first
     assert os.listdir(topic.path) == ["2"]
     shutil.copy(topic.directory / "before" / "0", topic.path / "0")
@@ -306,7 +305,7 @@ def test_on_a_full_disk_missing_files_are_kept_in_memory_and_made_by_the_next_st
     topic.dues = topic.found()
     assert rows_of(topic.dues) == rows
     assert "kept in memory" in warnings_in(caplog)[-1]
-    assert topic.dues.dirty_ranges() == ([], len(rows))
+    assert topic.dues.store.directory is None
     topic.publish(5)
     rows = rows_of(topic.dues)
     topic.files.room = None
@@ -322,76 +321,60 @@ def test_a_refused_directory_is_an_error_of_the_reservation(tmp_path):
 
     dues = Dues(Refusing(), str(tmp_path / "dues"), SpaceLimit())
     with pytest.raises(DiskFull):
-        dues.reserve_entries(1)
-    assert (dues.end, dues.size_bytes) == (0, 0)
+        dues.reserve_files(1)
+    assert (dues.end, dues.store.size_bytes) == (0, 0)
+
+
+def dirty_numbers(dues: Dues) -> list[int]:
+    return [file.number for file, _ in dues.store.dirty_files()]
 
 
 def test_syncs_cover_the_entries_that_they_were_given(topic):
-    assert topic.dues.dirty_ranges() == ([], 0)
+    assert dirty_numbers(topic.dues) == []
     topic.fill(10)
-    assert [(start, length) for _, start, length in topic.dues.dirty_ranges()[0]] == [(0, 64 + 10 * 32)]
-    gathered, change_count = topic.dues.dirty_ranges()[1], topic.dues.change_count
+    gathered, change_count = topic.dues.store.dirty_files(), topic.dues.store.change_count
     topic.fill(1)
-    topic.dues.mark_synced(gathered, change_count)
-    assert topic.dues.synced_end == 10
-    assert topic.dues.synced_change_count < topic.dues.change_count
+    topic.dues.store.note_synced(gathered, change_count)
+    assert dirty_numbers(topic.dues) == [0]
+    assert topic.dues.store.synced_change_count < topic.dues.store.change_count
     topic.fill(FIRST_FILE_ENTRIES)
-    assert [(os.path.basename(mapping.path), start) for mapping, start, _ in topic.dues.dirty_ranges()[0]] == [
-        ("0", 0),
-        ("1", 0),
-    ]
+    assert dirty_numbers(topic.dues) == [0, 1]
     topic.sync()
-    topic.fill(200)
-    topic.sync()
+    assert dirty_numbers(topic.dues) == []
     topic.fill(1)
-    ((mapping, start, length),) = topic.dues.dirty_ranges()[0]
-    assert os.path.basename(mapping.path) == "1"
-    assert start == PAGE_BYTES
-    assert start + length == 64 + (11 + 200 + 1) * 32
+    assert dirty_numbers(topic.dues) == [1]
     topic.sync()
-    assert topic.dues.dirty_ranges()[0] == []
-    assert topic.dues.synced_change_count == topic.dues.change_count
+    assert topic.dues.store.synced_change_count == topic.dues.store.change_count
 
 
-def test_slots_of_entries_that_were_taken_back_are_synced(topic):
-    topic.fill(500)
+def test_files_of_entries_that_were_taken_back_are_synced(topic):
+    topic.fill(FIRST_FILE_ENTRIES + 500)
     topic.sync()
-    topic.dues.drop_from(400)
-    gathered, change_count = topic.dues.dirty_ranges()[1], topic.dues.change_count
-    ((_, start, length),) = topic.dues.dirty_ranges()[0]
-    assert start <= 64 + 400 * 32
-    assert start + length == 64 + 500 * 32
-    topic.dues.drop_from(300)
-    topic.dues.mark_synced(gathered, change_count)
-    ((_, start, length),) = topic.dues.dirty_ranges()[0]
-    assert start <= 64 + 300 * 32
-    assert start + length == 64 + 500 * 32
+    topic.dues.take_back(FIRST_FILE_ENTRIES + 400)
+    assert dirty_numbers(topic.dues) == [1]
+    gathered, change_count = topic.dues.store.dirty_files(), topic.dues.store.change_count
+    topic.dues.take_back(FIRST_FILE_ENTRIES - 1)
+    topic.dues.store.note_synced(gathered, change_count)
+    assert dirty_numbers(topic.dues) == [0, 1]
 
 
 def test_a_start_believes_what_an_earlier_run_has_synced_and_syncs_the_rest(topic):
-    topic.fill(10, every=2)
+    topic.fill(FIRST_FILE_ENTRIES + 10)
     topic.sync()
-    topic.fill(10, every=2)
+    topic.fill(10)
     topic.reopen()
-    assert topic.dues.synced_end == 5
-    assert topic.dues.synced_change_count < topic.dues.change_count
+    assert dirty_numbers(topic.dues) == [1]
     topic.sync()
     topic.reopen()
-    assert topic.dues.synced_end == 10
-    assert topic.dues.synced_change_count == topic.dues.change_count
+    assert dirty_numbers(topic.dues) == []
 
 
 def test_the_next_file_is_made_ahead_once(tmp_path):
     asked: list[tuple[str, int]] = []
-    named: list[Any] = []
+    directory = str(tmp_path / "dues")
     files = FullFiles()
-    dues = Dues(
-        files,
-        str(tmp_path / "dues"),
-        SpaceLimit(),
-        lambda: named.append(None),
-        lambda _store, *request: asked.append(request),
-    )
+    dues = Dues(files, directory, SpaceLimit(), lambda _store, *request: asked.append(request))
+    assert dues.store.changed_directories() == []
     for seq in range(3 * FIRST_FILE_ENTRIES // 4 + 10):
         dues.add(seq, 1)
     ((path, size_bytes),) = asked
@@ -401,7 +384,7 @@ def test_the_next_file_is_made_ahead_once(tmp_path):
     for seq in range(dues.ordinal_end, 2 * FIRST_FILE_ENTRIES):
         dues.add(seq, 1)
     assert sorted(os.listdir(tmp_path / "dues")) == ["0", "1"]
-    assert len(named) == 3
+    assert dues.store.changed_directories() == [directory, str(tmp_path)]
     assert len(asked) == 1
     dues.check()
 
@@ -410,15 +393,15 @@ def test_files_are_moved_with_their_topic_and_gone_with_it(topic):
     topic.fill(FIRST_FILE_ENTRIES + 1)
     moved = topic.directory.parent / "moved"
     os.rename(topic.path, moved)
-    topic.dues.files_moved(str(moved))
-    topic.dues.reserve_entries(3 * FIRST_FILE_ENTRIES)
+    topic.dues.store.files_moved(str(moved))
+    topic.dues.reserve_files(3 * FIRST_FILE_ENTRIES)
     assert sorted(os.listdir(moved)) == ["0", "1", "2"]
     end = topic.dues.end
-    topic.dues.forget()
+    topic.dues.abandon()
     shutil.rmtree(moved)
     topic.dues.check()
     assert topic.dues.rows() == []
-    assert topic.dues.size_bytes == 0
+    assert topic.dues.store.size_bytes == 0
     assert topic.dues.add(2**40, 1) >= end
     topic.dues.check()
 
@@ -443,7 +426,7 @@ def test_after_a_power_failure_the_entries_are_those_of_the_records_that_are_lef
             end = topic.dues.end
             for number in range(chosen.choice([1, 50, 1500])):
                 topic.dues.add(topic.log.epoch << 48 | topic.log.end + number, 5)
-            topic.dues.drop_from(end)
+            topic.dues.take_back(end)
         else:
             for _ in range(chosen.choice([1, 30, 900])):
                 topic.publish(chosen.choice([0, 100 + step]), bytes(chosen.randrange(1, 60)))
@@ -460,8 +443,7 @@ def test_after_a_power_failure_the_entries_are_those_of_the_records_that_are_lef
             left.publish(3)
             left.reopen()
             assert rows_of(left.dues) == walked(left.log)
-    remade = [text for text in warnings_in(caplog) if "made again" in text]
-    assert [text for text in remade if "all files are missing" not in text] == []
+    assert [text for text in warnings_in(caplog) if "made again" in text] == []
     files.close()
 
 
@@ -479,7 +461,7 @@ def drop_a_batch(topic: DueLog) -> None:
     end = topic.dues.end
     for number in range(5):
         topic.dues.add(topic.log.epoch << 48 | topic.log.end + number, 9)
-    topic.dues.drop_from(end)
+    topic.dues.take_back(end)
 
 
 def reopen(topic: DueLog) -> None:

@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,10 +47,10 @@ def test_a_note_is_stored_changed_and_removed(place):
     notes = notes_in(place)
     slot = notes.add(7, KIND_DEFERRED, 3, 1000, 99)
     assert notes.rows() == {slot: (7, KIND_DEFERRED, 3, 1000, 99)}
-    notes.change_note(slot, KIND_DELIVERED, 4)
+    notes.change(slot, KIND_DELIVERED, 4)
     assert notes.rows() == {slot: (7, KIND_DELIVERED, 4, 1000, 99)}
     notes.check()
-    notes.remove(slot)
+    notes.free(slot)
     assert notes.rows() == {}
     assert notes.count == 0
     notes.check()
@@ -64,7 +63,7 @@ def test_files_double_and_slots_keep_their_numbers(place):
     assert len(set(slots)) == len(slots)
     assert 0 not in slots
     sizes = [FILE_BYTES_MIN << min(number, 4) for number in range(6)]
-    assert notes.size_bytes == sum(sizes)
+    assert notes.store.size_bytes == sum(sizes)
     if place is not None:
         assert sorted((int(path.name), path.stat().st_size) for path in place.iterdir()) == list(enumerate(sizes))
     notes.check()
@@ -78,7 +77,7 @@ def test_a_file_without_notes_is_removed_and_its_number_used_again(tmp_path):
     slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(2 * FIRST_FILE_NOTES)]
     assert sorted(os.listdir(directory)) == ["0", "1"]
     for slot in slots[:FIRST_FILE_NOTES]:
-        notes.remove(slot)
+        notes.free(slot)
     assert os.listdir(directory) == ["1"]
     notes.check()
     again = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(2 * FIRST_FILE_NOTES)]
@@ -95,7 +94,7 @@ def test_a_file_that_the_disk_does_not_remove_is_no_error_of_the_change(tmp_path
     notes = notes_in(tmp_path / "notes", files=Stubborn())
     slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(2 * FIRST_FILE_NOTES)]
     for slot in slots:
-        notes.remove(slot)
+        notes.free(slot)
     assert notes.count == 0
     assert found_in(tmp_path / "notes")[0].rows() == {}
 
@@ -109,7 +108,7 @@ def test_a_full_disk_refuses_a_note_and_changes_nothing(tmp_path):
         with pytest.raises(DiskFull):
             notes.add(1, KIND_DELIVERED, 1)
     notes.check()
-    notes.remove(slots[5])
+    notes.free(slots[5])
     assert notes.add(1, KIND_DELIVERED, 1) == slots[5]
 
 
@@ -117,12 +116,12 @@ def test_a_start_finds_the_notes_in_any_order_of_questions(tmp_path):
     notes = notes_in(tmp_path / "notes")
     slots = {seq: notes.add(seq, KIND_DELIVERED, seq) for seq in range(999, 0, -1)}
     for seq in range(5, 1000, 5):
-        notes.remove(slots.pop(seq))
+        notes.free(slots.pop(seq))
     notes, problems = found_in(tmp_path / "notes")
     assert problems == []
     assert notes.count == notes.found_count == len(slots)
     for seqs in (sorted(slots), sorted(slots, reverse=True), [2, 1, 5, 2, 0, 1000, 999]):
-        assert [notes.find_note(seq) for seq in seqs] == [slots.get(seq, 0) for seq in seqs]
+        assert [notes.find(seq) for seq in seqs] == [slots.get(seq, 0) for seq in seqs]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_the_next_file_is_made_ahead_once(tmp_path):
     ((path, size_bytes),) = asked
     assert size_bytes == 2 * FILE_BYTES_MIN
     notes.store.offer(files.new_mapped(path, size_bytes, True))
-    assert notes.size_bytes == 3 * FILE_BYTES_MIN
+    assert notes.store.size_bytes == 3 * FILE_BYTES_MIN
     files.room = 0
     slots += [notes.add(len(slots) + index, KIND_DELIVERED, 1) for index in range(FIRST_FILE_NOTES)]
     assert sorted(os.listdir(directory)) == ["0", "1"]
@@ -230,22 +229,22 @@ def test_a_file_made_ahead_that_comes_late_is_of_no_use_or_the_next_one(tmp_path
 def test_another_generation_drops_all_notes_and_their_files_later(place):
     notes = notes_in(place, 1)
     dropped = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(2 * FIRST_FILE_NOTES)]
-    notes.drop(2)
+    notes.begin_generation(2)
     notes.check()
     assert notes.rows() == {}
     slot = notes.add(1, KIND_DELIVERED, 1)
     if place is None:
-        assert notes.size_bytes == FILE_BYTES_MIN
+        assert notes.store.size_bytes == FILE_BYTES_MIN
         return
     assert slot not in dropped
     assert sorted(os.listdir(place)) == ["0", "1", "2"]
     gathered = notes.dropped_files()
-    notes.drop(3)
+    notes.begin_generation(3)
     notes.remove_dropped(gathered)
     assert os.listdir(place) == ["2"]
     notes.remove_dropped(notes.dropped_files())
     assert os.listdir(place) == []
-    assert notes.size_bytes == 0
+    assert notes.store.size_bytes == 0
     notes.add(1, KIND_DELIVERED, 1)
     notes.check()
 
@@ -254,7 +253,7 @@ def test_a_power_failure_brings_back_a_generation_whose_files_are_there(tmp_path
     directory = tmp_path / "notes"
     notes = notes_in(directory, 1)
     notes.add(1, KIND_DELIVERED, 1)
-    notes.drop(2)
+    notes.begin_generation(2)
     notes.add(2, KIND_DELIVERED, 1)
     notes, problems = found_in(directory, 1, power_failed=True)
     assert ([row[0] for row in notes.rows().values()], problems) == ([1], [])
@@ -265,7 +264,7 @@ def test_for_a_lost_ledger_the_newest_generation_counts(tmp_path):
     directory = tmp_path / "notes"
     notes = notes_in(directory, 4)
     notes.add(1, KIND_DELIVERED, 1)
-    notes.drop(5)
+    notes.begin_generation(5)
     notes.add(2, KIND_DELIVERED, 1)
     notes = notes_in(directory, 1)
     assert notes.load(False, True) == []
@@ -277,28 +276,48 @@ def test_found_notes_that_nothing_asks_for_are_removed(tmp_path):
     notes = notes_in(directory)
     slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(10)]
     notes, _ = found_in(directory)
-    assert notes.found_after(5) == slots[5:]
+    assert notes.found_slots() == slots
     for seq in (4, 7):
-        assert notes.find_note(seq) == slots[seq]
-    notes.keep_found()
+        assert notes.find(seq) == slots[seq]
+    notes.end_recovery()
     notes.check()
     assert sorted(row[0] for row in notes.rows().values()) == [4, 7]
 
 
 def test_syncs_cover_the_changes_that_they_were_given(tmp_path):
-    named: list[Any] = []
-    (tmp_path / "notes").mkdir()
-    notes = Notes(Files(), str(tmp_path / "notes"), SpaceLimit(), 1, lambda: named.append(None))
+    notes = Notes(Files(), str(tmp_path / "notes"), SpaceLimit(), 1)
     slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(FIRST_FILE_NOTES + 1)]
-    assert len(named) == 2
-    assert [file.number for file, _ in notes.dirty_files()] == [0, 1]
-    gathered, change_count = notes.dirty_files(), notes.change_count
-    notes.change_note(slots[0], KIND_DELIVERED, 2)
-    notes.note_synced(gathered, change_count)
-    assert [file.number for file, _ in notes.dirty_files()] == [0]
-    assert notes.synced_change_count < notes.change_count
-    notes.note_synced(notes.dirty_files(), notes.change_count)
-    assert notes.dirty_files() == []
-    assert notes.synced_change_count == notes.change_count
-    notes.remove(slots[-1])
-    assert [file.number for file, _ in notes.dirty_files()] == [1]
+    assert [file.number for file, _ in notes.store.dirty_files()] == [0, 1]
+    gathered, change_count = notes.store.dirty_files(), notes.store.change_count
+    notes.change(slots[0], KIND_DELIVERED, 2)
+    notes.store.note_synced(gathered, change_count)
+    assert [file.number for file, _ in notes.store.dirty_files()] == [0]
+    assert notes.store.synced_change_count < notes.store.change_count
+    notes.store.note_synced(notes.store.dirty_files(), notes.store.change_count)
+    assert notes.store.dirty_files() == []
+    assert notes.store.synced_change_count == notes.store.change_count
+    notes.free(slots[-1])
+    assert [file.number for file, _ in notes.store.dirty_files()] == [1]
+
+
+def test_names_of_files_that_come_or_go_during_a_sync_are_covered_by_the_next(tmp_path):
+    directory = tmp_path / "notes"
+    directories = [str(directory), str(tmp_path)]
+    notes = Notes(Files(), str(directory), SpaceLimit(), 1)
+    slots = [notes.add(seq, KIND_DELIVERED, 1) for seq in range(FIRST_FILE_NOTES + 1)]
+    assert notes.store.changed_directories() == directories
+    change_count = notes.store.change_count
+    for slot in slots[:-1]:
+        notes.free(slot)
+    notes.store.note_synced([], change_count)
+    assert notes.store.changed_directories() == directories
+    notes.store.note_synced([], notes.store.change_count)
+    assert notes.store.changed_directories() == []
+
+
+def test_a_start_lets_the_next_sync_cover_the_files_that_it_found(tmp_path):
+    directory = tmp_path / "notes"
+    notes_in(directory).add(1, KIND_DELIVERED, 1)
+    notes, _ = found_in(directory)
+    assert [file.number for file, _ in notes.store.dirty_files()] == [0]
+    assert notes.store.changed_directories() == [str(directory), str(tmp_path)]

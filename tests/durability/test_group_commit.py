@@ -197,6 +197,29 @@ def test_a_deferred_message_syncs_its_due_time_with_the_names(
     assert not [path for path in synced if "c.channel" in path]
 
 
+def test_a_new_file_of_due_times_or_notes_keeps_no_message_from_the_journal(
+    broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
+) -> None:
+    broker.journal.file_bytes = 64 << 10
+    broker.journal.start()
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    publish(commit, topic)
+    held.finish_one()
+    files.taken()
+    publish(commit, topic, time.time_ns() + 3600 * 10**9)
+    held.finish_one()
+    client = consumer_on(channel)
+    taken = channel.take_message(client)
+    assert taken is not None
+    assert channel.requeue_message(client, taken[0], 3600 * 10**9) == 0
+    publish(commit, topic)
+    held.finish_one()
+    assert channel.notes is not None
+    assert topic.dues.store.size_bytes == channel.notes.store.size_bytes == 64 << 10
+    assert not [path for path in files.taken() if path.startswith("t.topic")]
+
+
 def test_a_new_segment_is_synced_by_name(
     broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
 ) -> None:

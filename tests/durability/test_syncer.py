@@ -1,6 +1,8 @@
 """Dirty bytes are written to stable storage, in order, once, and again after a failure."""
 
 import re
+import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +23,10 @@ from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
 from tests.support.forgetful import ForgetfulFiles
-from tests.support.storage import broker_on
+from tests.support.storage import FullFiles, broker_on, options_for
+
+# Offset in a topic's state.
+DUES_BELOW = 32
 
 
 class RecordingFiles(Files):
@@ -152,6 +157,22 @@ def test_a_pause_is_synced(broker: Broker, files: RecordingFiles, syncer: Syncer
     channel.pause(True)
     syncer.sync_dirty()
     assert "t.topic/c.channel/ledger" in files.taken()
+
+
+def test_due_times_that_a_full_disk_keeps_in_memory_do_not_count_as_synced(tmp_path: Path) -> None:
+    broker = broker_on(tmp_path)
+    publish(broker, "t", due_ns=time.time_ns() + 3600 * 10**9)
+    broker.close()
+    directory = tmp_path / "topics" / "t.topic"
+    shutil.rmtree(directory / "dues")
+    files = FullFiles()
+    files.room = 0
+    broker = Broker(options_for(tmp_path), files)
+    broker.load()
+    assert broker.topic("t").dues.store.directory is None
+    assert Syncer(broker, run_inline).sync_dirty()
+    assert struct.unpack_from("<Q", (directory / "state").read_bytes(), DUES_BELOW) == (0,)
+    broker.close()
 
 
 def test_due_times_and_notes_are_synced_with_their_names(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:

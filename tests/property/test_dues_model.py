@@ -41,18 +41,18 @@ class DuesMachine(RuleBasedStateMachine):
     def batch(self, count: int, ends: str) -> None:
         log, dues = self.topic.log, self.topic.dues
         end = dues.end
-        dues.reserve_entries(count)
+        dues.reserve_files(count)
         for number in range(count):
             dues.add(log.epoch << 48 | log.end + number, 7)
         if ends == "dropped":
-            dues.drop_from(end)
+            dues.take_back(end)
         else:
             self.reopen(False)
 
     @rule(share=st.sampled_from([0.3, 0.9, 1]))
     def trim(self, share: float) -> None:
         self.topic.log.trim_below(int(self.topic.log.end * share))
-        self.topic.dues.trim_below(self.topic.log.first.first_ordinal)
+        self.topic.dues.trim(self.topic.log.first.first_ordinal)
 
     @rule()
     def sync(self) -> None:
@@ -90,7 +90,7 @@ class DuesMachine(RuleBasedStateMachine):
         # Entries of trimmed records stay until their file goes.
         assert found[-len(kept) :] == kept if kept else set(found) <= set(self.rows)
         assert set(found) <= set(self.rows)
-        assert [self.topic.dues.index_of(row[0] & 2**48 - 1) for row in found[:3]] == list(
+        assert [self.topic.dues.lower_bound(row[0] & 2**48 - 1) for row in found[:3]] == list(
             range(self.topic.dues.first, self.topic.dues.first + len(found[:3]))
         )
 

@@ -54,7 +54,7 @@ class NotesMachine(RuleBasedStateMachine):
     @rule(data=st.data(), attempts=st.integers(0, 65535))
     def change(self, data: Any, attempts: int) -> None:
         slot = data.draw(st.sampled_from(sorted(self.rows)[:50]))
-        self.notes.change_note(slot, KIND_DELIVERED, attempts)
+        self.notes.change(slot, KIND_DELIVERED, attempts)
         seq, _, _, due, place = self.rows[slot]
         self.rows[slot] = (seq, KIND_DELIVERED, attempts, due, place)
 
@@ -62,7 +62,7 @@ class NotesMachine(RuleBasedStateMachine):
     @rule(share=st.sampled_from([1, 2, 3, 1000]), newest_first=st.booleans())
     def remove(self, share: int, newest_first: bool) -> None:
         for slot in sorted(self.rows, reverse=newest_first)[::share]:
-            self.notes.remove(slot)
+            self.notes.free(slot)
             del self.rows[slot]
 
     @precondition(lambda self: self.kept)
@@ -71,9 +71,9 @@ class NotesMachine(RuleBasedStateMachine):
         self.notes = self.new_notes()
         assert self.notes.load(power_failed) == []
         for slot, (seq, *_) in self.rows.items():
-            assert self.notes.find_note(seq) == slot
-        assert self.notes.find_note(self.next_seq) == 0
-        self.notes.keep_found()
+            assert self.notes.find(seq) == slot
+        assert self.notes.find(self.next_seq) == 0
+        self.notes.end_recovery()
 
     @precondition(lambda self: self.kept and self.rows)
     @rule(data=st.data(), offset=st.integers(0, 23))
@@ -98,7 +98,7 @@ class NotesMachine(RuleBasedStateMachine):
     @rule(synced=st.booleans())
     def begin_generation(self, synced: bool) -> None:
         self.generation += 1
-        self.notes.drop(self.generation)
+        self.notes.begin_generation(self.generation)
         self.rows = {}
         if synced:
             self.notes.remove_dropped(self.notes.dropped_files())

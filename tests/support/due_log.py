@@ -70,18 +70,18 @@ class DueLog:
     def sync(self) -> None:
         """Sync what has changed, as a sync job does."""
         ranges, end = self.log.dirty_ranges()
-        due_ranges, due_end = self.dues.dirty_ranges()
-        change_count = self.dues.change_count
+        due_files, change_count = self.dues.store.dirty_files(), self.dues.store.change_count
         for segment, start, length in ranges:
             self.files.sync(segment.mapping, start, length)
-        for mapping, start, length in due_ranges:
-            self.files.sync(mapping, start, length)
+        for file, _ in due_files:
+            self.files.sync(file.mapping, 0, file.mapping.size_bytes)
         for directory in (self.directory / "log", self.path, self.directory):
             if directory.exists():
                 self.files.sync_directory(str(directory))
         self.log.mark_synced(ranges, end)
-        self.dues.mark_synced(due_end, change_count)
-        self.synced_below = end
+        self.dues.store.note_synced(due_files, change_count)
+        if self.dues.ordinal_end:
+            self.synced_below = end
 
 
 def rows_of(dues: Dues) -> list[Row]:

@@ -48,12 +48,11 @@ cdef class Deferral:
     cdef int override(self, const Record* record, int64_t due_ns) except -1
     cdef int add_overridden(self, uint64_t ordinal) except -1
     cdef int supersede(self, const Record* record, int64_t due_ns) except -1
-    cdef int note_cancelled(self) except -1
     cdef uint64_t superseded_end(self) except? 0
     cdef int forget(self, uint32_t slot) except -1
     cdef int follow_clock(self, int64_t wall_now_ns) except -1
     cdef bint is_next_present(self) except -1
-    cdef bint see(self, bint whole) except -1
+    cdef bint see(self) except -1
     cdef int see_to(self, uint64_t end) except -1
     cdef bint drops_void(self, uint64_t ordinal) except -1
     cdef bint is_void(self, uint64_t ordinal) except -1

@@ -20,7 +20,6 @@ class MessageLookup:
         channel: ChannelCore,
         guid: int,
         *,
-        slots_per_step: int = ...,
         notes_per_step: int = ...,
         entries_per_step: int = ...,
     ) -> None: ...

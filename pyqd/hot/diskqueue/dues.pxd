@@ -13,6 +13,7 @@ from pyqd.hot.diskqueue.notefiles cimport (
     Note,
     NoteFiles,
     NoteHeader,
+    SlotFile,
     first_chunk_of,
 )
 
@@ -34,15 +35,10 @@ cdef inline uint64_t file_number_of(uint64_t index) noexcept nogil:
         number += 1
     return number
 
-cdef class DueFile:
-    cdef readonly Mapping mapping
-    cdef readonly uint64_t number
+cdef class DueFile(SlotFile):
     cdef Note* entries                   # the first one
     cdef uint64_t first                  # index of that
     cdef uint64_t end                    # index behind the last one that it has space for
-
-    cdef inline const NoteHeader* header(self) noexcept:
-        return <const NoteHeader*> self.mapping.base
 
 cdef class Dues:
     cdef readonly NoteFiles store
@@ -53,11 +49,10 @@ cdef class Dues:
     cdef uint64_t space_end              # there is space for entries below that index ...
     cdef uint64_t ahead_at               # ... and the next file is to be made ahead from this end on
     cdef readonly uint64_t ordinal_end   # 1 + ordinal of the last entry that there ever was; 0: none
-    cdef readonly uint64_t synced_end    # entries below are on stable storage
-    cdef uint64_t stored_end             # behind the last store that no sync has covered, if that is past `end`
-    cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
-    cdef readonly uint64_t synced_change_count    # as of the last completed sync
-    cdef uint64_t taken_back_at          # the change_count of the last `take_back`
+
+    cdef inline uint64_t next_number(self) noexcept:
+        # Return the number of the next file.
+        return self.first_number + <uint64_t> len(self.held)
 
     cdef inline DueFile file_of(self, uint64_t index):
         return <DueFile> self.held[file_number_of(index) - self.first_number]
@@ -73,15 +68,17 @@ cdef class Dues:
             self.reserve_files(count)
         return 0
 
-    cdef int reserve_files(self, uint64_t count) except -1
+    cpdef int reserve_files(self, uint64_t count) except -1
     cdef int append(self, uint64_t seq, int64_t due_ns, uint64_t place) noexcept
-    cdef int take_back(self, uint64_t end) except -1
-    cdef int clear_from(self, uint64_t end, uint64_t stored_end) except -1
-    cdef int trim(self, uint64_t ordinal) except -1
-    cdef uint64_t lower_bound(self, uint64_t ordinal) noexcept
+    cpdef int take_back(self, uint64_t end) except -1
+    cdef int clear_from(self, uint64_t start, uint64_t end) except -1
+    cpdef int trim(self, uint64_t ordinal) except -1
+    cpdef uint64_t lower_bound(self, uint64_t ordinal) noexcept
     cdef int enter(self, DueFile file) except -1
-    cdef int abandon(self) except -1
+    cpdef int abandon(self) except -1
     cdef int forget_files(self) except -1
-    cdef int resume(self, list found, uint64_t end, uint64_t ordinal_end) except -1
+    cdef int end_at(self, uint64_t end) except -1
+    cdef int clear_behind(self) except -1
+    cdef int remove_files(self) except -1
     cdef int note_found_synced(self, uint64_t synced_below) except -1
     cdef int walk(self, Log log, uint64_t ordinal) except -1

@@ -54,7 +54,24 @@ cdef inline uint64_t first_chunk_of(uint64_t number) noexcept nogil:
 
 cdef uint32_t note_checksum(const Note* note) noexcept nogil
 cdef void fill_slot(Note* at, const Note* note) noexcept nogil
-cdef void begin_header(Mapping mapping, uint64_t magic, uint64_t number, uint64_t origin) noexcept
+
+cdef inline bint is_free(const Note* at) noexcept nogil:
+    return (<const uint64_t*> at)[0] == 0
+
+cdef inline bint is_sound(const Note* at) noexcept nogil:
+    return at.checksum == note_checksum(at)
+
+cdef class SlotFile:
+    cdef readonly Mapping mapping
+    cdef readonly uint64_t number
+    cdef Note* slots                     # from the header on
+    cdef readonly uint64_t change_count
+    cdef readonly uint64_t synced_change_count    # as of the last completed sync
+
+    cdef inline const NoteHeader* header(self) noexcept:
+        return <const NoteHeader*> self.slots
+
+    cdef uint64_t used_end(self) noexcept
 
 cdef class NoteFiles:
     cdef readonly object files           # the seam to the operating system
@@ -62,19 +79,30 @@ cdef class NoteFiles:
     cdef public object limit             # SpaceLimit
     cdef str content                     # of the files, for errors: "notes"
     cdef uint64_t magic                  # of the files
-    cdef object on_named                 # called without arguments when a file has come or gone
     cdef object prepare                  # makes a file in a thread; None: all are made when they are needed
     cdef bint preparing                  # it has been called, and `offer` has not
     cdef Mapping spare                   # the file that it has made; None: there is none
     cdef str spare_path
     cdef bint abandoned                  # the files are gone
     cdef readonly uint64_t size_bytes    # of all files
+    cdef dict in_use                     # SlotFile by number
+    cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
+    cdef readonly uint64_t synced_change_count    # as of the last completed sync
+    cdef uint64_t named_at               # the change_count of the last name of a file that has come or gone
 
-    cdef int make_directory(self) except -1
+    cdef inline int note_change(self, SlotFile file) noexcept:
+        # Count a change of a file, which the next sync has to cover.
+        file.change_count += 1
+        self.change_count += 1
+        return 0
+
     cdef list found_numbers(self)
+    cdef list open_found(self, list damaged)
     cdef Mapping open(self, uint64_t number)
     cdef Mapping make(self, uint64_t number)
+    cdef void begin_header(self, SlotFile file, uint64_t origin) noexcept
     cdef int ask_ahead(self, uint64_t number) except -1
     cdef int drop_spare(self) except -1
-    cdef int remove(self, Mapping mapping) except -1
+    cdef int remove(self, SlotFile file) except -1
+    cdef int note_named(self) except -1
     cdef int abandon(self) except -1

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.mapping cimport Mapping
-from pyqd.hot.diskqueue.notefiles cimport NOTE_BYTES, SLOTS_PER_CHUNK, Note, NoteFiles
+from pyqd.hot.diskqueue.notefiles cimport SLOTS_PER_CHUNK, Note, NoteFiles, SlotFile
 from pyqd.hot.primitives.arrays cimport Array
 
 cdef enum:
@@ -15,20 +15,15 @@ cdef struct FoundNote:
     uint32_t slot
     uint8_t taken                        # its message is not finished
 
-cdef class NoteFile:
-    cdef readonly Mapping mapping
-    cdef readonly uint64_t number
-    cdef char* base
+cdef class NoteFile(SlotFile):
     cdef uint32_t first                  # slot number of the file's first byte
     cdef uint32_t end                    # behind its last slot
     cdef uint32_t fresh                  # slots from here on were never used
     cdef uint32_t free_slot              # first of the list of freed slots; NO_NOTE: none
     cdef uint32_t count                  # notes in it
-    cdef readonly uint64_t change_count
-    cdef readonly uint64_t synced_change_count
 
     cdef inline Note* at(self, uint32_t slot) noexcept:
-        return <Note*> (self.base + <uint64_t> (slot - self.first) * NOTE_BYTES)
+        return self.slots + (slot - self.first)
 
     cdef inline bint is_nearly_full(self) noexcept:
         # Return whether three quarters of its slots have just been used.
@@ -40,13 +35,10 @@ cdef class NoteFile:
 cdef class Notes:
     cdef readonly NoteFiles store
     cdef readonly uint64_t generation    # files of other generations do not count
-    cdef dict by_number                  # NoteFile by number
-    cdef dict dropped                    # the same, of an earlier generation; see `begin_generation`
+    cdef dict dropped                    # NoteFile by number, of an earlier generation; see `begin_generation`
     cdef list chunks                     # NoteFile by chunk of slot numbers; None: there is none
     cdef NoteFile current                # the next note goes there, if it has a free slot; None: there is no file
     cdef readonly uint64_t count         # notes
-    cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
-    cdef readonly uint64_t synced_change_count    # as of the last completed sync
     cdef Array found_memory
     cdef FoundNote* found                # until `end_recovery`; in the order of seq
     cdef readonly uint64_t found_count
@@ -62,20 +54,17 @@ cdef class Notes:
     cdef uint32_t put(
         self, uint64_t seq, uint8_t kind, uint16_t attempts, int64_t due_ns, uint64_t place
     ) except NO_NOTE
-    cdef int change(self, uint32_t slot, uint8_t kind, uint16_t attempts) except -1
-    cdef int free(self, uint32_t slot) except -1
+    cpdef int change(self, uint32_t slot, uint8_t kind, uint16_t attempts) except -1
+    cpdef int free(self, uint32_t slot) except -1
     cdef int add_file(self) except -1
     cdef uint64_t next_number(self) except? 0
     cdef int enter(self, NoteFile file) except -1
     cdef int drop_file(self, NoteFile file) except -1
-    cdef int note_change(self, NoteFile file) noexcept
     cdef int leave_file(self, NoteFile file) except -1
-    cdef int remove_file(self, NoteFile file) except -1
-    cdef int begin_generation(self, uint64_t generation) except -1
+    cpdef int begin_generation(self, uint64_t generation) except -1
     cdef int abandon(self) except -1
-    cdef int take(self, uint32_t slot) except -1
-    cdef int end_recovery(self) except -1
+    cpdef int end_recovery(self) except -1
     cdef uint64_t find_in(self, NoteFile file, bint power_failed) except? <uint64_t> -1
     cdef int add_found(self, const Note* note, uint32_t slot) except -1
     cdef int sort_found(self) except -1
-    cdef uint32_t find(self, uint64_t seq) except? NO_NOTE
+    cpdef uint32_t find(self, uint64_t seq) except? NO_NOTE

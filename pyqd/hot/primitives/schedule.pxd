@@ -42,10 +42,6 @@ cdef class Scheduler:
         self.work_left -= work
         return self.work_left > 0 or self.next_portion()
 
-    cdef inline bint affords(self, uint64_t work) noexcept:
-        # Return whether this pass may still do this much work at once.
-        return self.has_work() and work <= <uint64_t> (self.work_left + self.work_behind)
-
     cdef int begin_pass(self) noexcept
     cdef bint next_portion(self) noexcept
     cdef int request_wake(self, Scheduled item) except -1
