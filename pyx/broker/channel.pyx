@@ -189,15 +189,18 @@ cdef class ChannelCore(Scheduled):
     cdef int requeue_slot(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
         """Requeue the message of a slot. Raises: StorageError (nothing changed)."""
         cdef Slot held = self.slots.slots[slot]
+        cdef int64_t due_before
         assert held.consumer == consumer.number, "only the owner requeues a message"
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns <= 0 or self.dead_letters.is_spent(held.attempts):
             self.dead_letters.add_returned(held.record, held.attempts, held.note)
             self.slots.remove(slot)
         else:
-            self.deferral.defer(held.record, held.attempts, wall_ns() + delay_ns, held.note, is_delay=True)
+            due_before = self.deferral.next_due()
+            self.deferral.delay(held.record, held.attempts, delay_ns, held.note)
             self.slots.remove(slot)
-            self.set_next_timer(mono_ns())
+            if self.deferral.next_due() < due_before:
+                self.set_next_timer(mono_ns())
         consumer.in_flight -= 1
         consumer.requeue_count += 1
         self.ledger.header.requeue_count += 1

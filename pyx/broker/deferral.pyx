@@ -137,20 +137,28 @@ cdef class Deferral:
         return self.notes.put(record.seq, kind, attempts, due_ns, self.place_of(record))
 
     cdef uint32_t defer(
-        self, const Record* record, uint16_t attempts, int64_t due_ns, uint32_t former, bint is_delay=False,
+        self, const Record* record, uint16_t attempts, int64_t due_ns, uint32_t former,
     ) except NO_NOTE:
         """Let a record wait for a due time (Unix), with a new note in place of the former one, which may be NO_NOTE.
 
-        is_delay: the due time is a delay from now, so it does not follow jumps of the wall clock.
         Returns: the slot of the note. Raises: StorageError, MemoryError (nothing changed).
         """
+        return self.defer_as(record, attempts, due_ns, due_ns & ~1, former)
+
+    cdef uint32_t delay(
+        self, const Record* record, uint16_t attempts, int64_t delay_ns, uint32_t former,
+    ) except NO_NOTE:
+        """Let a record wait for a delay from now, which follows no jumps of the wall clock. Otherwise like `defer`."""
+        return self.defer_as(
+            record, attempts, wall_ns() + delay_ns, (mono_ns() + self.wall_ahead_ns + delay_ns) | 1, former)
+
+    cdef uint32_t defer_as(
+        self, const Record* record, uint16_t attempts, int64_t due_ns, int64_t waits_until_ns, uint32_t former,
+    ) except NO_NOTE:
+        """Let a record wait. due_ns: for the note. waits_until_ns: for the heap."""
         cdef uint32_t slot = self.put(record, NOTE_DEFERRED, attempts, due_ns)
-        due_ns &= ~1
-        if is_delay:
-            due_ns += mono_ns() + self.wall_ahead_ns - wall_ns()
-            due_ns |= 1
         try:
-            self.wait_for(slot, due_ns)
+            self.wait_for(slot, waits_until_ns)
         except MemoryError:
             self.notes.free(slot)
             raise

@@ -43,7 +43,12 @@ cdef class Deferral:
     cdef const Record* record_of(self, const Note* note) except? NULL
     cdef uint32_t put(self, const Record* record, uint8_t kind, uint16_t attempts, int64_t due_ns) except NO_NOTE
     cdef uint32_t defer(
-        self, const Record* record, uint16_t attempts, int64_t due_ns, uint32_t former, bint is_delay=*) except NO_NOTE
+        self, const Record* record, uint16_t attempts, int64_t due_ns, uint32_t former) except NO_NOTE
+    cdef uint32_t delay(
+        self, const Record* record, uint16_t attempts, int64_t delay_ns, uint32_t former) except NO_NOTE
+    cdef uint32_t defer_as(
+        self, const Record* record, uint16_t attempts, int64_t due_ns, int64_t waits_until_ns, uint32_t former,
+    ) except NO_NOTE
     cdef int wait_for(self, uint32_t slot, int64_t due_ns) except -1
     cdef int override(self, const Record* record, int64_t due_ns) except -1
     cdef int add_overridden(self, uint64_t ordinal) except -1
