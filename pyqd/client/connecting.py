@@ -207,6 +207,10 @@ class BrokerPool:
                 return
         self._connect(broker)
 
+    def is_connecting(self) -> bool:
+        """Return whether an attempt to connect is neither successful nor over."""
+        return any(broker.link is not None and not broker.is_ready for broker in self._brokers.values())
+
     def hurry(self) -> None:
         """Shorten the waits between attempts to connect: commands wait, and no broker is ready."""
         now_s = time.monotonic()
