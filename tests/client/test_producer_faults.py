@@ -142,6 +142,16 @@ class TestNoBroker:
                 assert future.result(WAIT_S) is None
 
     @pytest.mark.slow
+    def test_a_slow_answer_of_a_lookup_daemon_is_awaited(self, face, scripted):
+        def answer(_path, _query):
+            time.sleep(1.0)
+            return json_answer({"producers": [producer_of(scripted.address.split(":"))]})
+
+        with http_stub(answer) as stub:
+            face.producer(lookupd=stub.address, not_connected_timeout=0.1).publish("t", b"x")
+        assert scripted.bodies() == [b"x"]
+
+    @pytest.mark.slow
     def test_attempts_that_hang_do_not_prolong_the_wait_for_ever(self, face):
         with swallowing() as one, swallowing() as other:
             addresses = ["{}:{}".format(*address) for address in (one, other)]
