@@ -207,6 +207,12 @@ class BrokerPool:
                 return
         self._connect(broker)
 
+    def is_connecting(self) -> bool:
+        """Return whether an attempt to connect is under way, or the first question for brokers."""
+        if not self._brokers:
+            return self.lookup is not None and self.lookup.is_asking
+        return any(broker.link is not None and not broker.is_ready for broker in self._brokers.values())
+
     def hurry(self) -> None:
         """Shorten the waits between attempts to connect: commands wait, and no broker is ready."""
         now_s = time.monotonic()
@@ -314,7 +320,7 @@ class Lookup:
         self._addresses = addresses
         self._on_found: Callable[[list[Address]], None] | None = None
         self._timer: Timer | None = None
-        self._is_asking = False
+        self.is_asking = False
         self._schedule = LookupSchedule(
             addresses, settings.lookupd_poll_interval, settings.lookupd_poll_jitter, random.Random()
         )
@@ -323,7 +329,7 @@ class Lookup:
     def start(self, on_found: Callable[[list[Address]], None]) -> None:
         """Ask now, and then at intervals; call on_found with the addresses of each answer, with the lock held."""
         self._on_found = on_found
-        self._is_asking = False
+        self.is_asking = False
         self._schedule.poll_now(time.monotonic())
         self._arm()
         # Without a broker's address there is no link yet that would start it.
@@ -349,13 +355,13 @@ class Lookup:
             self._timer = None
 
     def _arm(self) -> None:
-        if not self._is_asking and self._on_found is not None:
+        if not self.is_asking and self._on_found is not None:
             self._disarm()
             now_s = time.monotonic()
             self._timer = self._engine.call_later(max(0.0, self._schedule.next_poll_s(now_s) - now_s), self._ask)
 
     def _ask(self) -> None:
-        self._is_asking = True
+        self.is_asking = True
         address = self._schedule.begin(time.monotonic())
         self._engine.run_aside(lambda: self._query(address), "lookupd")
 
@@ -392,7 +398,7 @@ class Lookup:
             raise LookupFailedError(f"{url}: {error}") from error
 
     def _failed(self, address: str, reason: str) -> None:
-        self._is_asking = False
+        self.is_asking = False
         if self._reasons.get(address) != reason:
             self._reasons[address] = reason
             self._engine.log(logging.WARNING, "no brokers from a lookup daemon: %s", reason)
@@ -401,7 +407,7 @@ class Lookup:
         self._arm()
 
     def _succeeded(self, address: str, found: list[BrokerAddress]) -> None:
-        self._is_asking = False
+        self.is_asking = False
         self._reasons.pop(address, None)
         self.last_error = ""
         self._schedule.succeeded(time.monotonic())

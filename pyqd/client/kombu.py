@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -25,14 +26,16 @@ from pyqd.client import Consumer, Producer
 from pyqd.client.ecosystem.deferral import DeferringProducer
 from pyqd.client.ecosystem.inbox import Inbox, Owner
 from pyqd.client.ecosystem.kombu_channel import Binding, KombuChannel
-from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError
+from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, SettingError, TimedOutError
 from pyqd.client.http_group import HttpGroup
-from pyqd.client.settings import TCP_PORT, check_timeout, make_settings, parse_targets
+from pyqd.client.settings import NAMES, TCP_PORT, check_timeout, make_settings, parse_targets
 from pyqd.primitives.addresses import Address, UnixAddress, check_host
 
 DEFAULT_HOST: Final = "127.0.0.1"
 SCHEME: Final = "pyqd"
 CONNECT_S: Final = 5.0
+# Users of kombu expect an error soon: kombu has retries of its own.
+NOT_CONNECTED_S: Final = 1.0
 
 __all__ = ["Transport"]
 
@@ -59,10 +62,13 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.broadcast_bindings: dict[str, list[Binding]] = {}
         self.temporary_queues: set[str] = set()
         self._url = broker_url(client.hostname)
+        check_place(client.transport_options)
         self._options = dict(client.transport_options.get("client") or {})
         # Of publishes; consumers have none.
         self._timeout = self._options.pop("timeout", None)
         self._targets = parse_targets(self._url, None)
+        if "not_connected_timeout" not in self._targets.settings:
+            self._options.setdefault("not_connected_timeout", NOT_CONNECTED_S)
         self._settings = make_settings({**self._targets.settings, **self._options})
         timeout = self._targets.timeout if self._timeout is None else self._timeout
         if timeout is not None:
@@ -150,6 +156,13 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def _ready_owners(self) -> list[Owner]:
         return [owner for channel in list(self.channels) for owner in channel.ready_owners()]
+
+
+def check_place(options: Mapping[str, Any]) -> None:
+    """Check that transport options are none of the client's, which kombu would ignore. Raises: SettingError."""
+    for name in options:
+        if name in NAMES or name == "timeout":
+            raise SettingError(f"transport option {name}: give it in the dictionary of the transport option client")
 
 
 def broker_url(text: str | None) -> str:

@@ -72,7 +72,13 @@ class ProducerBase(OneFace):
         try:
             self._connector = Connector(engine, self.settings)
             lookup = Lookup(engine, targets.lookupd, self.settings, None) if targets.lookupd else None
-            self._publishing = Publishing(self._connector, targets.brokers, lookup, retry_unanswered=retry_unanswered)
+            self._publishing = Publishing(
+                self._connector,
+                targets.brokers,
+                lookup,
+                retry_unanswered=retry_unanswered,
+                not_connected_s=self.settings.not_connected_timeout,
+            )
         except BaseException:
             engine.close()
             engine.join()

@@ -11,6 +11,7 @@ All methods are called with the engine's lock held.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -45,18 +46,20 @@ WAITING, SENT, DONE = 0, 1, 2
 class Publication:
     """A command whose answer is awaited. answer: the data of the broker's response; error: instead of it.
 
-    on_done: called when it is DONE. future: for the use of on_done.
+    on_done: called when it is DONE. future: for the use of on_done. give_up_s: time when a publication that waits for a
+    connection may fail; set while it is WAITING.
     """
 
     __slots__ = (
-        "answer", "command", "deadline_s", "error", "future", "may_have_happened", "on_done", "progress", "size",
-        "waiter",
+        "answer", "command", "deadline_s", "error", "future", "give_up_s", "may_have_happened", "on_done", "progress",
+        "size", "waiter",
     )  # fmt: skip
 
     def __init__(self, command: Command, size: int, deadline_s: float) -> None:
         self.command = command
         self.size = size
         self.deadline_s = deadline_s
+        self.give_up_s: float
         self.answer = b""
         self.error: ClientError | None = None
         self.progress = WAITING
@@ -77,7 +80,11 @@ def unanswered_error(cause: Exception) -> UnansweredError:
 
 
 class Publishing:
-    """Publications through a pool of brokers."""
+    """Publications through a pool of brokers.
+
+    not_connected_s: time after which a publication without a connection fails; None for its deadline. An attempt to
+    connect that has begun is awaited in addition, because a slow handshake must not fail each publication.
+    """
 
     def __init__(
         self,
@@ -86,6 +93,7 @@ class Publishing:
         lookup: Lookup | None = None,
         *,
         retry_unanswered: bool = True,
+        not_connected_s: float | None = None,
     ) -> None:
         self.pool = BrokerPool(connector, self, addresses, lookup)
         self.pending_bytes = 0
@@ -96,6 +104,8 @@ class Publishing:
         self.is_closed = False
         self._engine = connector.engine
         self._retry_unanswered = retry_unanswered
+        self._not_connected_s = math.inf if not_connected_s is None else not_connected_s
+        self._attempt_s = connector.settings.connect_timeout
         # Links that are ready, each with its unanswered publications.
         self._ready: list[tuple[Link, deque[Publication]]] = []
         self._unanswered: dict[Link, deque[Publication]] = {}
@@ -123,6 +133,7 @@ class Publishing:
             self._is_ticking = True
             self._engine.call_later(TICK_S, self._tick)
         if not self._ready:
+            publication.give_up_s = time.monotonic() + self._not_connected_s
             self._waiting.append(publication)
             self.pool.start()
             if len(self._waiting) == 1:
@@ -251,6 +262,7 @@ class Publishing:
             elif publication.deadline_s <= now_s:
                 self._finish(publication, self.timed_out(publication))
             else:
+                publication.give_up_s = now_s + self._not_connected_s
                 again.append(publication)
         self.retried_count += len(again)
         # They come before older publications of other links, and are sent behind newer ones.
@@ -272,6 +284,7 @@ class Publishing:
             publication = self._waiting.popleft()
             self._finish(publication, self.timed_out(publication))
         if self._waiting and not self._ready:
+            self._end_unconnected(now_s)
             self.pool.hurry()
         is_mixed = now_s <= self._is_mixed_until_s
         if is_mixed:
@@ -288,6 +301,14 @@ class Publishing:
             elif is_mixed and link.is_open:
                 self._end_overdue(link, unanswered, now_s)
 
+    def _end_unconnected(self, now_s: float) -> None:
+        """End the publications that have waited long enough for a connection; all wait equally long."""
+        begun_s = now_s - self._attempt_s if self.pool.is_connecting() else now_s
+        limit = f"not_connected_timeout={self._not_connected_s:g}"
+        while self._waiting and self._waiting[0].give_up_s <= begun_s:
+            publication = self._waiting.popleft()
+            self._finish(publication, self._unconnected(publication, limit))
+
     def _end_overdue(self, link: Link, unanswered: deque[Publication], now_s: float) -> None:
         """End the overdue publications behind one that has more time, for which the link stays, unless it is silent."""
         overdue = [each for each in unanswered if each.deadline_s <= now_s and not each.is_done()]
@@ -301,7 +322,16 @@ class Publishing:
         """Return the error for a publication whose deadline is over."""
         if publication.may_have_happened or publication.progress == SENT:
             return TimedOutError("no answer in time; the message may have been published", may_have_happened=True)
-        error = NotConnectedError(f"no connection to a broker in time: {self.pool.reasons()}")
+        return self._unconnected(publication, "the timeout of the publish")
+
+    def _unconnected(self, publication: Publication, limit: str) -> ClientError:
+        """Return the error for a publication that waits no longer. limit: names the setting that has ended the wait."""
+        text = f"no connection to a broker within {limit}: {self.pool.reasons()}"
+        error: ClientError
+        if publication.may_have_happened:
+            error = TimedOutError(f"{text}; the message may have been published", may_have_happened=True)
+        else:
+            error = NotConnectedError(text)
         error.__cause__ = self.pool.last_error()
         return error
 

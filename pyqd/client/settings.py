@@ -44,6 +44,8 @@ class Settings:
     """The broker sends a heartbeat this often."""
     silence_timeout: float | None = None
     """A connection without any bytes for this time is closed; None for twice heartbeat_interval."""
+    not_connected_timeout: float | None = None
+    """A publish fails after this time without a connection to any broker; None for the timeout of the publish."""
     local_address: str | None = None
     """Address of this machine to connect from, such as `10.0.0.5` or `10.0.0.5:0`; None for the system's choice."""
     msg_timeout: float | None = None
@@ -92,6 +94,8 @@ class Settings:
             check_range(name, getattr(self, name), 0.001, 1e9)
         if self.silence_timeout is not None:
             check_range("silence_timeout", self.silence_timeout, self.heartbeat_interval, 1e9)
+        if self.not_connected_timeout is not None:
+            check_range("not_connected_timeout", self.not_connected_timeout, 0.001, 1e9)
         if self.local_address is not None:
             self.local_endpoint()
         check_range("reconnect_first", self.reconnect_first, 0.001, self.reconnect_max)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu.exceptions import OperationalError
 
 from tests.support.celery_tasks import BROKER, app, retry_twice, run, run_slowly
 from tests.support.server import Daemon, wait_until
@@ -62,6 +63,21 @@ def test_tasks_run_at_once_or_when_they_are_due(
     assert later.ran_s >= due_s
     assert stop(worker) == 0
     daemon.wait_for_channel(QUEUE, QUEUE, depth=0, deferred_count=0, in_flight_count=0)
+
+
+def test_a_task_sent_to_a_stopped_broker_fails_after_the_default_time_and_another_is_sent_after_its_return(
+    tasks: Any, daemon: Daemon
+) -> None:
+    run.delay(0)
+    daemon.stop()
+    cause = rf"within not_connected_timeout=1: .*:{daemon.tcp_port}: Connection refused"
+    with pytest.raises(OperationalError, match=cause):
+        run.apply_async((1,), retry=False)
+    with pytest.raises(OperationalError, match=f":{daemon.tcp_port}: .*Connection refused"):
+        run.delay(2)
+    daemon.start()
+    run.delay(3)
+    daemon.wait_for_topic(QUEUE, depth=2)
 
 
 def test_retries_wait_in_the_broker(tasks: Any, work: Callable[..., Worker], runs_path: Path, daemon: Daemon) -> None:

@@ -258,6 +258,22 @@ def test_a_broker_that_cannot_be_reached_is_a_connection_error() -> None:
     broker.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("in_url", [True, False], ids=["url", "argument"])
+def test_sending_waits_for_a_stopped_broker_as_long_as_the_setting_says(url: str, daemon: Daemon, in_url: bool) -> None:
+    broker = PyqdBroker(f"{url}&not_connected_timeout=0.2") if in_url else PyqdBroker(url, not_connected_timeout=0.2)
+    act = actor(broker, Runs())
+    act.send(1)
+    daemon.stop()
+    cause = rf"not_connected_timeout=0\.2: .*:{daemon.tcp_port}: Connection refused"
+    with pytest.raises(ConnectionClosed, match=cause):
+        act.send(2)
+    daemon.start()
+    act.send(3)
+    daemon.wait_for_topic("default", depth=2)
+    broker.close()
+
+
 def test_a_worker_outlasts_a_kill_of_the_broker(broker: PyqdBroker, daemon: Daemon) -> None:
     runs = Runs()
     act = actor(broker, runs)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -515,12 +516,65 @@ def test_a_publish_to_a_broker_that_hangs_fails_at_the_users_time_limit(
         with Connection(url, transport_options={"client": client}) as connection:
             connection.connect()
             begun_s = time.monotonic()
-            with pytest.raises(NotConnectedError, match="no connection to a broker in time"):
+            with pytest.raises(NotConnectedError, match="no connection to a broker within the timeout"):
                 publish(connection, 1, **options)
             assert time.monotonic() - begun_s < 5.0
 
 
-@pytest.mark.parametrize(("query", "client"), [("?timeout=-1", {}), ("?timeout=soon", {}), ("", {"timeout": "soon"})])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "client", "seconds"),
+    [("", {}, "1"), ("&not_connected_timeout=0.3", {}, "0.3"), ("", {"not_connected_timeout": 0.3}, "0.3")],
+    ids=["default", "url", "transport option"],
+)
+def test_a_publish_to_a_broker_that_has_stopped_fails_after_the_time_that_is_set(
+    query: str, client: dict[str, Any], seconds: str, url: Url, daemon: Daemon
+) -> None:
+    with Connection(url + query, transport_options={"client": client}) as connection:
+        publish(connection, 1)
+        daemon.stop()
+        stats = connection.transport.producer.producer.stats
+        # A message that is sent before the loss is noticed may have been published.
+        wait_until(lambda: not any(each["connected"] for each in stats()["brokers"].values()), "the loss is noticed")
+        cause = rf"within not_connected_timeout={re.escape(seconds)}: .*:{daemon.tcp_port}: Connection refused"
+        with pytest.raises(NotConnectedError, match=cause):
+            publish(connection, 2)
+        daemon.start()
+        publish(connection, 3)
+
+
+@pytest.mark.slow
+def test_a_publish_waits_for_a_broker_that_starts_again(url: Url, daemon: Daemon) -> None:
+    with Connection(f"{url}&not_connected_timeout={WAIT_S}") as connection, ThreadPoolExecutor() as pool:
+        publish(connection, 1)
+        daemon.stop()
+        waiting = pool.submit(publish, connection, 2)
+        producer = connection.transport.producer.producer
+        wait_until(lambda: producer.stats()["pending"] == 1, "the publish waits")
+        daemon.start()
+        waiting.result(WAIT_S)
+        assert (producer.stats()["published"], producer.stats()["failed"]) == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["timeout", "not_connected_timeout", "tls"])
+def test_a_setting_of_the_client_beside_its_dictionary_is_refused(name: str) -> None:
+    with (
+        Connection("pyqd://127.0.0.1", transport_options={name: 1}) as connection,
+        pytest.raises(SettingError, match=f"transport option {name}: give it in the dictionary"),
+    ):
+        connection.connect()
+
+
+@pytest.mark.parametrize(
+    ("query", "client"),
+    [
+        ("?timeout=-1", {}),
+        ("?timeout=soon", {}),
+        ("", {"timeout": "soon"}),
+        ("?not_connected_timeout=soon", {}),
+        ("", {"not_connected_timeout": 0}),
+    ],
+)
 def test_a_time_limit_that_is_none_is_refused(query: str, client: dict[str, Any]) -> None:
     with (
         Connection(f"pyqd://127.0.0.1{query}", transport_options={"client": client}) as connection,

@@ -99,6 +99,73 @@ class TestNoBroker:
         assert "Connection refused" in producer.stats()["brokers"][address]["error"]
 
     @pytest.mark.slow
+    def test_a_publish_waits_for_a_stopped_broker_as_long_as_the_setting_says(self, face, daemon):
+        address = address_of(daemon)
+        producer = face.producer(address, timeout=WAIT_S, not_connected_timeout=0.3)
+        producer.publish("t", b"before")
+        daemon.stop()
+        # A message that is sent before the loss is noticed may have been published.
+        wait_until(lambda: not producer.stats()["brokers"][address]["connected"], "the connection is lost")
+        for _ in range(2):
+            with pytest.raises(NotConnectedError, match=rf"not_connected_timeout=0\.3: {address}: Connection refused"):
+                producer.publish("t", b"x")
+        daemon.start()
+        producer.publish("t", b"after")
+
+    @pytest.mark.slow
+    def test_many_publishes_that_wait_share_the_attempts_to_connect(self, face):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            producer = face.producer("{}:{}".format(*listener.getsockname()), not_connected_timeout=0.5)
+            futures = [producer.submit("t", b"x") for _ in range(100)]
+            count = 0
+            while not all(future.done() for future in futures):
+                # A proxy accepts and hangs up while its broker is away.
+                with contextlib.suppress(TimeoutError):
+                    listener.settimeout(0.1)
+                    listener.accept()[0].close()
+                    count += 1
+        assert all(isinstance(future.exception(), NotConnectedError) for future in futures)
+        assert 2 <= count < 50
+
+    @pytest.mark.slow
+    def test_a_slow_handshake_is_awaited(self, face):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            producer = face.producer("{}:{}".format(*listener.getsockname()), not_connected_timeout=0.1)
+            future = producer.submit("t", b"x")
+            listener.settimeout(WAIT_S)
+            client, _ = listener.accept()
+            with client, client.makefile("rb") as stream:
+                time.sleep(1.0)
+                client.sendall(frame(RESPONSE, b"OK"))
+                assert any(b"PUB" in line for line in stream)
+                client.sendall(frame(RESPONSE, b"OK"))
+                assert future.result(WAIT_S) is None
+
+    @pytest.mark.slow
+    def test_a_slow_answer_of_a_lookup_daemon_is_awaited(self, face, scripted):
+        def answer(_path, _query):
+            time.sleep(1.0)
+            return json_answer({"producers": [producer_of(scripted.address.split(":"))]})
+
+        with http_stub(answer) as stub:
+            face.producer(lookupd=stub.address, not_connected_timeout=0.1).publish("t", b"x")
+        assert scripted.bodies() == [b"x"]
+
+    @pytest.mark.slow
+    def test_attempts_that_hang_do_not_prolong_the_wait_for_ever(self, face):
+        with swallowing() as one, swallowing() as other:
+            addresses = ["{}:{}".format(*address) for address in (one, other)]
+            producer = face.producer(addresses, timeout=WAIT_S, connect_timeout=0.4, not_connected_timeout=0.1)
+            with pytest.raises(NotConnectedError, match=r"not_connected_timeout=0\.1: .* no connection within 0\.4 s"):
+                producer.publish("t", b"x")
+
+    @pytest.mark.slow
+    def test_what_was_sent_may_have_been_published_although_the_broker_stays_away(self, face, scripted):
+        scripted.answer = lambda _publish: scripted._listener.close()
+        with pytest.raises(TimedOutError, match=r"not_connected_timeout=0\.1: .*; the message may have been published"):
+            face.producer(scripted.address, not_connected_timeout=0.1).publish("t", b"x")
+
+    @pytest.mark.slow
     def test_a_name_that_does_not_exist(self, face):
         producer = face.producer("no-such-host.invalid", timeout=1.0)
         with pytest.raises(NotConnectedError, match="no-such-host"):

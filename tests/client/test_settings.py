@@ -128,6 +128,8 @@ class TestValues:
             ("connect_timeout", "5"),
             ("heartbeat_interval", float("nan")),
             ("msg_timeout", "60"),
+            ("not_connected_timeout", "1"),
+            ("not_connected_timeout", 0),
             ("output_buffer_size", "16384"),
             ("output_buffer_timeout", -0.5),
             ("reconnect_max", None),

@@ -5,7 +5,7 @@ clients of a broker that restarts do not connect all at once. After FAILURES_OPE
 opens: callers that can use another broker do so, until open_s is over. Then one attempt is allowed (half-open), which
 closes the breaker or opens it again, for twice the time.
 
-Without another broker that can be used, a wait serves nobody: hasten() shortens it.
+Without another broker that can be used, a wait serves nobody: hasten() shortens it to HASTE_S since the last failure.
 
 A connection counts as a recovery only after STABLE_S. Otherwise a broker that accepts and closes at once would be
 dialled as fast as it closes.
@@ -22,8 +22,9 @@ from pyqd.primitives.backoff import Backoff
 
 STABLE_S = 10.0
 FAILURES_OPEN = 5
-# A broker is used within half a second of its return.
-HASTE_S = 0.4
+# A broker is used within half a second of its return. Its publishers connect at random times of this range.
+HASTE_S = 0.25
+HASTE_JITTER = (0.2, 1.0)
 
 
 class BreakerState(enum.Enum):
@@ -46,6 +47,7 @@ class BrokerHealth:
         self._delays = Backoff(min(first_s, max_s), max_s, rng=self._rng)
         self._open_delays = Backoff(open_s, max(max_s, open_s), rng=self._rng)
         self._connected_at: float | None = None
+        self._failed_at = float("-inf")
         self._next_try_at = float("-inf")
 
     def connected(self, now: float) -> None:
@@ -61,6 +63,7 @@ class BrokerHealth:
             self._delays.reset()
             self._open_delays.reset()
         self._connected_at = None
+        self._failed_at = now
         self.failure_count += 1
         if self.failure_count >= FAILURES_OPEN:
             self.state = BreakerState.OPEN
@@ -70,11 +73,14 @@ class BrokerHealth:
         self._next_try_at = now + wait_s
 
     def hasten(self, now: float) -> bool:
-        """Allow the next attempt within HASTE_S, or the first wait if that is longer. Return whether it was later."""
+        """Allow the next attempt within HASTE_S of the last failure, or the first wait if that is longer.
+
+        Return whether the attempt was later.
+        """
         soon_s = max(HASTE_S, self._first_s)
-        if self._next_try_at <= now + soon_s:
+        if self._next_try_at <= self._failed_at + soon_s:
             return False
-        self._next_try_at = now + soon_s * self._rng.uniform(0.5, 1.0)
+        self._next_try_at = max(now, self._failed_at + soon_s * self._rng.uniform(*HASTE_JITTER))
         return True
 
     def may_try(self, now: float) -> bool:

@@ -59,8 +59,26 @@ def test_a_wait_is_shortened_for_commands_that_no_other_broker_takes():
     assert (health.hasten(0.0), wait_s(health, 0.0)) == (False, 0.2)
     fail(health, 5)
     assert wait_s(health, 0.0) > HASTE_S
-    assert (health.hasten(1.0), health.hasten(1.0), round(wait_s(health, 1.0), 6)) == (True, False, HASTE_S)
-    assert (health.may_try(1.39), health.may_try(1.41)) == (False, True)
+    assert (health.hasten(0.1), health.hasten(0.1), health.next_try_s(0.1)) == (True, False, HASTE_S)
+    assert (health.may_try(0.24), health.may_try(0.26)) == (False, True)
+
+
+def test_a_command_that_comes_long_after_the_last_failure_waits_for_no_attempt():
+    health = BrokerHealth(0.1, 15.0, 5.0, NoLuck())
+    fail(health, 7)
+    assert (health.hasten(1.0), health.may_try(1.0)) == (True, True)
+
+
+def test_a_broker_that_is_away_is_tried_four_to_twenty_times_a_second_while_commands_wait():
+    now, count = 0.0, 0
+    health = BrokerHealth(0.1, 15.0, 5.0, random.Random(1))
+    while now < 60.0:
+        assert health.may_try(now)
+        health.failed(now)
+        health.hasten(now)
+        now = health.next_try_s(now)
+        count += 1
+    assert 4 <= count / 60 <= 20
 
 
 def test_a_first_wait_that_the_user_has_set_is_not_shortened():
