@@ -1,6 +1,7 @@
 """GET /debug/profile: with programs in the profiler's place, and with py-spy."""
 
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -38,7 +39,8 @@ def app(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def install(tools: Path, text: str) -> None:
     path = tools / "py-spy"
-    path.write_text(f"#!{sys.executable}\nimport sys\n{text}\n")
+    command = shlex.join([sys.executable, "-c", f"import sys\n{text}"])
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     path.chmod(0o755)
 
 

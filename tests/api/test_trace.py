@@ -21,7 +21,7 @@ KILLS = 4
 
 def page_of(daemon: Daemon, position: int, **query: str) -> tuple[bytes, int]:
     reply = daemon.http("GET", "/trace/log", None, position=str(position), **query)
-    assert (reply.status, reply.headers["x-pyqd-format"]) == (200, "1")
+    assert (reply.status, reply.headers["x-pyqd-format"]) == (200, "2")
     return reply.body, int(reply.headers["x-pyqd-next"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ PROGRAMS = dict(ENTRY.findall((REPOSITORY / "pyproject.toml").read_text()))
 def shell(directory: Path, module: str, words: str) -> subprocess.CompletedProcess[str]:
     """Run a program to its end with a shell's redirections."""
     return subprocess.run(
-        ["bash", "-c", f"exec {sys.executable} -m {module} {words}"],
+        ["bash", "-c", f"exec {shlex.quote(sys.executable)} -m {module} {words}"],
         cwd=directory,
         env=tools_environment() | {"PYTHONPATH": f"{tools_environment()['PYTHONPATH']}:{REPOSITORY}/spark"},
         capture_output=True,
@@ -88,7 +89,7 @@ def test_a_daemon_serves_without_standard_streams(tmp_path: Path, program: str, 
     words = f"-m {PROGRAMS[program]} --http-address=127.0.0.1:{port}"
     words += {"pyqadmin": " --nsqd-http-address=127.0.0.1:1"}.get(program, " --tcp-address=127.0.0.1:0")
     process = subprocess.Popen(
-        ["bash", "-c", f"exec {sys.executable} {words} {target}"], cwd=tmp_path, env=tools_environment()
+        ["bash", "-c", f"exec {shlex.quote(sys.executable)} {words} {target}"], cwd=tmp_path, env=tools_environment()
     )
     try:
         wait_until(lambda: listens(process.pid, port), "the daemon listens", WAIT_S)

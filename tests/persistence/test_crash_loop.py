@@ -1,6 +1,7 @@
 """A short run of scripts/kills/crash_loop.py, and proof that it notices the faults it is made for."""
 
 import random
+import shlex
 import struct
 import sys
 import threading
@@ -34,7 +35,7 @@ for argument; do case $argument in -data-path=*) path=${{argument#-data-path=}};
 for ledger in "$path"/topics/*/plain.channel/ledger; do
     test -e "$ledger" && dd if=/dev/zero of="$ledger" bs=1 seek=24 count=8 conv=notrunc 2>/dev/null
 done
-exec {sys.executable} -m pyqd.apps.daemon "$@"
+exec {shlex.quote(sys.executable)} -m pyqd.apps.daemon "$@"
 """
     )
     forgetful.chmod(0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     for name, place in project()["project"]["scripts"].items():
         module, _, function = place.partition(":")
         code = f"import sys; from {module} import {function} as main; sys.argv[0] = {name!r}; sys.exit(main())"
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')
         (programs / name).chmod(0o755)
     machine.environment["PATH"] = f"{programs}:{machine.environment['PATH']}"
     machine.environment["PYTHONPATH"] = str(ROOT)

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -201,8 +202,8 @@ def test_topics_that_match_a_pattern_are_followed_also_later_ones(
 
 
 def test_sighup_stays_ignored_if_it_is(broker, address, topic, publish) -> None:
-    command = " ".join(
-        [*Tools().command(TOOL), f"--topic={topic}", "--channel=c", "-n 1", f"--nsqd-tcp-address={address}"]
+    command = shlex.join(
+        [*Tools().command(TOOL), f"--topic={topic}", "--channel=c", "-n", "1", f"--nsqd-tcp-address={address}"]
     )
     process = subprocess.Popen(
         ["bash", "-c", f"trap '' HUP; exec {command}"], env=tools_environment(), stdout=subprocess.PIPE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -263,7 +264,7 @@ def complete_in_bash(home: Path, *lines: str, **variables: str) -> list[str]:
     """Return what bash offers for the last word of each command line."""
     program = home / "bin" / "pyqctl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {" ".join(PROGRAM)} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
     program.chmod(0o755)
     done = subprocess.run(
         ["bash", "-c", SCRIPT, "bash", *lines],
