@@ -70,6 +70,7 @@ def test_registering_again_changes_nothing(spark: SparkSession) -> None:
             spark.read.format(source.name()).load().collect()
 
 
+@pytest.mark.skipif(" " in sys.executable, reason="Spark looks for this interpreter by a shell command without quotes")
 def test_a_session_in_which_nothing_was_registered_finds_the_format(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException, match="OptionError"):
         spark.newSession().read.format("pyqd").load().collect()
