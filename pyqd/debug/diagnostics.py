@@ -55,7 +55,8 @@ def greenlets_text(names: Iterable[tuple[Any, str]], pause: Pause) -> str:
     count_of: Counter[tuple[str, Stack]] = Counter()
     current = getcurrent()
     total = 0
-    for found in [item for item in gc.get_objects() if isinstance(item, greenlet)]:
+    # Not isinstance, which asks the referent of a weak proxy, and raises if that is gone.
+    for found in [item for item in gc.get_objects() if issubclass(type(item), greenlet)]:
         if found.dead or not found:
             continue
         total += 1

@@ -216,7 +216,7 @@ def test_sighup_stays_ignored_if_it_is(broker, address, topic, publish) -> None:
 
 def test_closed_output_is_a_mistake(address, topic, publish, broker) -> None:
     publish(b"one")
-    command = " ".join([*Tools().command(TOOL), f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}"])
+    command = shlex.join([*Tools().command(TOOL), f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}"])
     done = subprocess.run(
         ["bash", "-c", f"{command} >&-"], env=tools_environment(), stderr=subprocess.PIPE, timeout=30, check=False
     )

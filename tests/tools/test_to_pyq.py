@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import signal
 import subprocess
 import threading
@@ -145,7 +146,7 @@ def test_a_file_and_nothing_can_be_its_input(broker, address, topic, tmp_path) -
 
 
 def test_input_that_is_closed_ends_it_with_1(topic) -> None:
-    command = " ".join([*Tools().command(TOOL), f"--topic={topic}", BROKER, "<&-"])
+    command = shlex.join([*Tools().command(TOOL), f"--topic={topic}", BROKER]) + " <&-"
     done = subprocess.run(
         ["bash", "-c", command], env=tools_environment(), timeout=30, check=False, capture_output=True, text=True
     )

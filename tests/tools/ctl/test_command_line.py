@@ -236,7 +236,7 @@ def test_a_full_disk_ends_it_with_1(tmp_path: Path, broker: Daemon, arguments: t
 def test_a_closed_stream_is_a_mistake(tmp_path: Path, broker: Daemon, line: str, code: int, said: str) -> None:
     assert run(tmp_path, "context", "add", "c", "-a", "127.0.0.1:1").returncode == 0
     ran = subprocess.run(
-        ["bash", "-c", f"{' '.join(PROGRAM)} {line}"],
+        ["bash", "-c", f"{shlex.join(PROGRAM)} {line}"],
         env=environment(tmp_path, PYQD_HTTP_ADDRESS=address_of(broker)),
         capture_output=True,
         text=True,
