@@ -481,6 +481,8 @@ class Adoption:
         has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
         firm = not self.power or copy.stamp <= self.model.synced or has_one_due
         firm = firm and not unsure and not self.world.was_disturbed and not (self.power and copy.noted_due)
+        # A due time of the channel's own is a note.
+        firm = firm and (has_one_due or (topic.name, channel.name) not in self.excuses.notes)
         if copy.state == DEFERRED and not copy.due_reached and copy.due_ns > wall() and firm:
             expect(
                 any((each.number, each.due_ns) == (row.number, copy.due_ns) for each in deferred),
@@ -488,7 +490,7 @@ class Adoption:
             )  # fmt: skip
         if self.power or unsure:
             return
-        if (self.clean or copy.counted) and (topic.name, channel.name) not in self.excuses.attempts:
+        if (self.clean or copy.counted) and (topic.name, channel.name) not in self.excuses.notes:
             most = copy.attempts + self.world.died_within
             expect(copy.attempts <= row.attempts <= most, f"{name}: attempts of", row, copy)
         elif copy.attempts and topic.messages[row.number].due_ns == 0:

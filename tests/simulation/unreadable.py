@@ -108,13 +108,14 @@ class Excuses:
     lost: of (topic, channel), or of (topic, "") for the topic's log, the numbers of messages whose records cannot be
     read. hidden: of the same, the numbers of messages whose records lie behind the log's end, if that is unreadable:
     the walk may go on with them. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read.
-    attempts: of channels whose attempts cannot be read. node: whether node.json cannot be.
+    notes: of channels whose notes cannot all be read: attempts, and due times of the channel's own, may be forgotten.
+    node: whether node.json cannot be read.
     """
 
     lost: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
     hidden: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
     ledgers: set[tuple[str, str]] = dataclasses.field(default_factory=set)
-    attempts: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    notes: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     topics: set[str] = dataclasses.field(default_factory=set)
     node: bool = False
 
@@ -133,7 +134,7 @@ class Excuses:
             self.lost.setdefault(log, set()).update(numbers_in(content, pages))
             self.hidden.setdefault(log, set()).update(numbers_behind_end(content, pages))
         elif file.startswith("notes/"):
-            self.attempts.add((topic, channel))
+            self.notes.add((topic, channel))
         elif file in ("ledger", "cancelled.ledger", "state"):
             self.ledgers.add((topic, channel))
 
