@@ -42,12 +42,7 @@ R = TypeVar("R")
 
 
 class UpstreamError(ClientError):
-    """No broker or lookup daemon that was asked has answered, or one has refused. Its text names each failure.
-
-    code: of one broker's refusal; empty otherwise.
-    """
-
-    code = ""
+    """No broker or lookup daemon that was asked has answered, or one has refused. Its text names each failure."""
 
 
 class AbsentCallError(UpstreamError):

@@ -289,7 +289,7 @@ def read_body(broker: BrokerCalls, topic: str, row: Row) -> bytes:
                 return record.body
     except ClientError as error:
         # A rewritten segment keeps the message, and its positions are gone.
-        if getattr(error, "code", None) != "POSITION_GONE":
+        if error.code != "POSITION_GONE":
             raise
     except ValueError as error:
         raise ProtocolError(f"{broker.address}: GET /topic/log: {error}") from None

@@ -33,7 +33,9 @@ __all__ = [
 
 
 class ClientError(Exception):
-    """Base class of all errors of the client."""
+    """Base class of all errors of the client. code: of a broker's refusal; empty otherwise."""
+
+    code = ""
 
 
 class SettingError(ClientError, ValueError):

@@ -23,7 +23,7 @@ from pyqd.hot.wire.record cimport (
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     Record,
-    is_sound,
+    record_is_sound,
     record_body,
     record_body_bytes,
     record_ordinal,
@@ -135,7 +135,7 @@ cdef inline Fault fault_of(const Record* record, uint64_t free_bytes, uint64_t e
         return CUT_HEADER
     if record.size_bytes == 0 or record_span(record.size_bytes) > free_bytes:
         return CUT_BODY
-    if not is_sound(record):
+    if not record_is_sound(record):
         return DAMAGED
     if record.flags & RECORD_FLAGS_REFUSED:
         return LATER_FLAGS
@@ -216,7 +216,7 @@ cdef uint64_t fill_rows(const char* data, uint64_t end, bint some_damaged, const
     while at < end:
         record = <const Record*> (data + at)
         at += record_span(record.size_bytes)
-        if record.flags & RECORD_LOST or (some_damaged and not is_sound(record)):
+        if record.flags & RECORD_LOST or (some_damaged and not record_is_sound(record)):
             continue
         if to.body_offsets != NULL:
             to.body_offsets[row] = <int32_t> body_at

@@ -24,7 +24,7 @@ cdef Verdict record_verdict(const char* at, uint64_t free_bytes, uint64_t seq) n
     cdef const Record* record = <const Record*> at
     if free_bytes < RECORD_HEADER_BYTES or load_word(at) == 0 or record.seq != seq:
         return RECORD_ABSENT
-    if record.size_bytes == 0 or record_span(record.size_bytes) > free_bytes or not is_sound(record):
+    if record.size_bytes == 0 or record_span(record.size_bytes) > free_bytes or not record_is_sound(record):
         return RECORD_DAMAGED
     return RECORD_VALID
 

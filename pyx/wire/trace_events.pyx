@@ -21,7 +21,7 @@ from pyqd.hot.wire.record cimport (
     RECORD_HEADER_BYTES,
     RECORD_LOST,
     Record,
-    is_sound,
+    record_is_sound,
     record_body,
     record_body_bytes,
     record_span,
@@ -181,7 +181,7 @@ cdef Fault measure(
             or record_span(record.size_bytes) > end - at[0]
         ):
             return CUT_RECORD
-        if not is_sound(record):
+        if not record_is_sound(record):
             if not skip_damaged:
                 return WRONG_CHECKSUM
             walk.damaged += 1
@@ -389,7 +389,7 @@ cdef class _Filler:
         while at < end:
             record = <const Record*> (start + at)
             at += record_span(record.size_bytes)
-            if record.flags & RECORD_LOST or (self.some_damaged and not is_sound(record)):
+            if record.flags & RECORD_LOST or (self.some_damaged and not record_is_sound(record)):
                 continue
             self.fill_block(record_body(record), record_body_bytes(record), record.timestamp_ns, tables)
         assert self.to.row == columns.rows and self.to.body_end == <uint64_t> len(columns.bodies)

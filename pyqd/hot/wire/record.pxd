@@ -56,7 +56,7 @@ cdef inline uint64_t ordinal_after(const Record* record) noexcept nogil:
     # Return the ordinal of the next record.
     return record_ordinal(record) + ordinals_of(record)
 
-cdef inline bint is_sound(const Record* record) noexcept nogil:
+cdef inline bint record_is_sound(const Record* record) noexcept nogil:
     # Whether the checksum is right and the properties leave a body. The caller has checked the span.
     return record.checksum == crc32c(
         record.size_bytes, <const char*> record + 8, RECORD_HEADER_BYTES - 8 + <uint64_t> record.size_bytes
